@@ -1,5 +1,5 @@
-//! Is it all zeros? What a block driver asks of data before it writes it, so as to leave a hole
-//! instead. A step of one's own, in as many lines as it takes.
+//! Finds out if data are all zeros, as a block driver does before it writes them, to leave a hole
+//! instead. It shows how to write a step of your own.
 //!
 //!     cargo run --release --example is_zero
 
@@ -9,8 +9,9 @@ use std::ops::ControlFlow;
 use longshore_iov::{Cursor, SegmentSource, Source, kinds::OwnVec};
 use longshore_mem::isa::IsaToken;
 
-/// Whether the next `len_bytes` bytes are zeros, and at which the first other one may be found: in
-/// own memory, by slices, which the compiler may look at in as wide registers as this machine has.
+/// Checks if the next `len_bytes` bytes are zeros, and if not, in which run of 256 bytes the first
+/// other byte is. Private memory is walked as slices, so the compiler can use the widest registers
+/// of this machine.
 fn first_nonzero_run(
     cursor: &mut Cursor<'_, Source, OwnVec<'_, Source>>,
     len_bytes: usize,
@@ -31,7 +32,7 @@ fn all_zeros(bytes: &[u8]) -> bool {
     bytes.iter().fold(0, |ored, byte| ored | byte) == 0
 }
 
-/// The same for any kind of memory: words, each read once.
+/// Does the same for any kind of memory, in words that are each read once.
 fn is_zero(source: &mut impl SegmentSource<Source>, len_bytes: usize) -> bool {
     let walked = source.iterate(len_bytes, |segment, _| {
         let view = segment.view();

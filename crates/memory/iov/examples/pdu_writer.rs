@@ -1,6 +1,6 @@
-//! Writes a PDU as NVMe over TCP does: a header with its digest, then data with theirs, both
-//! CRC-32C (NVMe TCP Transport Specification, section 3.3.1). The data are copied from wherever they
-//! lie and digested in the same pass, so foreign memory is read once.
+//! Writes a PDU of NVMe over TCP: a header with its digest, then data with their digest, both
+//! CRC-32C (NVMe TCP Transport Specification, section 3.3.1). The data are copied and digested in
+//! one pass, so foreign memory is read once.
 //!
 //!     cargo run --release --example pdu_writer
 
@@ -16,12 +16,12 @@ const FLAGS: u8 = 0b11;
 /// Data from the controller to the host.
 const C2H_DATA: u8 = 0x07;
 
-/// The bytes of a PDU with `data_bytes` bytes of data.
+/// Returns the length of a PDU with `data_bytes` bytes of data.
 fn pdu_len_bytes(data_bytes: usize) -> usize {
     HEADER_BYTES + DIGEST_BYTES + data_bytes + DIGEST_BYTES
 }
 
-/// Writes the PDU of the next `data_bytes` bytes of `data` to `dest`: all of it, or nothing.
+/// Writes a PDU with the next `data_bytes` bytes of `data` to `dest`: all of it, or nothing.
 fn write_pdu(
     dest: &mut impl SegmentSource<Dest>,
     data: &mut impl SegmentSource<Source>,
@@ -56,7 +56,7 @@ fn main() -> Result<(), Error> {
     let data: Vec<IoSlice<'_>> = blocks.iter().map(|block| IoSlice::new(block)).collect();
     let mut data = Cursor::<Source>::own_vec(&data);
 
-    // A socket's buffers, split where they happen to be.
+    // The buffers of a socket, split at any place.
     let (mut low, mut high) = (vec![0; 5000], vec![0; 40_000]);
     let mut buffers = [IoSliceMut::new(&mut low), IoSliceMut::new(&mut high)];
     let mut socket = Cursor::<Dest>::own_vec(&mut buffers);

@@ -1,7 +1,7 @@
-//! Copies from, to and between cursors.
+//! Copies from cursors, to cursors and between cursors.
 //!
-//! An [`Engine`] does them with one instruction set; the functions here with the best that the
-//! machine has, or that `LONGSHORE_ISA` names ([`longshore_mem::isa`]).
+//! An [`Engine`] copies with one chosen instruction set. The functions here use the best one of the
+//! machine, or the one that `LONGSHORE_ISA` names ([`longshore_mem::isa`]).
 #![expect(unsafe_code, reason = "hands segments to the copies of `longshore-mem`")]
 
 use longshore_mem::Page;
@@ -15,30 +15,31 @@ use crate::fused::{self, ended};
 use crate::sink::{Nothing, Sink};
 use crate::source::SegmentSource;
 
-/// Copies, checksums and digests with one instruction set, chosen before any loop.
+/// Copies, checksums and digests with one instruction set, which is chosen outside of every loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Engine {
     pub(crate) token: IsaToken,
 }
 
 impl Engine {
-    /// The best that the machine has, or what `LONGSHORE_ISA` names.
+    /// Returns an engine for the best instruction set of the machine, or for the one that
+    /// `LONGSHORE_ISA` names.
     #[inline]
     pub fn active() -> Self {
         Self { token: IsaToken::active() }
     }
 
-    /// With `isa`, where the machine has it.
+    /// Returns an engine for `isa`, or `None` if the machine lacks it.
     pub fn with(isa: Isa) -> Option<Self> {
         isa.token().map(|token| Self { token })
     }
 
-    /// One for each instruction set that the machine has, the least first.
+    /// Returns an engine for each instruction set of the machine, from the least to the best.
     pub fn all() -> impl Iterator<Item = Self> {
         IsaToken::all().map(|token| Self { token })
     }
 
-    /// The instruction set.
+    /// Returns the instruction set.
     pub const fn isa(self) -> Isa {
         self.token.isa()
     }
@@ -100,7 +101,7 @@ impl Engine {
         fused::transfer(self.token, source, dest, len_bytes, &mut Nothing)
     }
 
-    /// Has `sink` take in bytes of our own.
+    /// Updates `sink` with `bytes`, which are private memory.
     pub fn update(self, bytes: &[u8], sink: &mut impl Sink) {
         fused::own(self.token, bytes, sink);
     }
@@ -159,11 +160,11 @@ impl Engine {
     }
 }
 
-/// Copies the next bytes of `source` into `into`, as many as there are. Returns how many: fewer than
-/// `into` has only where the source ended.
+/// Copies the next bytes of `source` to `into`. Returns the number of bytes copied, which is less
+/// than `into.len()` only if the source ended.
 ///
 /// # Errors
-/// [`Error::Fault`] where foreign memory was not there and a
+/// [`Error::Fault`] if an access to foreign memory faults while a
 /// [`FaultGuard`](longshore_mem::fault::FaultGuard) lives; the cursor stands at the byte that
 /// faulted.
 #[doc(alias = "copy_from_iter")]
@@ -171,17 +172,18 @@ pub fn read(source: &mut impl SegmentSource<Source>, into: &mut [u8]) -> Result<
     Engine::active().read(source, into)
 }
 
-/// [`read`] of all that `into` takes, or nothing: the cursor does not move where less is to be had.
+/// Fills all of `into`, as [`read`] does, or leaves the cursor where it was.
 ///
 /// # Errors
-/// [`Error::TooShort`], or what [`read`] returns; `into` may have been written to.
+/// [`Error::TooShort`] if `source` has fewer bytes, or an error of [`read`]; `into` may have been
+/// written to.
 #[doc(alias = "copy_from_iter_full")]
 pub fn read_full(source: &mut impl SegmentSource<Source>, into: &mut [u8]) -> Result<(), Error> {
     in_full(source, into.len(), |source| read(source, into))
 }
 
-/// Copies `from` to the next bytes of `dest`, as many as fit. Returns how many: fewer than `from`
-/// has only where the destination ended.
+/// Copies `from` to the next bytes of `dest`. Returns the number of bytes copied, which is less
+/// than `from.len()` only if the destination ended.
 ///
 /// # Errors
 /// As [`read`].
@@ -190,16 +192,17 @@ pub fn write(dest: &mut impl SegmentSource<Dest>, from: &[u8]) -> Result<usize, 
     Engine::active().write(dest, from)
 }
 
-/// [`write()`] of all of `from`, or the cursor does not move.
+/// Copies all of `from`, as [`write()`] does, or leaves the cursor where it was.
 ///
 /// # Errors
-/// [`Error::TooShort`], or what [`write()`] returns; memory behind the cursor may have been written.
+/// [`Error::TooShort`] if `dest` has less room, or an error of [`write()`]; memory behind the
+/// cursor may have been written to.
 #[doc(alias = "copy_to_iter_full")]
 pub fn write_full(dest: &mut impl SegmentSource<Dest>, from: &[u8]) -> Result<(), Error> {
     in_full(dest, from.len(), |dest| write(dest, from))
 }
 
-/// Sets the next `len_bytes` bytes to zero, or as many as there are. Returns how many.
+/// Sets the next `len_bytes` bytes to zero, or as many as there are. Returns their number.
 ///
 /// # Errors
 /// As [`read`].
@@ -208,7 +211,7 @@ pub fn zero(dest: &mut impl SegmentSource<Dest>, len_bytes: usize) -> Result<usi
     fill(dest, 0, len_bytes)
 }
 
-/// Sets the next `len_bytes` bytes to `byte`, or as many as there are. Returns how many.
+/// Sets the next `len_bytes` bytes to `byte`, or as many as there are. Returns their number.
 ///
 /// # Errors
 /// As [`read`].
@@ -220,12 +223,12 @@ pub fn fill(
     Engine::active().fill(dest, byte, len_bytes)
 }
 
-/// Copies the next bytes of `source` to the next ones of `dest`: `len_bytes`, or as many as both
-/// have. Returns how many. Both cursors move by as much.
+/// Copies the next `len_bytes` bytes of `source` to the next bytes of `dest`, or as many as both
+/// have. Returns the number of bytes copied, by which both cursors move.
 ///
 /// # Errors
-/// As [`read`]; and [`Error::Overlap`] before a segment of the source that shares bytes with one of
-/// the destination.
+/// As [`read`]. [`Error::Overlap`] if a segment of the source shares bytes with a segment of the
+/// destination; the bytes before it are copied.
 pub fn transfer(
     source: &mut impl SegmentSource<Source>,
     dest: &mut impl SegmentSource<Dest>,
@@ -234,10 +237,11 @@ pub fn transfer(
     Engine::active().transfer(source, dest, len_bytes)
 }
 
-/// [`transfer`] of all of `len_bytes`, or neither cursor moves.
+/// Copies all of `len_bytes`, as [`transfer`] does, or leaves both cursors where they were.
 ///
 /// # Errors
-/// [`Error::TooShort`], or what [`transfer`] returns; memory behind `dest` may have been written.
+/// [`Error::TooShort`] if a cursor has fewer bytes, or an error of [`transfer`]; memory behind
+/// `dest` may have been written to.
 pub fn transfer_full(
     source: &mut impl SegmentSource<Source>,
     dest: &mut impl SegmentSource<Dest>,
@@ -260,10 +264,10 @@ pub fn transfer_full(
     })
 }
 
-/// [`read`], with the bytes taken in by `sink` in the same pass.
+/// Copies as [`read`] does, and updates `sink` with the bytes in the same pass.
 ///
 /// # Errors
-/// As [`read`]; `sink` has the bytes that were copied.
+/// As [`read`]; `sink` was updated with the bytes that were copied.
 #[doc(alias = "csum_and_copy_from_iter_full")]
 pub fn read_into(
     source: &mut impl SegmentSource<Source>,
@@ -273,11 +277,11 @@ pub fn read_into(
     Engine::active().read_into(source, into, sink)
 }
 
-/// [`write()`], with the bytes taken in by `sink` in the same pass: also those that go to a
-/// [`Discard`](crate::kinds::Discard).
+/// Copies as [`write()`] does, and updates `sink` with the bytes in the same pass, also with those
+/// that go to a [`Discard`](crate::kinds::Discard).
 ///
 /// # Errors
-/// As [`write()`]; `sink` has the bytes that were copied.
+/// As [`write()`]; `sink` was updated with the bytes that were copied.
 #[doc(alias = "csum_and_copy_to_iter")]
 #[doc(alias = "hash_and_copy_to_iter")]
 pub fn write_into(
@@ -288,11 +292,11 @@ pub fn write_into(
     Engine::active().write_into(dest, from, sink)
 }
 
-/// [`transfer`], with the bytes taken in by `sink` in the same pass. Those that go to a
-/// [`Discard`](crate::kinds::Discard) are not looked at.
+/// Copies as [`transfer`] does, and updates `sink` with the bytes in the same pass, but not with
+/// those that go to a [`Discard`](crate::kinds::Discard).
 ///
 /// # Errors
-/// As [`transfer`]; `sink` has the bytes that were copied.
+/// As [`transfer`]; `sink` was updated with the bytes that were copied.
 pub fn transfer_into(
     source: &mut impl SegmentSource<Source>,
     dest: &mut impl SegmentSource<Dest>,
@@ -302,12 +306,12 @@ pub fn transfer_into(
     Engine::active().transfer_into(source, dest, len_bytes, sink)
 }
 
-/// Has `sink` take in the next `len_bytes` bytes of `source`, or as many as there are, and copies them
-/// nowhere. Returns how many. Of memory that others change, `sink` has what was there; to have the
-/// bytes too, take both at once, by [`read_into`].
+/// Updates `sink` with the next `len_bytes` bytes of `source`, or as many as there are, without
+/// copying them. Returns their number. Foreign memory may have changed when you read it again: if
+/// you need the bytes, too, use [`read_into`].
 ///
 /// # Errors
-/// As [`read`]; `sink` has the bytes before the fault.
+/// As [`read`]; `sink` was updated with the bytes before the fault.
 pub fn walk_into(
     source: &mut impl SegmentSource<Source>,
     len_bytes: usize,
@@ -316,10 +320,11 @@ pub fn walk_into(
     Engine::active().walk_into(source, len_bytes, sink)
 }
 
-/// Copies `len_bytes` bytes from `offset` of a page to `dest`, or as many as fit. Returns how many.
+/// Copies `len_bytes` bytes at `offset` of a page to `dest`, or as many as fit. Returns their
+/// number.
 ///
 /// # Errors
-/// [`Error::OutsidePage`], and as [`read`].
+/// [`Error::OutsidePage`] if the range reaches past the page, and as [`read`].
 #[doc(alias = "copy_page_to_iter")]
 pub fn write_page(
     dest: &mut impl SegmentSource<Dest>,
@@ -332,11 +337,11 @@ pub fn write_page(
     transfer(&mut crate::Cursor::<Source>::foreign_buf(part), dest, len_bytes)
 }
 
-/// Copies bytes from `source` to `len_bytes` bytes from `offset` of a page, as many as there are.
-/// Returns how many.
+/// Copies bytes from `source` to the `len_bytes` bytes at `offset` of a page, or as many as there
+/// are. Returns their number.
 ///
 /// # Errors
-/// [`Error::OutsidePage`], and as [`read`].
+/// [`Error::OutsidePage`] if the range reaches past the page, and as [`read`].
 #[doc(alias = "copy_page_from_iter")]
 pub fn read_page(
     source: &mut impl SegmentSource<Source>,
@@ -350,7 +355,7 @@ pub fn read_page(
     transfer(source, &mut crate::Cursor::<Dest>::foreign_buf(part), len_bytes)
 }
 
-/// Does `work` on a cursor that has `len_bytes`, and moves the cursor back if not all was done.
+/// Runs `work` on a cursor that has `len_bytes`, and moves the cursor back if `work` did less.
 fn in_full<D: Direction, S: SegmentSource<D>>(
     cursor: &mut S,
     len_bytes: usize,

@@ -1,4 +1,4 @@
-//! A place in memory, and how much of it may be walked.
+//! A place in memory, and the number of bytes that may be walked from it.
 #![expect(unsafe_code, reason = "copies a place for marks and for readers")]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -25,16 +25,16 @@ pub use taken::Taken;
 /// A place in memory of some kind, from which up to [`remaining`](SegmentSource::remaining) bytes
 /// can be walked.
 ///
-/// `Cursor<'m, D>` is of any kind; `Cursor<'m, D, OwnVec<'m, D>>` of a known one, for which each
-/// operation is compiled without asking which it is ([`Cursor::from_kind`]).
+/// A `Cursor<'m, D>` is of any kind. A `Cursor<'m, D, OwnVec<'m, D>>` is of a known one, for which
+/// each operation is compiled without a `match` on the kind ([`Cursor::from_kind`]).
 #[derive(Debug)]
 pub struct Cursor<'m, D: Direction, K = AnyKind<'m, D>> {
     kind: K,
     left: usize,
-    /// Bytes cut off by `truncate`, that `reexpand` may bring back.
+    /// The bytes cut off by `truncate`, which `reexpand` can make available again.
     hidden: usize,
     walked: usize,
-    /// How many of the walked bytes can no longer be gone back to: they were extracted from a
+    /// How many of the walked bytes the cursor cannot return to: they were extracted from a
     /// destination, and belong to another writer.
     given: usize,
     memory: PhantomData<Segment<'m, D>>,
@@ -43,30 +43,30 @@ pub struct Cursor<'m, D: Direction, K = AnyKind<'m, D>> {
 /// The place of a cursor, which [`Cursor::save`] returns and [`Cursor::restore`] takes.
 #[derive(Debug)]
 pub struct Mark<'m, D: Direction, K = AnyKind<'m, D>> {
-    /// Only ever copied from: its memory may be in use by the cursor.
+    /// Only copied from, never accessed: the cursor may be using its memory.
     at: Cursor<'m, D, K>,
 }
 
-/// The kinds that both directions have, and what they are made of.
+/// The constructors that both directions have.
 macro_rules! constructors {
     ($direction:ident, $($reference:tt)*) => {
-        /// A cursor over a list of foreign ranges.
+        /// Returns a cursor over a list of foreign ranges.
         pub fn foreign_vec(list: $($reference)* SegmentList<'_, $direction>) -> Self {
             let len_bytes = list.len_bytes();
             Self::new(AnyKind::ForeignVec(ForeignVec::<$direction>::new(list)), len_bytes)
         }
 
-        /// A cursor over parts of pages.
+        /// Returns a cursor over parts of pages.
         pub fn page_vec(parts: $($reference)* [PageSegment<'_, $direction>]) -> Self {
             let len_bytes = sum(parts.iter().map(PageSegment::len));
             Self::new(AnyKind::PageVec(PageVec::<$direction>::new(parts)), len_bytes)
         }
 
-        /// A cursor over `len_bytes` bytes of sparse pages, from `start` bytes after the start of
-        /// page 0. A missing page ends a walk before.
+        /// Returns a cursor over `len_bytes` bytes of sparse pages, from `start` bytes after the
+        /// start of page 0. A missing page ends a walk earlier.
         ///
         /// # Errors
-        /// [`Error::TooLong`] where that reaches past 2^64 or is more than an object can have.
+        /// [`Error::TooLong`] if the range reaches past 2^64, or is longer than an object can be.
         pub fn sparse_pages(
             pages: $($reference)* PageIndex<'_, $direction>,
             start: u64,
@@ -81,8 +81,8 @@ macro_rules! constructors {
             Ok(Self::new(AnyKind::SparsePages(kind), len_bytes))
         }
 
-        /// A cursor over the first `len_bytes` bytes of a queue, be they appended yet or not. Where
-        /// they are not a walk ends before, and goes on later.
+        /// Returns a cursor over the first `len_bytes` bytes of a queue, even if they are not yet
+        /// appended: a walk then ends earlier, and a later one continues there.
         pub fn page_queue(
             queue: $($reference)* PageQueue<'_, $direction>,
             len_bytes: usize,
@@ -94,13 +94,13 @@ macro_rules! constructors {
 }
 
 impl<'m> Cursor<'m, Source> {
-    /// A cursor over one foreign range.
+    /// Returns a cursor over one foreign range.
     pub fn foreign_buf(view: VolatileSlice<'m>) -> Self {
         let len_bytes = view.len();
         Self::new(AnyKind::ForeignBuf(ForeignBuf::<Source>::new(view)), len_bytes)
     }
 
-    /// A cursor over own slices.
+    /// Returns a cursor over private slices.
     pub fn own_vec(slices: &'m [IoSlice<'m>]) -> Self {
         let len_bytes = sum(slices.iter().map(|slice| slice.len()));
         Self::new(AnyKind::OwnVec(OwnVec::<Source>::new(slices)), len_bytes)
@@ -110,19 +110,19 @@ impl<'m> Cursor<'m, Source> {
 }
 
 impl<'m> Cursor<'m, Dest> {
-    /// A cursor over one foreign range.
+    /// Returns a cursor over one foreign range.
     pub fn foreign_buf(view: VolatileSliceMut<'m>) -> Self {
         let len_bytes = view.len();
         Self::new(AnyKind::ForeignBuf(ForeignBuf::<Dest>::new(view)), len_bytes)
     }
 
-    /// A cursor over own slices.
+    /// Returns a cursor over private slices.
     pub fn own_vec(slices: &'m mut [IoSliceMut<'_>]) -> Self {
         let len_bytes = sum(slices.iter().map(|slice| slice.len()));
         Self::new(AnyKind::OwnVec(OwnVec::<Dest>::new(slices)), len_bytes)
     }
 
-    /// A cursor that takes `len_bytes` bytes and keeps none.
+    /// Returns a cursor that accepts `len_bytes` bytes and discards them.
     pub fn discard(len_bytes: usize) -> Self {
         Self::new(AnyKind::Discard(Discard), len_bytes)
     }
@@ -131,12 +131,12 @@ impl<'m> Cursor<'m, Dest> {
 }
 
 fn sum(lens_bytes: impl Iterator<Item = usize>) -> usize {
-    // The same slice may be listed often, so the sum may exceed what an object can have.
+    // A slice may be listed more than once, so the sum may exceed the size of an object.
     lens_bytes.fold(0, usize::saturating_add).min(isize::MAX as usize)
 }
 
 impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
-    /// A cursor of a known kind, over at most `len_bytes` bytes.
+    /// Returns a cursor of a known kind, over at most `len_bytes` bytes.
     pub fn from_kind(kind: K, len_bytes: usize) -> Self {
         Self::new(kind, len_bytes.min(isize::MAX as usize))
     }
@@ -145,33 +145,33 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
         Self { kind, left, hidden: 0, walked: 0, given: 0, memory: PhantomData }
     }
 
-    /// The kind of memory, by name.
+    /// Returns the name of the kind of memory.
     pub fn kind_name(&self) -> &'static str {
         self.kind.name()
     }
 
-    /// Whether the memory can fault.
+    /// Returns `true` if the memory can fault.
     pub fn can_fault(&self) -> bool {
         self.kind.can_fault()
     }
 
-    /// Bytes walked since the cursor was made.
+    /// Returns the number of bytes walked since the cursor was made.
     pub const fn walked(&self) -> usize {
         self.walked
     }
 
-    /// Lets no more than `len_bytes` be walked from here; the rest may come back by
-    /// [`reexpand`](Self::reexpand).
+    /// Reduces the remaining bytes to `len_bytes`, if there are more; [`reexpand`](Self::reexpand)
+    /// can undo this.
     pub fn truncate(&mut self, len_bytes: usize) {
         let cut = self.left.saturating_sub(len_bytes);
         self.left -= cut;
         self.hidden += cut;
     }
 
-    /// Lets `len_bytes` be walked from here, where [`truncate`](Self::truncate) allowed less.
+    /// Sets the remaining bytes to `len_bytes`, after [`truncate`](Self::truncate) reduced them.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where that is more than there ever was; nothing changes then.
+    /// [`Error::OutOfRange`] if the cursor never had so many; then nothing changes.
     pub fn reexpand(&mut self, len_bytes: usize) -> Result<(), Error> {
         let possible_bytes = self.left + self.hidden;
         if len_bytes > possible_bytes {
@@ -188,12 +188,11 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
         Mark { at: unsafe { self.duplicate() } }
     }
 
-    /// Goes back (or on) to where the cursor was when `mark` was made. Nothing is walked: it costs
-    /// the same however far that is.
+    /// Moves back (or forward) to the place of the cursor when `mark` was made, in constant time.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for a mark of other memory, of a part or whole that ends elsewhere
-    /// ([`take`](Self::take)), or of a place before bytes that were
+    /// [`Error::OutOfRange`] for a mark of other memory, for a mark of a cursor with another end (such
+    /// as a part that [`take`](Self::take) lent), and for a place before bytes that were
     /// [extracted](Self::extract_segments) from a destination. Nothing changes then.
     pub fn restore(&mut self, mark: &Mark<'m, D, K>) -> Result<(), Error> {
         let end = self.end();
@@ -208,11 +207,11 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
         Ok(())
     }
 
-    /// [`iterate`](SegmentSource::iterate) for kinds whose memory cannot fault, with a step that
-    /// cannot end early.
+    /// Walks as [`iterate`](SegmentSource::iterate) does, for kinds whose memory cannot fault, with
+    /// a step that cannot end early.
     ///
     /// # Errors
-    /// [`Error::CanFault`] for the others; nothing moves then.
+    /// [`Error::CanFault`] for other kinds; then the cursor does not move.
     #[inline(always)]
     pub fn iterate_infallible(
         &mut self,
@@ -228,7 +227,8 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
         }))
     }
 
-    /// The bytes walked when all is, also what was cut off: the same wherever the cursor is.
+    /// Returns the number of bytes walked at the very end, with those that `truncate` cut off. It
+    /// does not depend on the place of the cursor.
     fn end(&self) -> usize {
         self.walked + self.left + self.hidden
     }
@@ -236,7 +236,7 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
     /// Returns a second cursor at the same place.
     ///
     /// # Safety
-    /// Of both, one at a time may be used to access memory of a [`Dest`].
+    /// Only one of the two cursors may be used at a time to access memory of a [`Dest`].
     unsafe fn duplicate(&self) -> Self {
         // SAFETY: the caller's promise.
         let kind = unsafe { self.kind.duplicate(KEY) };
@@ -251,7 +251,7 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
     }
 }
 
-/// Two cursors may read the same memory.
+/// Several cursors may read the same memory.
 impl<K: Kind<Source>> Clone for Cursor<'_, Source, K> {
     fn clone(&self) -> Self {
         // SAFETY: the memory is only read.
@@ -305,7 +305,8 @@ impl<D: Direction, K: Kind<D>> SegmentSource<D> for Cursor<'_, D, K> {
 }
 
 impl Cursor<'_, Source, OwnVec<'_, Source>> {
-    /// [`iterate`](SegmentSource::iterate) with slices: this kind's memory is the program's own.
+    /// Walks as [`iterate`](SegmentSource::iterate) does, with slices: this kind's memory is
+    /// private.
     #[inline(always)]
     pub fn iterate_own_vec(
         &mut self,
@@ -318,7 +319,8 @@ impl Cursor<'_, Source, OwnVec<'_, Source>> {
 }
 
 impl Cursor<'_, Dest, OwnVec<'_, Dest>> {
-    /// [`iterate`](SegmentSource::iterate) with slices: this kind's memory is the program's own.
+    /// Walks as [`iterate`](SegmentSource::iterate) does, with slices: this kind's memory is
+    /// private.
     #[inline(always)]
     pub fn iterate_own_vec(
         &mut self,
@@ -337,7 +339,7 @@ mod tests {
     use super::*;
     use crate::kinds::walk::{Key, Walk};
 
-    /// Counts how often it is moved.
+    /// Counts how often it moves.
     struct Counting<'a> {
         at: usize,
         moves: &'a Cell<usize>,
@@ -401,6 +403,6 @@ mod tests {
             assert_eq!((cursor.walked(), cursor.remaining()), place);
             assert_eq!((cursor.kind.at, moves.get()), (place.0, 1));
         }
-        assert_eq!(cursor.reexpand(300), Ok(()), "what was cut off is known too");
+        assert_eq!(cursor.reexpand(300), Ok(()), "the mark has the hidden bytes, too");
     }
 }

@@ -1,4 +1,4 @@
-//! Which way a cursor's bytes go.
+//! The directions of a cursor: its memory is read or written.
 
 mod sealed {
     pub trait Sealed {}
@@ -6,16 +6,16 @@ mod sealed {
 
 /// [`Source`] or [`Dest`].
 pub trait Direction: sealed::Sealed + Copy + core::fmt::Debug + 'static {
-    /// Whether the cursor's memory is written.
+    /// `true` if the cursor's memory is written.
     const IS_DEST: bool;
 }
 
-/// The cursor's memory is read. It cannot be written: there is no way to ask for it.
+/// The direction of a cursor whose memory is read. No operation can write to it.
 #[doc(alias = "ITER_SOURCE")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source;
 
-/// The cursor's memory is written.
+/// The direction of a cursor whose memory is written.
 #[doc(alias = "ITER_DEST")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dest;

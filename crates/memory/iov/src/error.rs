@@ -1,107 +1,107 @@
-//! What can go wrong, where, and how far it came.
+//! The errors of cursors and copies, with the place and the number of bytes done.
 
 use longshore_mem::NotAPage;
 use longshore_mem::fault::Fault;
 use thiserror::Error;
 
-/// Why a cursor could not be made, or did not go on.
+/// An error of a cursor or of an operation on one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Foreign memory was not there. The cursor stands at the byte after the last that was done.
+    /// An access to foreign memory faulted. The cursor stands behind the last byte that was done.
     #[error("after {done_bytes} bytes: {fault}")]
     Fault {
-        /// Bytes done before it.
+        /// The number of bytes done before the fault.
         done_bytes: usize,
-        /// What was met.
+        /// The fault.
         #[source]
         fault: Fault,
     },
-    /// Less was there than had to be done in full. Nothing moved.
-    #[error("{wanted_bytes} bytes were to be done in full, and there are {available_bytes}")]
+    /// Fewer bytes are available than an all-or-nothing operation needs. No cursor moved.
+    #[error("{wanted_bytes} bytes wanted, but only {available_bytes} available")]
     TooShort {
-        /// Bytes asked for.
+        /// The number of bytes requested.
         wanted_bytes: usize,
-        /// Bytes there are.
+        /// The number of bytes available.
         available_bytes: usize,
     },
-    /// Source and destination of a transfer share bytes, so what is written would depend on the
+    /// The source and the destination of a transfer share bytes, so the result would depend on the
     /// order of the writes. Both cursors stand before the segments that overlap.
     #[error("after {done_bytes} bytes: source and destination overlap")]
     Overlap {
-        /// Bytes done before them.
+        /// The number of bytes done before those segments.
         done_bytes: usize,
     },
-    /// A list has more segments than one system call takes.
+    /// A list has more segments than one system call accepts.
     #[error("{count} segments, above the limit of {max} (IOV_MAX)")]
     TooManySegments {
-        /// Segments there are.
+        /// The number of segments.
         count: usize,
-        /// The most there may be.
+        /// The largest number allowed.
         max: usize,
     },
-    /// The segments' lengths add up to more than an object can have.
+    /// The segments' lengths add up to more than an object can have (`isize::MAX` bytes).
     #[error(
         "the lengths of the first {segments} segments add up to more than {} bytes",
         isize::MAX
     )]
     TooLong {
-        /// How many segments reach past the limit.
+        /// The number of segments up to the one that exceeds the limit.
         segments: usize,
     },
-    /// A segment has a length and no address.
+    /// A segment has a length, but its address is zero.
     #[error("segment {index} has {len_bytes} bytes at address zero")]
     NullSegment {
-        /// Which one, from zero.
+        /// The index of the segment, from zero.
         index: usize,
-        /// Its length.
+        /// The length in bytes.
         len_bytes: usize,
     },
-    /// A part of a page reaches past the page.
+    /// A part of a page reaches past the end of the page.
     #[error("{len_bytes} bytes at offset {offset} are not inside a page of {page_bytes} bytes")]
     OutsidePage {
-        /// Where the part begins, in bytes from the page's start.
+        /// The start of the part, in bytes from the start of the page.
         offset: usize,
-        /// Its length.
+        /// The length of the part in bytes.
         len_bytes: usize,
-        /// The page's size.
+        /// The size of the page in bytes.
         page_bytes: usize,
     },
-    /// A page's size is not that of the index it was to go into.
+    /// The size of a page differs from the page size of the index.
     #[error(
         "a page of 2^{page_log2} bytes does not go into an index of pages of 2^{index_log2} bytes"
     )]
     PageSize {
-        /// The page's size, as a logarithm.
+        /// The size of the page, as a binary logarithm.
         page_log2: u32,
-        /// The size of the index' pages, as a logarithm.
+        /// The page size of the index, as a binary logarithm.
         index_log2: u32,
     },
-    /// Memory that was to be a page is none.
+    /// The memory is not a page.
     #[error(transparent)]
     NotAPage(#[from] NotAPage),
-    /// A page is larger than a part of a page can be.
+    /// A page is too large for the type of its parts.
     #[error(
-        "a page of 2^{page_log2} bytes is larger than 2^{max_log2} bytes, the most there may be"
+        "a page of 2^{page_log2} bytes is larger than the largest supported, 2^{max_log2} bytes"
     )]
     PageTooLarge {
-        /// The page's size, as a logarithm.
+        /// The size of the page, as a binary logarithm.
         page_log2: u32,
-        /// The largest size, as a logarithm.
+        /// The largest size, as a binary logarithm.
         max_log2: u32,
     },
-    /// A cursor was to move to before where it began, or past its end.
-    #[error("{asked_bytes} bytes asked for, and there are {possible_bytes} in that direction")]
+    /// A cursor was asked to move before its start or past its end.
+    #[error("{asked_bytes} bytes requested, but only {possible_bytes} possible in that direction")]
     OutOfRange {
-        /// Bytes to move by, or the length to take.
+        /// The requested distance or length in bytes.
         asked_bytes: usize,
-        /// The most that is possible.
+        /// The largest value that is possible.
         possible_bytes: usize,
     },
-    /// A walk that takes only kinds which cannot fault was given one that can.
+    /// The operation needs a kind whose memory cannot fault.
     #[error("memory of the kind {kind} can fault")]
     CanFault {
-        /// The kind's name.
+        /// The name of the kind.
         kind: &'static str,
     },
 }

@@ -1,9 +1,9 @@
-//! Walking a cursor and doing something with each byte while it is copied: the loops that copies,
-//! checksums and digests share.
+//! The loops of copies, checksums and digests: they walk a cursor and process each byte while it is
+//! copied.
 //!
-//! A [`SegmentSource`] of a user's own may hand out any valid segment, and say anything of where it
-//! is and how far it came. No memory but the segments is accessed, and no count exceeds the length
-//! that was asked for.
+//! A [`SegmentSource`] of another crate may return any valid segment, and report any place and any
+//! number of bytes. These loops access no memory but the segments, and return no number above the
+//! requested length.
 #![expect(unsafe_code, reason = "hands segments to blocks of assembly")]
 
 use longshore_mem::copy::CopyFault;
@@ -31,13 +31,13 @@ pub(crate) fn read(
             return len_bytes;
         };
         let (from, to) = (segment.as_ptr(), Some(into.as_mut_ptr()));
-        // SAFETY: the segment is valid, as its maker promised; the target is borrowed.
+        // SAFETY: the segment is valid, as its constructor requires; the target is borrowed.
         undone(unsafe { absorb.take(isa, from, to, len_bytes) }, len_bytes, &mut met)
     }));
     ended(done.min(into.len()), met)
 }
 
-/// Copies `from` to the next bytes of `dest`. Those that go to no memory are taken in too.
+/// Copies `from` to the next bytes of `dest`. The sink also gets the bytes that are discarded.
 #[inline]
 pub(crate) fn write(
     token: IsaToken,
@@ -53,7 +53,7 @@ pub(crate) fn write(
             return len_bytes;
         };
         let (from, to) = (from.as_ptr(), Some(segment.as_mut_ptr()));
-        // SAFETY: the segment is valid, as its maker promised; the source is borrowed.
+        // SAFETY: the segment is valid, as its constructor requires; the source is borrowed.
         let left = undone(unsafe { absorb.take(isa, from, to, len_bytes) }, len_bytes, &mut met);
         seen = done + len_bytes - left;
         left
@@ -81,7 +81,7 @@ pub(crate) fn transfer(
     let mut overlaps = false;
     while done < len_bytes && dest.remaining() > 0 {
         let Some(from) = source.next_segment(len_bytes - done) else { break };
-        // A source that hands out more than it was asked for, or nothing, is not believed.
+        // Distrust the source: it may return more than was requested, or an empty segment.
         let from_bytes = from.len().min(len_bytes - done);
         if from_bytes == 0 {
             break;
@@ -94,7 +94,7 @@ pub(crate) fn transfer(
                 overlaps = true;
                 return len_bytes;
             }
-            // SAFETY: the segments are valid, as their makers promised, and do not overlap.
+            // SAFETY: the segments are valid, as their constructors require, and do not overlap.
             undone(unsafe { absorb.take(isa, from, Some(to), len_bytes) }, len_bytes, &mut met)
         }));
         let moved = moved.min(from_bytes);
@@ -110,7 +110,7 @@ pub(crate) fn transfer(
     ended(done, met)
 }
 
-/// Takes in the next bytes of `source` and copies them nowhere.
+/// Passes the next bytes of `source` to the sink, without copying them.
 #[inline]
 pub(crate) fn walk(
     token: IsaToken,
@@ -121,20 +121,20 @@ pub(crate) fn walk(
     let mut met = None;
     let done = dispatch_isa!(token, isa => source.iterate(len_bytes, |segment, _| {
         let len_bytes = segment.len();
-        // SAFETY: the segment is valid, as its maker promised.
+        // SAFETY: the segment is valid, as its constructor requires.
         let taken = unsafe { absorb.take(isa, segment.as_ptr(), None, len_bytes) };
         undone(taken, len_bytes, &mut met)
     }));
     ended(done.min(len_bytes), met)
 }
 
-/// Takes in bytes of our own.
+/// Passes private bytes to the sink.
 #[inline]
 pub(crate) fn own(token: IsaToken, bytes: &[u8], absorb: &mut impl Absorb) {
     dispatch_isa!(token, isa => absorb.take_own(isa, bytes));
 }
 
-/// How many of `len_bytes` bytes a step left undone, and in `met` why.
+/// Returns how many of `len_bytes` bytes a step left undone, and sets `met` to the fault.
 #[inline(always)]
 fn undone(taken: Result<(), CopyFault>, len_bytes: usize, met: &mut Option<Fault>) -> usize {
     match taken {

@@ -1,4 +1,4 @@
-//! What each instruction set does to bytes.
+//! The blocks of assembly of each instruction set.
 #![expect(unsafe_code, reason = "declares blocks of assembly")]
 
 use longshore_mem::copy::{CopyFault, CopyKernels};
@@ -9,18 +9,19 @@ use crate::through_buffer::copy_through_buffer;
 /// The alignment of the target that non-temporal stores need.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// All that an instruction set can do.
+/// All operations of an instruction set.
 pub trait Kernels: CopyKernels + SumKernels + CrcKernels {}
 
 impl<T: CopyKernels + SumKernels + CrcKernels> Kernels for T {}
 
-/// What a kernel may be given at once: its sum of signed words fits 32 bits.
+/// The most bytes that a kernel may get at once: its sums of signed words fit into 32 bits.
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 
 /// The checksums of one instruction set.
 ///
-/// Each returns the sum, in one's complement, of the little-endian words of the bytes that were
-/// done (an odd last byte is a word's low one), zero only if all of them are.
+/// Each method returns the one's complement sum of the little-endian words of the bytes that were
+/// done, where an odd last byte is the low byte of a word. The sum is zero only if all words are
+/// zero.
 pub trait SumKernels: CopyKernels {
     /// # Safety
     /// As [`copy`](longshore_mem::copy::copy) of a source of at most `CHUNK_BYTES`.
@@ -35,11 +36,11 @@ pub trait SumKernels: CopyKernels {
         len_bytes: usize,
     ) -> (u64, RawOutcome);
 
-    /// The same with non-temporal stores, if the set has them.
+    /// Does the same with non-temporal stores, if the instruction set has them.
     ///
     /// # Safety
-    /// As [`copy_sum_raw`](Self::copy_sum_raw). From 256 bytes on the target must lie at the start
-    /// of a line.
+    /// As [`copy_sum_raw`](Self::copy_sum_raw). From 256 bytes on, the target must be aligned to a
+    /// cache line.
     unsafe fn stream_sum_raw(
         self,
         from: *const u8,
@@ -53,11 +54,11 @@ pub trait SumKernels: CopyKernels {
 
 /// The CRCs of one instruction set.
 pub trait CrcKernels: CopyKernels {
-    /// The register after `bytes`, which are our own.
+    /// Returns the CRC register after `bytes`, which are private memory.
     fn crc_own(self, register: u32, bytes: &[u8]) -> u32;
 
-    /// Copies `len_bytes` bytes, or reads them only where `to` is none, and takes those that were
-    /// done into `register`.
+    /// Copies `len_bytes` bytes, or only reads them if `to` is `None`, and updates `register` with
+    /// those that were done.
     ///
     /// # Errors
     /// As [`copy`](longshore_mem::copy::copy).

@@ -1,14 +1,14 @@
-//! One cursor over every kind of memory, with copy, checksum and hash at the speed of the memory.
+//! One cursor over every kind of memory, with copies, checksums and digests at memory speed.
 //!
-//! A [`Cursor`] walks a list of memory segments of one *kind* ([`kinds`]): foreign ranges, own
-//! slices, pages, sparse pages, a queue of pages, or nothing at all. Its direction is in its type:
-//! [`Source`] is read, [`Dest`] is written.
+//! A [`Cursor`] walks a list of memory segments of one *kind* ([`kinds`]): foreign ranges, private
+//! slices, pages, sparse pages, a queue of pages, or no memory at all. Its type gives its
+//! direction: a [`Source`] is read, a [`Dest`] is written.
 //!
-//! Everything that is done to the bytes is a *step*: a closure that is handed one [`Segment`] after
-//! another and returns how many of its bytes it left undone. [`SegmentSource::iterate`] calls it,
-//! inlined into a loop for each kind. The steps that come with the crate live on top of that as a
-//! user's own would: [`copy`]. A [`Sink`] takes in the bytes in the same pass: [`checksum`] (RFC 1071),
-//! [`crc32c`], or the `update` of any digest.
+//! All work on the bytes is done by a *step*: a closure that gets one [`Segment`] after another and
+//! returns how many bytes of it are left undone. [`SegmentSource::iterate`] calls the step, inlined
+//! into a loop for each kind. The operations of this crate ([`copy`]) are such steps, and you can
+//! write your own in the same way. A [`Sink`] processes the bytes in the pass that copies them:
+//! [`checksum`] (RFC 1071), [`crc32c`], or the `update` function of any digest.
 //!
 //! ```
 //! use longshore_iov::{Cursor, Dest, SegmentSource, Source, checksum, copy};
@@ -36,12 +36,12 @@
 //!
 //! # Foreign memory
 //!
-//! The memory of a guest, a device or another process is seen through
-//! [volatile views](longshore_mem::VolatileSlice) only, and each of its bytes is read once: a checksum
-//! of foreign memory is made while it is copied, never by a second look. Where foreign memory
-//! vanishes during a copy the process dies, unless a
-//! [`FaultGuard`](longshore_mem::fault::FaultGuard) lives: then the copy ends with
-//! [`Error::Fault`], the cursor stands at the exact byte, and the process goes on.
+//! The memory of a guest, a device or another process is accessed only through [volatile
+//! views](longshore_mem::VolatileSlice), and each byte is read once: a checksum of foreign memory
+//! is computed while it is copied, never by a second read. If foreign memory vanishes during a
+//! copy, the signal kills the process, unless a [`FaultGuard`](longshore_mem::fault::FaultGuard)
+//! lives: then the copy returns [`Error::Fault`], the cursor stands at the exact byte that faulted,
+//! and the process continues.
 
 pub mod checksum;
 pub mod copy;

@@ -1,4 +1,4 @@
-//! One run of memory that a step is given.
+//! A contiguous range of memory, as a step gets it.
 #![expect(unsafe_code, reason = "makes views out of addresses and lengths")]
 
 use core::fmt;
@@ -12,11 +12,11 @@ use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use crate::direction::{Dest, Direction, Source};
 use crate::error::Error;
 
-/// Bytes that lie side by side, to be read or written as `D` says, and only by volatile accesses:
-/// others may change them at any moment.
+/// A contiguous range of memory that is read or written, depending on `D`, and only by volatile
+/// accesses: others may change it at any time.
 ///
-/// Laid out as the system's `struct iovec`, so a list of them can be handed to a system call as it
-/// is ([`Segment::as_iovecs`]).
+/// It has the layout of `struct iovec`, so a list of segments can be passed to a system call
+/// ([`Segment::as_iovecs`]).
 #[repr(C)]
 pub struct Segment<'m, D> {
     start: NonNull<u8>,
@@ -26,7 +26,7 @@ pub struct Segment<'m, D> {
 
 // SAFETY: a segment is a volatile view, which may be used from any thread.
 unsafe impl<D: Direction> Send for Segment<'_, D> {}
-// SAFETY: a shared segment only reads, by volatile accesses.
+// SAFETY: a shared segment only allows volatile reads.
 unsafe impl<D: Direction> Sync for Segment<'_, D> {}
 
 impl Clone for Segment<'_, Source> {
@@ -39,63 +39,63 @@ impl Copy for Segment<'_, Source> {}
 
 impl<'m, D: Direction> Segment<'m, D> {
     /// # Safety
-    /// The bytes must be valid for `'m` as a [`VolatileSlice`] asks, or a [`VolatileSliceMut`] for
-    /// [`Dest`]; of the latter no second one may be in use at once.
+    /// The bytes must be valid for `'m` as a [`VolatileSlice`] requires, or, for [`Dest`], a
+    /// [`VolatileSliceMut`], of which only one may be in use at a time.
     #[inline(always)]
     pub(crate) const unsafe fn from_raw(start: NonNull<u8>, len_bytes: usize) -> Self {
         Self { start, len_bytes, memory: PhantomData }
     }
 
-    /// How many bytes it has.
+    /// Returns the length in bytes.
     #[inline(always)]
     pub const fn len(&self) -> usize {
         self.len_bytes
     }
 
-    /// Whether it has none.
+    /// Returns `true` if the segment has no bytes.
     #[inline(always)]
     pub const fn is_empty(&self) -> bool {
         self.len_bytes == 0
     }
 
-    /// Where it begins.
+    /// Returns the address of the first byte.
     #[inline(always)]
     pub const fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Where it begins, for a device or a system call that reads it.
+    /// Returns the address of the first byte, for a device or a system call that reads it.
     #[inline(always)]
     pub const fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
 
-    /// A list of segments as the system's array of `struct iovec`, for as many as the list has.
+    /// Returns a list of segments as an array of `struct iovec` with `list.len()` entries.
     pub const fn as_iovecs(list: &[Self]) -> *const () {
         list.as_ptr().cast()
     }
 }
 
 impl<'m> Segment<'m, Source> {
-    /// The bytes as a view.
+    /// Returns the bytes as a view.
     #[inline(always)]
     pub const fn view(&self) -> VolatileSlice<'m> {
-        // SAFETY: what the segment promises is what the view asks.
+        // SAFETY: a segment upholds the requirements of a view.
         unsafe { VolatileSlice::from_raw_parts(self.start, self.len_bytes) }
     }
 }
 
 impl<'m> Segment<'m, Dest> {
-    /// Where it begins, for a device or a system call that writes it.
+    /// Returns the address of the first byte, for a device or a system call that writes it.
     #[inline(always)]
     pub const fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// The bytes as a view that can be written.
+    /// Returns the bytes as a view that can be written.
     #[inline(always)]
     pub const fn into_view(self) -> VolatileSliceMut<'m> {
-        // SAFETY: what the segment promises is what the view asks; it is given up for it.
+        // SAFETY: a segment upholds the requirements of a view, and is consumed here.
         unsafe { VolatileSliceMut::from_raw_parts(self.start, self.len_bytes) }
     }
 }
@@ -131,27 +131,27 @@ impl<D> fmt::Debug for Segment<'_, D> {
     }
 }
 
-/// A list of foreign ranges that was copied and validated: what was checked is what is walked, even
-/// if the array it came from lies in memory that others change.
+/// A list of foreign ranges that was copied and validated. A walk uses the validated copy, even if
+/// the original array lies in memory that others change.
 #[derive(Debug)]
 pub struct SegmentList<'m, D> {
     segments: Box<[Segment<'m, D>]>,
     len_bytes: usize,
 }
 
-/// The system's `struct iovec` (POSIX `<sys/uio.h>`).
+/// A `struct iovec` of the system (POSIX `<sys/uio.h>`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RawSegment {
-    /// Where it begins.
+    /// The address of the first byte.
     pub base: *mut u8,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len_bytes: usize,
 }
 
 impl RawSegment {
-    /// What is at `entry` now. Each field is read once, by a relaxed atomic load: a write at the
-    /// same time is no data race, and the fields may be of different moments.
+    /// Reads the entry at `entry`. Each field is read once, by a relaxed atomic load: a concurrent
+    /// write is not a data race, but the two fields may be from different moments.
     ///
     /// # Safety
     /// `entry` must be readable and aligned.
@@ -163,20 +163,21 @@ impl RawSegment {
         let base = unsafe { AtomicPtr::from_ptr(base) }.load(Ordering::Relaxed);
         // SAFETY: inside the entry.
         let len_bytes = unsafe { &raw mut (*entry).len_bytes };
-        // SAFETY: as of the first field.
+        // SAFETY: as for the first field.
         let len_bytes = unsafe { AtomicUsize::from_ptr(len_bytes) }.load(Ordering::Relaxed);
         Self { base, len_bytes }
     }
 }
 
-/// The most segments one list may have: Linux's `UIO_MAXIOV`.
+/// The largest number of segments in a list: Linux's `UIO_MAXIOV`.
 pub const SEGMENTS_MAX: usize = 1024;
 
 impl<'m, D: Direction> SegmentList<'m, D> {
-    /// The list of `views`.
+    /// Makes a list of `views`.
     ///
     /// # Errors
-    /// [`Error::TooManySegments`], [`Error::TooLong`].
+    /// [`Error::TooManySegments`] for more than [`SEGMENTS_MAX`] views, [`Error::TooLong`] if their
+    /// lengths add up to more than an object can have.
     pub fn new(views: impl IntoIterator<Item = impl Into<Segment<'m, D>>>) -> Result<Self, Error> {
         let mut segments = Vec::new();
         let mut len_bytes = 0usize;
@@ -191,17 +192,20 @@ impl<'m, D: Direction> SegmentList<'m, D> {
         Ok(Self { segments: segments.into(), len_bytes })
     }
 
-    /// The list that the array of `count` `struct iovec` at `array` has now. Each field is read
-    /// once, so the array may lie in foreign memory.
+    /// Copies the array of `count` `struct iovec` at `array`. Each field is read once, so the array
+    /// may lie in foreign memory. Entries without bytes are left out.
     ///
     /// # Errors
-    /// [`Error::TooManySegments`] before anything is read, [`Error::TooLong`],
-    /// [`Error::NullSegment`] for an address of zero with a length; empty ones are left out.
+    /// [`Error::TooManySegments`] for more than [`SEGMENTS_MAX`] entries, before any is read.
+    /// [`Error::TooLong`] if the lengths add up to more than an object can have, or an entry
+    /// reaches past the end of the address space. [`Error::NullSegment`] for an entry with a length
+    /// at address zero.
     ///
     /// # Safety
     /// `array` must be readable for `count` entries. Each range with a length must be valid for
-    /// `'m` as a [`VolatileSlice`] or [`VolatileSliceMut`] asks; those of a [`Dest`] must not
-    /// overlap, nor be another writer's. (Ranges may fault as [`copy`](longshore_mem::copy) allows.)
+    /// `'m` as a [`VolatileSlice`] or [`VolatileSliceMut`] requires. The ranges of a [`Dest`] must
+    /// not overlap, and no other writer may use them. (Ranges may fault as
+    /// [`copy`](longshore_mem::copy) allows.)
     pub unsafe fn from_iovecs(array: *const RawSegment, count: usize) -> Result<Self, Error> {
         if count > SEGMENTS_MAX {
             return Err(Error::TooManySegments { count, max: SEGMENTS_MAX });
@@ -229,17 +233,17 @@ impl<'m, D: Direction> SegmentList<'m, D> {
         Ok(Self { segments: segments.into(), len_bytes })
     }
 
-    /// Bytes of all segments together.
+    /// Returns the length of all segments together, in bytes.
     pub const fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// Whether there is no byte in it.
+    /// Returns `true` if the list has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len_bytes == 0
     }
 
-    /// How many segments it has.
+    /// Returns the number of segments.
     pub const fn segments(&self) -> usize {
         self.segments.len()
     }
@@ -249,7 +253,7 @@ impl<'m, D: Direction> SegmentList<'m, D> {
     }
 }
 
-/// `sum + len_bytes`, where that is the length of an object.
+/// Returns `sum + len_bytes`, or an error if that is more than an object can have.
 fn total(sum: usize, len_bytes: usize, segments: usize) -> Result<usize, Error> {
     sum.checked_add(len_bytes)
         .filter(|total| *total <= isize::MAX as usize)

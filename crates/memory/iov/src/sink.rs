@@ -1,4 +1,4 @@
-//! What takes in bytes while they are copied.
+//! The consumers of bytes that are being copied.
 #![expect(unsafe_code, reason = "hands segments to blocks of assembly")]
 
 use longshore_mem::copy::{CopyFault, copy};
@@ -6,18 +6,18 @@ use longshore_mem::copy::{CopyFault, copy};
 use crate::kernels::Kernels;
 use crate::through_buffer::copy_through_buffer;
 
-/// Something that takes in bytes in the pass that copies them: a [`Checksum`](crate::checksum::Checksum),
-/// a [`Crc32c`](crate::crc32c::Crc32c), or any `FnMut(&[u8])`, such as the `update` of a digest, which is
-/// called with each run of bytes in order.
+/// A consumer of bytes in the pass that copies them: a [`Checksum`](crate::checksum::Checksum), a
+/// [`Crc32c`](crate::crc32c::Crc32c), or any `FnMut(&[u8])`, such as the `update` function of a
+/// digest, which is called with consecutive slices of the bytes.
 ///
-/// Other crates implement it by way of `FnMut(&[u8])` only.
+/// Other crates can implement it only through `FnMut(&[u8])`.
 pub trait Sink: Absorb {}
 
 impl<T: Absorb> Sink for T {}
 
-/// What a [`Sink`] does. Its module is private, so that only this crate implements it.
+/// The methods of a [`Sink`]. Its module is private, so only this crate can implement it.
 pub trait Absorb {
-    /// Copies `len_bytes` bytes, or reads them only where `to` is none, and takes in those that
+    /// Copies `len_bytes` bytes, or only reads them if `to` is `None`, and processes those that
     /// were done.
     ///
     /// # Errors
@@ -33,7 +33,7 @@ pub trait Absorb {
         len_bytes: usize,
     ) -> Result<(), CopyFault>;
 
-    /// Takes in bytes that are our own.
+    /// Processes bytes in private memory.
     fn take_own<T: Kernels>(&mut self, token: T, bytes: &[u8]) {
         // SAFETY: the bytes are borrowed.
         let taken = unsafe { self.take(token, bytes.as_ptr(), None, bytes.len()) };
@@ -41,7 +41,7 @@ pub trait Absorb {
     }
 }
 
-/// Takes in nothing: a plain copy.
+/// A sink that ignores the bytes, for a plain copy.
 pub(crate) struct Nothing;
 
 impl Absorb for Nothing {
@@ -61,8 +61,8 @@ impl Absorb for Nothing {
     }
 }
 
-/// The bytes come by way of a small buffer of our own: foreign ones are read once, and what was hashed
-/// is what was copied.
+/// Passes the bytes through a small private buffer: foreign bytes are read once, so the digest is
+/// that of the copied bytes.
 impl<F: FnMut(&[u8])> Absorb for F {
     unsafe fn take<T: Kernels>(
         &mut self,

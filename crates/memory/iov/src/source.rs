@@ -1,13 +1,13 @@
-//! What a cursor is to those who use one, and to those who add a kind of their own.
+//! The interface of a cursor, for its users and for kinds of their own.
 
 use crate::direction::Direction;
 use crate::error::Error;
 use crate::segment::Segment;
 
-/// Something that hands out segments of memory, one after another.
+/// Something that returns segments of memory, one after another.
 ///
-/// Every operation of this crate takes one. [`Cursor`](crate::Cursor) is one for the kinds that
-/// come with the crate; a kind of a user's own joins in by implementing the four required methods:
+/// Every operation of this crate takes one. [`Cursor`](crate::Cursor) is the one for the kinds of
+/// this crate. A kind of your own implements the four required methods:
 ///
 /// ```
 /// use longshore_iov::{Error, Segment, SegmentSource, Source, copy};
@@ -47,7 +47,7 @@ use crate::segment::Segment;
 ///
 /// let memory = *b"abc";
 /// let start = std::ptr::NonNull::from(&memory).cast();
-/// // SAFETY: the three bytes live as long as the view, and nobody writes to them.
+/// // SAFETY: the three bytes live as long as the view, and no code writes to them.
 /// let bytes = unsafe { VolatileSlice::from_raw_parts(start, 3) };
 /// let mut repeated = Repeated { bytes, walked: 0, len: 8 };
 /// let mut out = [0; 8];
@@ -55,29 +55,28 @@ use crate::segment::Segment;
 /// assert_eq!(&out, b"abcabcab");
 /// ```
 pub trait SegmentSource<D: Direction> {
-    /// How many bytes there are still to walk, at most: a hole in sparse memory may end a walk
-    /// before.
+    /// Returns how many bytes are left to walk. A hole in sparse memory may end a walk earlier.
     fn remaining(&self) -> usize;
 
-    /// The next segment, cut to `len_max` bytes, without moving. `None` where there is no memory:
-    /// at the end, at a hole, or where the bytes go nowhere.
+    /// Returns the next segment, cut to `len_max` bytes, without moving. Returns `None` if there is
+    /// no memory here: at the end, at a hole, or in a [`Discard`](crate::kinds::Discard).
     fn next_segment(&mut self, len_max: usize) -> Option<Segment<'_, D>>;
 
-    /// Moves on by `len_bytes`, or by [`remaining`](Self::remaining) if that is less.
+    /// Moves forward by `len_bytes`, or by [`remaining`](Self::remaining) if that is less.
     fn advance(&mut self, len_bytes: usize);
 
     /// Moves back by `len_bytes`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where so much was not walked; nothing moves then.
+    /// [`Error::OutOfRange`] if fewer bytes were walked; then the cursor does not move.
     fn revert(&mut self, len_bytes: usize) -> Result<(), Error>;
 
     /// Walks up to `len_bytes` bytes: calls `step` with each segment and the number of bytes walked
-    /// before it. `step` returns how many of the segment's bytes it left undone: none, and the walk
-    /// goes on; some, and it ends there, with the cursor at the first byte that was not done. (To
-    /// leave more undone than was given is to leave all of it.)
+    /// before it, and returns the number of bytes walked.
     ///
-    /// Returns the bytes walked.
+    /// `step` returns how many bytes of the segment are left undone. If there are none, the walk
+    /// continues. If there are some, the walk ends, and the cursor stands at the first byte that is
+    /// not done. (A number above the segment's length means the whole segment.)
     #[inline(always)]
     fn iterate(
         &mut self,
@@ -90,8 +89,8 @@ pub trait SegmentSource<D: Direction> {
         iterate_by_segment(self, len_bytes, &mut step)
     }
 
-    /// [`iterate`](Self::iterate) by a call through a pointer for each segment, compiled once: for
-    /// steps that are rarely used, or chosen at run time.
+    /// Walks as [`iterate`](Self::iterate) does, but calls `step` through a pointer and is compiled
+    /// only once: for steps that are rarely used or chosen at run time.
     fn iterate_dyn(
         &mut self,
         len_bytes: usize,
@@ -110,7 +109,7 @@ fn iterate_by_segment<D: Direction>(
     let mut done = 0;
     while done < len_bytes {
         let Some(segment) = cursor.next_segment(len_bytes - done) else { break };
-        // A kind that hands out more than it was asked for, or nothing, is not believed.
+        // Distrust the kind: it may return more than was requested, or an empty segment.
         let part = segment.len().min(len_bytes - done);
         if part == 0 {
             break;

@@ -1,13 +1,14 @@
-//! Foreign bytes by way of a few own ones: read once, looked at, and passed on.
+//! Copies through a small private buffer, so that foreign bytes are read once and processed on the
+//! way.
 #![expect(unsafe_code, reason = "hands pieces of segments to the copies of `longshore-mem`")]
 
 use longshore_mem::copy::{CopyFault, CopyKernels, copy};
 
-/// Fits into the first cache beside what is copied.
+/// The size of the buffer. It fits into the L1 cache, next to the bytes that are copied.
 const BUFFER_BYTES: usize = 2048;
 
-/// Copies `len_bytes` bytes, or reads them only where `to` is none, and has `absorb` look at each
-/// of them once: at the bytes that were both read and written, in order.
+/// Copies `len_bytes` bytes, or only reads them if `to` is `None`. Calls `absorb` in order with the
+/// bytes that were both read and written.
 ///
 /// # Errors
 /// As [`copy`].
@@ -48,7 +49,7 @@ pub(crate) unsafe fn copy_through_buffer<T: CopyKernels>(
         };
         absorb(piece);
         done_bytes += piece.len();
-        // What stopped first is the target, if it did: it got less than was read.
+        // If the write failed, too, it stopped first: it had only the bytes before the failed read.
         if let Err(stop) = written.and(read) {
             return Err(CopyFault { done_bytes, ..stop });
         }

@@ -1,4 +1,4 @@
-//! What is wrong with what was handed over comes back as an error or a defined short count.
+//! Invalid input is answered with an error or a defined short count.
 #![expect(unsafe_code, reason = "makes views of the tests' own memory")]
 
 mod memory;
@@ -21,13 +21,13 @@ fn view_of(bytes: &mut [u8]) -> (VolatileSlice<'_>, NonNull<u8>) {
 }
 
 #[test]
-fn a_source_and_a_destination_that_overlap_are_an_error_at_the_segment_that_does() {
+fn overlap_of_source_and_destination_is_an_error_at_the_overlapping_segment() {
     let mut memory = pattern(100);
     let before = memory.clone();
     let (whole, start) = view_of(&mut memory);
     for (from, to, len) in [(0, 10, 50), (10, 0, 50), (20, 20, 30), (0, 49, 50)] {
         let source = whole.subslice(from, len).unwrap();
-        // SAFETY: inside the memory; that it is the source's too is what is tested.
+        // SAFETY: inside the memory; the overlap with the source is the point of this test.
         let at = unsafe { start.add(to) };
         // SAFETY: as above.
         let dest = unsafe { VolatileSliceMut::from_raw_parts(at, len) };
@@ -46,8 +46,8 @@ fn a_source_and_a_destination_that_overlap_are_an_error_at_the_segment_that_does
         );
         assert_eq!((source.walked(), dest.walked()), (0, 0));
     }
-    // Side by side is not over each other.
-    // SAFETY: inside the memory, behind what the source reads.
+    // Adjacent ranges do not overlap.
+    // SAFETY: inside the memory, behind the range of the source.
     let at = unsafe { start.add(50) };
     // SAFETY: as above.
     let behind = unsafe { VolatileSliceMut::from_raw_parts(at, 50) };
@@ -58,7 +58,7 @@ fn a_source_and_a_destination_that_overlap_are_an_error_at_the_segment_that_does
 }
 
 #[test]
-fn a_step_that_claims_to_have_left_more_than_it_got_left_all_of_it() {
+fn a_step_that_leaves_more_than_it_got_leaves_the_whole_segment() {
     let shape = Shape { lens: vec![10, 20, 30] };
     for kind in KINDS {
         let content = pattern(shape.len_bytes(kind));
@@ -69,7 +69,7 @@ fn a_step_that_claims_to_have_left_more_than_it_got_left_all_of_it() {
                 if calls == 1 { 3 } else { segment.len() + 1000 }
             };
             let first = source.segment_len_bytes();
-            assert_eq!(source.iterate(60, step), first - 3, "{kind:?}: short, so it ends there");
+            assert_eq!(source.iterate(60, step), first - 3, "{kind:?}: ends at the short step");
             assert_eq!(source.iterate(60, |_, _| usize::MAX), 0);
             assert_eq!(source.walked(), first - 3);
             assert_eq!(source.iterate_dyn(60, &mut |_, _| usize::MAX), 0);
@@ -82,7 +82,7 @@ fn a_step_that_claims_to_have_left_more_than_it_got_left_all_of_it() {
 }
 
 #[test]
-fn a_mark_of_a_part_is_no_mark_of_the_whole() {
+fn a_mark_of_a_part_is_not_valid_for_the_whole() {
     let shape = Shape { lens: vec![10, 20, 30] };
     for kind in KINDS {
         let len_bytes = shape.len_bytes(kind);
@@ -138,7 +138,7 @@ fn a_mark_of_other_memory_is_refused() {
     assert!(Cursor::<Dest>::discard(10).restore(&mark).is_err());
 }
 
-/// A kind of a user's own that says what is not true.
+/// A user's kind that reports wrong places and counts.
 struct Liar<'m> {
     bytes: VolatileSlice<'m>,
     says: usize,
@@ -164,7 +164,7 @@ impl SegmentSource<Source> for Liar<'_> {
         _: usize,
         mut step: impl FnMut(Segment<'_, Source>, usize) -> usize,
     ) -> usize {
-        // Steps for places that are none, and a count that is none.
+        // Steps at impossible places, and an impossible count.
         for done in [0, 5, 1000, usize::MAX] {
             step(self.bytes.into(), done);
         }
@@ -173,13 +173,13 @@ impl SegmentSource<Source> for Liar<'_> {
 }
 
 #[test]
-fn a_kind_that_lies_writes_nowhere_else() {
+fn a_lying_kind_cannot_cause_writes_elsewhere() {
     let mut memory = pattern(64);
     let (bytes, _) = view_of(&mut memory);
     let mut into = vec![0; 100];
     let mut liar = Liar { bytes, says: 1000 };
     let _ = copy::read(&mut liar, &mut into);
-    assert!(into[69..].iter().all(|byte| *byte == 0), "only places that were told and fit");
+    assert!(into[69..].iter().all(|byte| *byte == 0), "writes only at reported places that fit");
     let mut sum = checksum::Checksum::new();
     let _ = copy::read_into(&mut liar, &mut into, &mut sum);
     let mut dest = [0; 10];
@@ -188,7 +188,7 @@ fn a_kind_that_lies_writes_nowhere_else() {
     let _ = copy::transfer(&mut liar, &mut cursor, 10);
 }
 
-/// A destination that says it took more than it was given, and grows while it is written.
+/// A destination that reports more bytes than it was given, and grows while it is written.
 struct Boaster {
     says: usize,
 }
@@ -205,7 +205,7 @@ impl SegmentSource<Dest> for Boaster {
     fn advance(&mut self, _: usize) {}
 
     fn revert(&mut self, len: usize) -> Result<(), Error> {
-        assert_eq!(len, 0, "nothing was walked by its own account");
+        assert_eq!(len, 0, "its own count of walked bytes is zero");
         Ok(())
     }
 
@@ -216,7 +216,7 @@ impl SegmentSource<Dest> for Boaster {
 }
 
 #[test]
-fn no_count_is_above_what_was_asked_for() {
+fn no_count_exceeds_the_requested_length() {
     let mut memory = pattern(64);
     let (bytes, _) = view_of(&mut memory);
     let mut liar = Liar { bytes, says: 1000 };
@@ -234,7 +234,7 @@ fn no_count_is_above_what_was_asked_for() {
 }
 
 #[test]
-fn segments_longer_than_asked_for_or_empty_move_no_more_and_end() {
+fn a_transfer_survives_segments_that_are_too_long_or_empty() {
     let mut memory = pattern(64);
     let (bytes, _) = view_of(&mut memory);
     let nothing = bytes.subslice(0, 0).unwrap();
@@ -250,7 +250,7 @@ fn segments_longer_than_asked_for_or_empty_move_no_more_and_end() {
 }
 
 #[test]
-fn nothing_is_read_from_where_bytes_go_nowhere() {
+fn nothing_is_read_from_a_discarding_source() {
     let mut into = [7; 10];
     for mut cursor in [
         Cursor::<Source>::from_kind(AnyKind::Discard(Discard), 10),
@@ -264,7 +264,7 @@ fn nothing_is_read_from_where_bytes_go_nowhere() {
 }
 
 #[test]
-fn parts_that_are_not_inside_their_page_are_refused() {
+fn parts_outside_their_page_are_refused() {
     #[repr(align(64))]
     struct Aligned([u8; 64]);
     let mut memory = Aligned([0; 64]);
@@ -306,7 +306,7 @@ fn a_hole_in_sparse_memory_ends_the_walk() {
     assert_eq!(cursor.remaining(), 132);
     let short = Error::TooShort { wanted_bytes: 10, available_bytes: 0 };
     assert_eq!(copy::read_full(&mut cursor, &mut into[..10]), Err(short));
-    // Over the hole, by hand.
+    // Skip the hole explicitly.
     cursor.advance(64);
     assert_eq!(copy::read(&mut cursor, &mut into), Ok(64));
     assert_eq!(index.remove(8).unwrap().len(), 64);
@@ -316,7 +316,7 @@ fn a_hole_in_sparse_memory_ends_the_walk() {
 }
 
 #[test]
-fn a_queue_is_appended_to_while_it_is_walked() {
+fn a_queue_can_grow_while_it_is_walked() {
     const PARTS: usize = if cfg!(miri) { 100 } else { 20_000 };
     let mut memory = pattern(PARTS * 3);
     let expected: Vec<u8> = memory.iter().copied().step_by(3).collect();
@@ -326,7 +326,7 @@ fn a_queue_is_appended_to_while_it_is_walked() {
         let whole = &whole;
         scope.spawn(move || {
             for part in 0..PARTS {
-                // A page of one byte is aligned wherever it lies.
+                // A page of one byte is aligned at any address.
                 let byte = whole.subslice(part * 3, 1).unwrap();
                 appender.append(PageSegment::new(byte, 0, 1).unwrap());
             }
@@ -335,7 +335,7 @@ fn a_queue_is_appended_to_while_it_is_walked() {
         let mut into = vec![0; PARTS];
         let mut read = 0;
         while read < PARTS {
-            // What was appended by now; the rest is not there yet, and no error.
+            // Reads the parts appended so far; that the others are missing is not an error.
             read += copy::read(&mut cursor, &mut into[read..]).unwrap();
             thread::yield_now();
         }
@@ -345,7 +345,7 @@ fn a_queue_is_appended_to_while_it_is_walked() {
 }
 
 #[test]
-fn one_slice_listed_often_is_walked_as_often() {
+fn a_slice_listed_several_times_is_walked_each_time() {
     let bytes = pattern(10);
     let slices = [IoSlice::new(&bytes); 50];
     let mut cursor = Cursor::<Source>::own_vec(&slices);

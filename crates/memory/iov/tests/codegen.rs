@@ -1,5 +1,5 @@
-//! What the compiler makes of a walk: the step inlined into a loop of its own for each kind, and no
-//! call through a pointer anywhere.
+//! The machine code of walks: for each kind, the step is inlined into a loop of its own, without
+//! calls through a pointer.
 #![cfg(not(miri))]
 
 use std::fs;
@@ -23,8 +23,8 @@ fn steps_are_inlined_into_the_loops_of_every_kind() {
         let body = body_of(&assembly, walk);
         assert!(body.lines().count() > 5, "{walk} has a body:\n{body}");
         let calls: Vec<&str> = body.lines().map(str::trim).filter(|line| is_call(line)).collect();
-        // Looking a leaf of sparse pages up may be a call, once for 128 pages; no other walk calls
-        // anything, and none by a pointer.
+        // The lookup of a leaf of sparse pages may be a call, once for 128 pages. No other walk may
+        // call a function, and none may call through a pointer.
         let is_through_pointer =
             |call: &&&str| call.starts_with("blr") || call.contains('*') && !call.contains("@GOT");
         let through_pointer = calls.iter().find(is_through_pointer);
@@ -37,12 +37,12 @@ fn steps_are_inlined_into_the_loops_of_every_kind() {
 
 fn is_call(line: &str) -> bool {
     let word = line.split_whitespace().next().unwrap_or_default();
-    // A panic out of bounds is a call that never comes back, and on no path of a correct walk.
+    // A panic is a call that does not return, and that a correct walk does not reach.
     let is_panic = line.contains("panic") || line.contains("slice_index_fail");
     matches!(word, "call" | "callq" | "bl" | "blr") && !is_panic
 }
 
-/// Compiles the probe as a release, in a folder of its own, and reads its assembly.
+/// Compiles the probe in release mode, in a target folder of its own, and reads its assembly.
 fn assembly_of_the_probe() -> String {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = package.join("../../../target/codegen-probe");
@@ -53,10 +53,10 @@ fn assembly_of_the_probe() -> String {
         .arg(&target)
         .args(["--", "--emit=asm", "-Ccodegen-units=1", "-Clto=no"])
         .env_remove("RUSTFLAGS")
-        // For test programs that print their times.
+        // Set for test programs that print their times.
         .env_remove("RUSTC_BOOTSTRAP")
         .status()
-        .expect("cargo runs the tests, so it can be run");
+        .expect("cargo runs the tests, so it is available");
     assert!(status.success(), "the probe compiles");
     let folder = target.join("release/examples");
     let mut newest = None;
@@ -73,8 +73,8 @@ fn assembly_of_the_probe() -> String {
     fs::read_to_string(path).expect("assembly is text")
 }
 
-/// The lines of a function, from its label to its end. One that came out as another did may be a
-/// second name for that.
+/// Returns the lines of a function, from its label to its end. A function that is equal to another
+/// one may be an alias of it.
 fn body_of(assembly: &str, name: &str) -> String {
     let second_name = format!("{name} = ");
     let name = assembly.lines().find_map(|line| line.strip_prefix(&second_name)).unwrap_or(name);

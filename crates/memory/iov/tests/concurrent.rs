@@ -1,5 +1,6 @@
-//! Foreign memory that one thread writes while another copies, sums and digests it. Miri calls it a
-//! data race if any of the accesses is not atomic; elsewhere bytes must not be made up.
+//! Foreign memory that one thread writes while another one copies, sums and digests it. Miri
+//! reports a data race if an access is not atomic; without Miri, every byte read must have been
+//! written.
 #![expect(unsafe_code, reason = "makes two views of the same memory")]
 
 use std::io::IoSlice;
@@ -34,7 +35,7 @@ fn foreign_memory_may_be_written_while_it_is_copied() {
     assert_eq!(memory.0, [WRITTEN[3]; LEN_BYTES]);
 }
 
-/// Writes in every way there is, one after another.
+/// Writes with every operation, one after another.
 fn write_all(view: VolatileSliceMut<'_>) {
     let mut dest = Cursor::<Dest>::foreign_buf(view);
     let own = [WRITTEN[2]; LEN_BYTES];
@@ -55,7 +56,7 @@ fn write_all(view: VolatileSliceMut<'_>) {
     }
 }
 
-/// Reads in every way there is; what was summed is what was copied.
+/// Reads with every operation. Each sum and digest must be that of the copied bytes.
 fn read_all(page: &Page<'_>) {
     let list: SegmentList<'_, Source> = SegmentList::new(
         [page.view().subslice(3, 30), page.view().subslice(40, 17)].map(Result::unwrap),

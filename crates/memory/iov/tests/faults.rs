@@ -1,6 +1,6 @@
-//! Cursors over memory that is not there: real faults, at every place and on either side.
+//! Cursors over missing memory: real faults, at every place and on either side.
 #![cfg(not(miri))]
-#![expect(unsafe_code, reason = "maps memory and takes pages away under copies")]
+#![expect(unsafe_code, reason = "maps memory and removes pages during copies")]
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -17,7 +17,7 @@ use longshore_mem::{VolatileSlice, VolatileSliceMut};
 
 const PAGE: usize = 4096;
 
-/// A file of some pages, mapped whole, of which only the first are left in it.
+/// A mapped file that was truncated: only the first pages of the mapping are backed.
 struct Truncated {
     _file: File,
     start: NonNull<u8>,
@@ -27,10 +27,10 @@ struct Truncated {
 
 impl Truncated {
     fn new(mapped_pages: usize, backed_pages: usize) -> Self {
-        // SAFETY: makes a descriptor out of nothing; the name is a C string.
+        // SAFETY: creates a descriptor; the name is a C string.
         let fd = unsafe { libc::memfd_create(c"longshore-test".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0);
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let file = unsafe { File::from_raw_fd(fd) };
         let mapped_bytes = mapped_pages * PAGE;
         let backed_bytes = backed_pages * PAGE;
@@ -51,19 +51,20 @@ impl Truncated {
         for at in 0..backed_bytes {
             // SAFETY: within the mapping.
             let byte = unsafe { start.add(at) };
-            // SAFETY: nobody else knows the mapping yet.
+            // SAFETY: no other code has the mapping yet.
             unsafe { byte.write(byte_at(at)) };
         }
         file.set_len(backed_bytes as u64).unwrap();
         Self { _file: file, start, mapped_bytes, backed_bytes }
     }
 
-    /// From `before` bytes before the end of what is left, to the end of what is mapped.
+    /// Returns the range from `before` bytes before the end of the backed pages to the end of the
+    /// mapping.
     fn around_the_end(&self, before: usize) -> VolatileSlice<'_> {
         let from = self.backed_bytes - before;
         // SAFETY: inside the mapping.
         let start = unsafe { self.start.add(from) };
-        // SAFETY: mapped for as long as `self` lives; that it faults is what is tested.
+        // SAFETY: mapped for as long as `self` lives; the test expects its faults.
         unsafe { VolatileSlice::from_raw_parts(start, self.mapped_bytes - from) }
     }
 
@@ -71,7 +72,7 @@ impl Truncated {
         let from = self.backed_bytes - before;
         // SAFETY: inside the mapping.
         let start = unsafe { self.start.add(from) };
-        // SAFETY: as above; borrowed alone.
+        // SAFETY: as above; borrowed exclusively.
         unsafe { VolatileSliceMut::from_raw_parts(start, self.mapped_bytes - from) }
     }
 }
@@ -87,7 +88,7 @@ fn byte_at(offset: usize) -> u8 {
     (offset.wrapping_mul(167) ^ (offset >> 7)) as u8
 }
 
-/// Bytes before the fault: around every size that a kernel goes by.
+/// The numbers of bytes before the fault, around every size that a kernel distinguishes.
 const BEFORE: [usize; 16] =
     [0, 1, 2, 7, 31, 63, 64, 65, 129, 255, 256, 257, 700, 2047, 2049, 2 * PAGE];
 
@@ -102,7 +103,7 @@ fn assert_fault<T: std::fmt::Debug>(outcome: Result<T, Error>, before: usize, ca
 }
 
 #[test]
-fn reads_end_at_the_exact_byte_and_digests_have_what_was_read() {
+fn reads_end_at_the_exact_byte_and_digests_cover_the_bytes_read() {
     let _guard = FaultGuard::install().unwrap();
     let memory = Truncated::new(4, 2);
     for engine in Engine::all() {
@@ -157,7 +158,7 @@ fn reads_end_at_the_exact_byte_and_digests_have_what_was_read() {
 }
 
 #[test]
-fn writes_end_at_the_exact_byte_and_digests_have_what_was_written() {
+fn writes_end_at_the_exact_byte_and_digests_cover_the_bytes_written() {
     let _guard = FaultGuard::install().unwrap();
     let mut memory = Truncated::new(4, 2);
     let content: Vec<u8> = (0..3 * PAGE).map(|at| byte_at(at + 99)).collect();
@@ -169,7 +170,7 @@ fn writes_end_at_the_exact_byte_and_digests_have_what_was_written() {
             let read = |at| {
                 // SAFETY: within the mapping.
                 let byte = unsafe { start.add(at) };
-                // SAFETY: the bytes before the end of the file are there.
+                // SAFETY: the bytes before the end of the file are backed.
                 unsafe { byte.read_volatile() }
             };
             let written = || -> Vec<u8> { (from..from + before).map(read).collect() };
@@ -198,7 +199,7 @@ fn writes_end_at_the_exact_byte_and_digests_have_what_was_written() {
 }
 
 #[test]
-fn digests_past_the_caches_are_right_and_end_at_the_exact_byte() {
+fn digests_with_non_temporal_stores_are_right_and_end_at_the_exact_byte() {
     let _guard = FaultGuard::install().unwrap();
     let pages = STREAM_MIN_BYTES / PAGE;
     let source = Truncated::new(pages + 4, pages + 2);
@@ -218,7 +219,7 @@ fn digests_past_the_caches_are_right_and_end_at_the_exact_byte() {
             let byte = |at| {
                 // SAFETY: within the mapping.
                 let byte = unsafe { start.add(to + at) };
-                // SAFETY: the bytes before the end of the file are there.
+                // SAFETY: the bytes before the end of the file are backed.
                 unsafe { byte.read_volatile() }
             };
             let written = || -> Vec<u8> { (0..done).map(byte).collect() };
@@ -274,7 +275,7 @@ fn both_cursors_of_a_transfer_stand_at_the_fault() {
 }
 
 #[test]
-fn own_memory_and_a_vanishing_list_in_one_walk() {
+fn private_memory_can_be_read_after_a_fault() {
     let _guard = FaultGuard::install().unwrap();
     let memory = Truncated::new(2, 1);
     let list = SegmentList::new((0..4).map(|_| memory.around_the_end(10))).unwrap();

@@ -1,4 +1,4 @@
-//! Every kind held against a naive model: bytes in a row, a place, and how much may be walked.
+//! Compares every kind with a naive model: an array of bytes, a place in it, and a limit.
 
 mod memory;
 
@@ -6,7 +6,7 @@ use longshore_iov::{Cursor, Dest, Error, Mark, SegmentSource, Source, copy};
 use memory::{KINDS, KindOf, Shape, bytes_of, pattern, with_dest, with_source};
 use proptest::prelude::*;
 
-/// What may be done to a cursor. Numbers are taken modulo something that makes sense.
+/// The operations on a cursor.
 #[derive(Clone, Debug)]
 enum Op {
     Read(usize),
@@ -64,14 +64,14 @@ impl Model {
     }
 }
 
-/// Steps through the segments, and stops when `stop` bytes were seen.
+/// Returns a step that collects the bytes of the segments, and ends the walk after `stop` bytes.
 fn step_until(
     seen: &mut Vec<u8>,
     stop: usize,
 ) -> impl FnMut(longshore_iov::Segment<'_, Source>, usize) -> usize {
     move |segment, done| {
-        assert_eq!(done, seen.len(), "a step is told how many bytes were walked before");
-        assert!(!segment.is_empty(), "no step is called for nothing");
+        assert_eq!(done, seen.len(), "a step gets the number of bytes walked before it");
+        assert!(!segment.is_empty(), "no step is called for an empty segment");
         let bytes = bytes_of(&segment);
         let take = bytes.len().min(stop - seen.len());
         seen.extend_from_slice(&bytes[..take]);
@@ -165,7 +165,7 @@ fn apply<'m>(
     assert_eq!((cursor.remaining(), cursor.walked()), (model.left, model.at), "after {op:?}");
 }
 
-/// The questions, against a walk over all segments.
+/// Compares the queries with a walk over all segments.
 fn ask(cursor: &mut Cursor<'_, Source>, model: &Model) {
     let mut segments = Vec::new();
     let mark = cursor.save();
@@ -233,7 +233,7 @@ proptest! {
     }
 
     #[test]
-    fn every_kind_takes_what_is_written(
+    fn every_kind_holds_the_bytes_written_to_it(
         shape in shapes(), writes in prop::collection::vec((0usize..150, 0u8..4), 1..8),
     ) {
         for kind in KINDS {
@@ -283,7 +283,7 @@ proptest! {
                             wanted_bytes: room + 1,
                             available_bytes: (room - done).min(content.len() - done),
                         }));
-                        assert_eq!((source.walked(), dest.walked()), (done, done), "nothing moved");
+                        assert_eq!((source.walked(), dest.walked()), (done, done), "no move");
                     });
                     assert_eq!(&written[..done], &content[..done], "{source_kind:?} {dest_kind:?}");
                     assert!(written[done..room.min(content.len())].len() <= room);
@@ -293,11 +293,11 @@ proptest! {
     }
 }
 
-/// Every sequence of three operations, out of those that decide where a place goes, on every list of
-/// up to three segments of up to three bytes. Checked within these bounds and not beyond.
+/// Runs every sequence of three operations that move a cursor, on every list of three segments of
+/// at most three bytes.
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of thousands of runs")]
-fn exhaustively_within_small_bounds() {
+fn all_short_sequences_of_operations_on_small_shapes() {
     const LEN_MAX: usize = 3;
     let walk = |len, stop| Op::Walk { len, stop };
     let all = [
@@ -344,9 +344,9 @@ fn exhaustively_within_small_bounds() {
     assert_eq!(runs, (LEN_MAX + 1).pow(3) * KINDS.len() * all.len().pow(3));
 }
 
-/// The kernel's own tests do this for each of its iterators: a pattern per page, copied in and out.
+/// As the kernel's tests of its iterators: a pattern per page is copied in and out.
 #[test]
-fn patterns_of_pages_go_in_and_out() {
+fn patterns_of_pages_are_copied_in_and_out() {
     let shape = Shape { lens: vec![64; if cfg!(miri) { 8 } else { 300 }] };
     for kind in KINDS {
         let content = pattern(shape.len_bytes(kind));
@@ -368,9 +368,9 @@ fn patterns_of_pages_go_in_and_out() {
     }
 }
 
-/// Many segments, so that a queue has several batches.
+/// Uses many segments, so that a queue has several batches.
 #[test]
-fn from_the_end_back_to_every_byte() {
+fn a_cursor_goes_from_the_end_back_to_every_byte() {
     let shape = Shape { lens: [3, 0, 1, 2].repeat(40) };
     for kind in KINDS {
         let content = pattern(shape.len_bytes(kind));
@@ -395,7 +395,7 @@ fn from_the_end_back_to_every_byte() {
 }
 
 #[test]
-fn which_kinds_can_fault() {
+fn only_foreign_ranges_can_fault() {
     let shape = Shape { lens: vec![10, 20] };
     for kind in KINDS {
         let content = pattern(shape.len_bytes(kind));

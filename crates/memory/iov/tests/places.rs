@@ -1,5 +1,4 @@
-//! Places near the ends of memory and address space, parts that are lent, and bytes that are given
-//! away.
+//! Places near the ends of memory and address space, lent parts, and extracted bytes.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -16,7 +15,7 @@ const PAGE_BYTES: usize = 1 << PAGE_LOG2;
 struct Pages<const N: usize>([[u8; PAGE_BYTES]; N]);
 
 impl<const N: usize> Pages<N> {
-    /// Pages that hold their number, from one on.
+    /// Returns pages that are filled with their number, from one on.
     fn new() -> Self {
         Self(std::array::from_fn(|page| [page as u8 + 1; PAGE_BYTES]))
     }
@@ -66,7 +65,7 @@ fn pages_of_any_size_can_be_counted() {
 }
 
 #[test]
-fn pages_that_are_too_large_to_list_are_refused() {
+fn pages_that_are_too_large_for_a_list_are_refused() {
     let slices = [IoSlice::new(&[1; 10])];
     let mut cursor = Cursor::<Source>::own_vec(&slices);
     for page_log2 in [32, 64, u32::MAX] {
@@ -93,7 +92,7 @@ fn a_part_of_a_page_has_its_address_and_offset_and_prints_them() {
 }
 
 #[test]
-fn memory_that_does_not_lie_at_a_multiple_of_its_length_is_no_page() {
+fn memory_not_aligned_to_its_length_is_not_a_page() {
     let mut memory = Pages::<2>::new();
     let addr = memory.0.as_ptr().addr() + 8;
     let bytes = memory.0.as_flattened_mut();
@@ -105,7 +104,7 @@ fn memory_that_does_not_lie_at_a_multiple_of_its_length_is_no_page() {
 }
 
 #[test]
-fn a_part_that_is_lent_ends_where_it_ends_and_the_whole_stands_there_then() {
+fn a_lent_part_has_its_own_end_and_leaves_the_cursor_at_its_place() {
     let bytes: Vec<u8> = (0..100).collect();
     let slices = [IoSlice::new(&bytes)];
     let mut cursor = Cursor::<Source>::own_vec(&slices);
@@ -113,7 +112,7 @@ fn a_part_that_is_lent_ends_where_it_ends_and_the_whole_stands_there_then() {
     cursor.truncate(50);
     let mut into = [0; 100];
 
-    // Neither bytes behind it, hidden ones included, nor bytes before it are the part's.
+    // The part has neither the bytes behind it, hidden ones included, nor the bytes before it.
     let mut part = cursor.take(20);
     assert_eq!(part.clone().reexpand(21).unwrap_err(), out_of_range(21, 20));
     assert_eq!(part.revert(1), Err(out_of_range(1, 0)));
@@ -143,7 +142,7 @@ fn out_of_range(asked_bytes: usize, possible_bytes: usize) -> Error {
 }
 
 #[test]
-fn extracted_bytes_of_a_destination_are_not_given_out_again() {
+fn extracted_bytes_of_a_destination_are_not_handed_out_again() {
     let mut memory = [0; 100];
     let mut slices = [IoSliceMut::new(&mut memory)];
     let mut cursor = Cursor::<Dest>::own_vec(&mut slices);
@@ -163,7 +162,7 @@ fn extracted_bytes_of_a_destination_are_not_given_out_again() {
     assert_eq!(cursor.take(5).revert(1), Err(out_of_range(1, 0)));
     assert_eq!((cursor.walked(), cursor.remaining()), (50, 50));
 
-    // All writers at once, each in bytes of its own.
+    // All writers are active at once, each on its own bytes.
     assert_eq!(copy::fill(&mut cursor, 5, 50), Ok(50));
     for segment in segments {
         segment.into_view().write(0, &[1; 20]).unwrap();
@@ -193,7 +192,7 @@ fn extracted_bytes_of_a_source_can_be_read_again() {
 }
 
 #[test]
-fn nothing_is_extracted_where_there_is_no_memory() {
+fn nothing_is_extracted_without_memory() {
     let mut nowhere = Cursor::<Dest>::discard(100);
     assert_eq!(nowhere.extract_segments(100, 10, &mut Vec::new()), 0);
     assert_eq!(nowhere.extract_pages(100, 12, 10, &mut Vec::new()), Ok(0));
@@ -216,7 +215,7 @@ fn a_step_that_panics_leaves_the_cursor_where_it_was() {
     }
     let mut cursor = Cursor::<Source>::page_queue(&queue, PARTS * PAGE_BYTES);
     cursor.advance(100);
-    // In the first batch of pages and, once the walk has gone over to it, in the second.
+    // In the first batch of pages and, after the walk has entered it, in the second.
     for steps in [1, 2, 35] {
         let walk = std::panic::AssertUnwindSafe(|| {
             cursor.iterate(usize::MAX, |_, done| {

@@ -1,7 +1,7 @@
 //! Checksums for AArch64.
 //!
-//! As for x86-64: an iteration loads, stores, and adds and moves on only then. UADALP adds pairs of
-//! words to sums of 32 bits, which hold a chunk's.
+//! As for x86-64, an iteration first loads and stores, and only then adds and advances. UADALP adds
+//! pairs of words to 32-bit sums, which cannot overflow within a chunk.
 
 use std::arch::asm;
 
@@ -11,7 +11,7 @@ use longshore_mem::isa::{Neon, Scalar};
 
 use crate::kernels::SumKernels;
 
-/// At most 63 bytes in words of the sizes that the count has.
+/// Sums the last bytes, at most 63, in words of 8, 4, 2 and 1 bytes.
 macro_rules! tail {
     ($store_8:literal, $store_4:literal, $store_2:literal, $store_1:literal) => {
         concat!(

@@ -1,4 +1,4 @@
-//! Checksums without assembly: what Miri can run.
+//! Checksums without assembly, for Miri.
 
 use longshore_mem::fault::RawOutcome;
 use longshore_mem::isa::Scalar;
@@ -34,7 +34,7 @@ unsafe fn through_buffer(
 ) -> (u64, RawOutcome) {
     let mut whole = 0u64;
     let absorb = |bytes: &[u8]| {
-        // The buffer's size is even, so each piece begins a word.
+        // The size of the buffer is even, so each part starts at a word.
         let (total, carry) = whole.overflowing_add(sum_of_own(bytes));
         whole = total + u64::from(carry);
     };

@@ -1,9 +1,9 @@
-//! The internet checksum (RFC 1071), alone or while copying.
+//! The internet checksum (RFC 1071), computed alone or while copying.
 //!
-//! The sum of 16-bit words in one's complement, whose byte order does not matter to it (RFC 1071,
-//! section 2 B): words are added as they lie in memory, in as wide registers as there are, and the
-//! sum is folded in the end. Bytes are taken as one stream over all segments, so lengths and offsets
-//! may be odd anywhere.
+//! The checksum is a one's complement sum of 16-bit words. The byte order does not matter to such a
+//! sum (RFC 1071, section 2 B), so the words are added as they lie in memory, in the widest
+//! registers available, and the sum is folded at the end. All segments form one stream of bytes, so
+//! any length and offset may be odd.
 #![expect(unsafe_code, reason = "hands segments to blocks of assembly")]
 
 #[cfg_attr(all(target_arch = "x86_64", not(miri)), path = "x86_64.rs")]
@@ -18,44 +18,44 @@ use crate::kernels::{CHUNK_BYTES, Kernels, LINE_BYTES};
 use crate::sink::Absorb;
 use crate::through_buffer::copy_through_buffer;
 
-/// The checksum of a stream of bytes so far.
+/// The checksum of a stream of bytes, which can be updated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checksum {
-    /// Sum of the words as this machine reads them from memory, folded to 16 bits.
+    /// The sum of the words as this machine reads them from memory, folded to 16 bits.
     sum: u16,
-    /// Whether an odd number of bytes came so far: the next byte is the second of its word.
+    /// `true` if the stream has an odd number of bytes so far: the next byte is the second one of
+    /// its word.
     is_odd: bool,
 }
 
 impl Checksum {
-    /// That of no bytes.
+    /// Returns the checksum of no bytes.
     pub const fn new() -> Self {
         Self { sum: 0, is_odd: false }
     }
 
-    /// Goes on with `bytes`.
+    /// Appends `bytes` to the stream.
     pub fn update(&mut self, bytes: &[u8]) {
         Engine::active().update(bytes, self);
     }
 
-    /// Goes on with bytes whose checksum, from an even place on, is `other`.
+    /// Appends bytes whose checksum is `other`, computed as if they began at an even offset.
     pub const fn append(&mut self, other: Self) {
         self.add(other.sum as u64, other.is_odd as usize);
     }
 
-    /// The sum, not yet complemented: the words are taken as big-endian ones, as on the wire.
+    /// Returns the sum of the big-endian words, without the final complement.
     pub const fn partial(self) -> u16 {
         u16::from_be(self.sum)
     }
 
-    /// What goes into a header: the complement of the sum. As a number whose big-endian bytes are
-    /// to be sent.
+    /// Returns the complement of the sum, which goes into a header in big-endian byte order.
     pub const fn finish(self) -> u16 {
         !self.partial()
     }
 
-    /// Goes on with `len_bytes` bytes whose words, as little-endian ones from an even place on, add
-    /// up to `sum` in one's complement.
+    /// Appends `len_bytes` bytes whose little-endian words add up to `sum` in one's complement, as
+    /// if they began at an even offset.
     const fn add(&mut self, sum: u64, len_bytes: usize) {
         let folded = fold(sum);
         let folded = if self.is_odd { folded.swap_bytes() } else { folded };
@@ -65,7 +65,7 @@ impl Checksum {
     }
 }
 
-/// Adds the four words of `sum` in one's complement: zero only of zero.
+/// Adds the four words of `sum` in one's complement. Returns zero only if `sum` is zero.
 const fn fold(sum: u64) -> u16 {
     let sum = (sum >> 32) + (sum & 0xffff_ffff);
     let sum = (sum >> 32) + (sum & 0xffff_ffff);
@@ -74,7 +74,7 @@ const fn fold(sum: u64) -> u16 {
     ((sum >> 16) + (sum & 0xffff)) as u16
 }
 
-/// The checksum of `bytes`, as a number whose big-endian bytes are to be sent.
+/// Returns the checksum of `bytes`, which goes into a header in big-endian byte order.
 pub fn of(bytes: &[u8]) -> u16 {
     let mut checksum = Checksum::new();
     checksum.update(bytes);
@@ -125,10 +125,10 @@ impl Absorb for Checksum {
 }
 
 impl Checksum {
-    /// Goes on to the exact byte that faults, after `done` of `whole` bytes.
+    /// Continues after a fault, up to the exact byte that faults. `done` of `whole` bytes are done.
     ///
     /// # Safety
-    /// As [`copy`](longshore_mem::copy::copy), for what is left.
+    /// As [`copy`](longshore_mem::copy::copy), for the rest of the range.
     #[cold]
     #[inline(never)]
     unsafe fn go_on<T: Kernels>(
@@ -145,7 +145,7 @@ impl Checksum {
     }
 }
 
-/// The sum that kernels return, of own bytes and without assembly.
+/// Returns the sum that kernels return, of private bytes and without assembly.
 fn sum_of_own(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks();
     let mut last = [0; 8];

@@ -8,7 +8,7 @@ use crate::cursor::Cursor;
 use crate::direction::{Dest, Source};
 use crate::source::SegmentSource;
 
-/// RFC 1071, section 4.1, as it stands there: 16 bits at a time.
+/// The algorithm of RFC 1071, section 4.1, 16 bits at a time.
 fn by_the_rfc(bytes: &[u8]) -> u16 {
     let mut sum = 0u64;
     for word in bytes.chunks(2) {
@@ -162,7 +162,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_discarded_is_summed_too() {
+fn discarded_bytes_are_summed_too() {
     let bytes = pattern(777, 3);
     let mut checksum = Checksum::new();
     let mut nowhere = Cursor::<Dest>::discard(500);

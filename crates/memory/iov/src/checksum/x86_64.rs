@@ -1,18 +1,18 @@
 //! Checksums for x86-64.
 //!
-//! One block of assembly per instruction set, with the stores of a copy put in or left out.
-//! Each iteration loads, stores, and adds and moves on only then: where it faults, the sum is that
+//! There is one block of assembly per instruction set, with or without the stores of a copy. An
+//! iteration first loads and stores, and only then adds and advances: if it faults, the sum is that
 //! of the bytes before it.
 //!
-//! The vector blocks add signed words. A word w is w ^ 0x8000 - as a signed one, w - 0x8000 - plus
-//! 0x8000, so one exclusive-or and one dot product with ones take in a whole register (VPDPWSSD, or
-//! VPMADDWD and VPADDD), and 0x8000 for each word that a register holds is added in the end. A
-//! masked load's absent words are zero, and count as such.
+//! The vector blocks add signed words. A word w equals 0x8000 plus the signed word w ^ 0x8000, so
+//! one exclusive-or and one dot product with ones process a whole register (VPDPWSSD, or VPMADDWD
+//! and VPADDD), and 0x8000 for each word of each register is added at the end. The words that a
+//! masked load leaves out are zero, and are treated the same way.
 //!
-//! Accesses that cross a line cost twice. The AVX-512 blocks therefore take in lines: those of the
-//! target in a copy, for stores cost more, else those of the source. The first is masked. Where it
-//! begins at an odd place, so does each word, and the sum comes out with its bytes swapped (RFC
-//! 1071, section 2 B).
+//! An access that crosses a cache line costs twice as much. The AVX-512 blocks therefore process
+//! whole lines: lines of the target in a copy, because stores cost more, and of the source
+//! otherwise. The first line is masked. If the bytes begin at an odd offset in it, so does each
+//! word, and the sum comes out with its bytes swapped (RFC 1071, section 2 B).
 
 use std::arch::asm;
 
@@ -22,11 +22,11 @@ use longshore_mem::isa::{Avx2, Avx512, Scalar};
 
 use crate::kernels::SumKernels;
 
-/// Two signed words to flip, or two ones to multiply by.
+/// The sign bits to flip in two words, and two ones to multiply by.
 const BIAS: u32 = 0x8000_8000;
 const ONES: u32 = 0x0001_0001;
 
-/// The AVX-512 block. `$line` points to what is brought to the start of a line.
+/// The AVX-512 block. `$line` is the pointer whose lines are processed.
 macro_rules! avx512_block {
     (
         $name:ident, $line:literal, take four: $take_four:expr, take one: $take_one:literal,
@@ -51,7 +51,7 @@ macro_rules! avx512_block {
                     concat!("mov {skew}, ", $line),
                     "and {skew}, 63",
                     "jz 3f",
-                    // What the first line has of the bytes.
+                    // The number of bytes in the first line.
                     "mov {part:e}, 64",
                     "sub {part}, {skew}",
                     "cmp rcx, {part}",
@@ -124,7 +124,7 @@ macro_rules! avx512_block {
                     "vpaddd xmm16, xmm16, xmm17",
                     "vmovd {word:e}, xmm16",
                     "movsxd {word}, {word:e}",
-                    // 32 words a register, 0x8000 each.
+                    // 32 words per register, 0x8000 each.
                     "shl {registers}, 20",
                     "add {word}, {registers}",
                     "mov {part}, {word}",
@@ -196,7 +196,7 @@ macro_rules! avx512_copy {
 avx512_copy!(copy_sum_avx512, "vmovdqu64", end: "");
 avx512_copy!(stream_sum_avx512, "vmovntdq", end: "sfence");
 
-/// At most 31 bytes (or, in the scalar block, 63) in words of the sizes that the count has.
+/// Sums the last bytes, at most 31 (63 in the scalar block), in words of 8, 4, 2 and 1 bytes.
 macro_rules! tail {
     ($store_8:literal, $store_4:literal, $store_2:literal, $store_1:literal) => {
         concat!(
@@ -317,7 +317,7 @@ macro_rules! avx2_block {
                     "vmovd {word:e}, xmm4",
                     "movsxd {word}, {word:e}",
                     "vzeroupper",
-                    // 16 words a register, 0x8000 each.
+                    // 16 words per register, 0x8000 each.
                     "shl {registers}, 19",
                     "add {word}, {registers}",
                     "add {word}, {tail}",
@@ -335,7 +335,8 @@ macro_rules! avx2_block {
                     out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
                     out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
                     out("ymm8") _, out("ymm9") _,
-                    // What `vzeroupper` cuts is the caller's too, where that was built for AVX.
+                    // `vzeroupper` also clears the upper halves of these registers, which a caller
+                    // built for AVX may use.
                     out("ymm10") _, out("ymm11") _, out("ymm12") _, out("ymm13") _,
                     out("ymm14") _, out("ymm15") _,
                     options(nostack),
@@ -390,7 +391,7 @@ macro_rules! avx2_copy {
 avx2_copy!(copy_sum_avx2, "vmovdqu", end: "");
 avx2_copy!(stream_sum_avx2, "vmovntdq", end: "sfence");
 
-/// 64 bytes in one chain of additions with carry.
+/// Adds 64 bytes in one chain of additions with carry.
 macro_rules! chain {
     ($chain:literal, $store:literal) => {
         concat!(
@@ -437,8 +438,8 @@ macro_rules! chain {
     };
 }
 
-/// Two chains in turn, which the processor runs side by side: each begins with an addition that
-/// takes no carry in.
+/// Two chains in turn, which the processor runs in parallel: each begins with an addition without a
+/// carry-in.
 macro_rules! scalar_block {
     ($name:ident, $store:literal, $tail:expr) => {
         /// # Safety
@@ -507,8 +508,8 @@ macro_rules! kernels {
             #[inline(always)]
             unsafe fn sum_raw(self, from: *const u8, len_bytes: usize) -> (u64, RawOutcome) {
                 let nowhere = std::ptr::null_mut();
-                // SAFETY: the token proves the instructions, the rest is the caller's promise; the
-                // block has no stores.
+                // SAFETY: the token proves that the instructions exist, the rest is the caller's
+                // promise; the block has no stores.
                 unsafe { $sum(from, nowhere, len_bytes) }
             }
 
@@ -519,7 +520,8 @@ macro_rules! kernels {
                 to: *mut u8,
                 len_bytes: usize,
             ) -> (u64, RawOutcome) {
-                // SAFETY: the token proves the instructions, the rest is the caller's promise.
+                // SAFETY: the token proves that the instructions exist, the rest is the caller's
+                // promise.
                 unsafe { $copy_sum(from, to, len_bytes) }
             }
 

@@ -1,4 +1,4 @@
-//! CRCs for AArch64: the CRC32C instructions, over bytes that were brought into a buffer.
+//! CRCs for AArch64, by the CRC32C instructions on bytes in a buffer.
 
 use std::arch::aarch64::{__crc32cb, __crc32cd};
 
@@ -15,7 +15,7 @@ impl CrcKernels for Scalar {
 
 impl CrcKernels for Neon {
     fn crc_own(self, register: u32, bytes: &[u8]) -> u32 {
-        // SAFETY: the token proves the instructions.
+        // SAFETY: the token proves that the instructions exist.
         unsafe { crc_by_instruction(register, bytes) }
     }
 }

@@ -1,4 +1,4 @@
-//! CRCs without assembly: what Miri can run.
+//! CRCs without assembly, for Miri.
 
 use longshore_mem::isa::Scalar;
 

@@ -1,7 +1,8 @@
-//! CRC-32C (Castagnoli), alone or while copying: the digest of iSCSI (RFC 3720, appendix B.4), of
-//! NVMe over TCP, SCTP and ext4.
+//! CRC-32C (Castagnoli), computed alone or while copying: the digest of iSCSI (RFC 3720, appendix
+//! B.4), NVMe over TCP, SCTP and ext4.
 //!
-//! Polynomial 0x1EDC6F41, reflected, all ones before and complemented after.
+//! The polynomial is 0x1EDC6F41, reflected. The register starts with all ones, and its complement
+//! is the CRC.
 #![expect(unsafe_code, reason = "hands segments to blocks of assembly")]
 
 #[cfg_attr(all(target_arch = "x86_64", not(miri)), path = "x86_64.rs")]
@@ -17,7 +18,7 @@ use crate::copy::Engine;
 use crate::kernels::{Kernels, LINE_BYTES};
 use crate::sink::Absorb;
 
-/// The CRC-32C of a stream of bytes so far.
+/// The CRC-32C of a stream of bytes, which can be updated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crc32c {
     /// The register: the complement of the CRC.
@@ -25,17 +26,17 @@ pub struct Crc32c {
 }
 
 impl Crc32c {
-    /// That of no bytes.
+    /// Returns the CRC of no bytes.
     pub const fn new() -> Self {
         Self { register: !0 }
     }
 
-    /// Goes on with `bytes`.
+    /// Appends `bytes` to the stream.
     pub fn update(&mut self, bytes: &[u8]) {
         Engine::active().update(bytes, self);
     }
 
-    /// The CRC, as a number. iSCSI and NVMe/TCP send its little-endian bytes.
+    /// Returns the CRC. iSCSI and NVMe/TCP send it in little-endian byte order.
     pub const fn finish(self) -> u32 {
         !self.register
     }
@@ -47,7 +48,7 @@ impl Default for Crc32c {
     }
 }
 
-/// The CRC-32C of `bytes`.
+/// Returns the CRC-32C of `bytes`.
 pub fn of(bytes: &[u8]) -> u32 {
     let mut crc = Crc32c::new();
     crc.update(bytes);
@@ -63,7 +64,7 @@ impl Absorb for Crc32c {
         to: Option<*mut u8>,
         len_bytes: usize,
     ) -> Result<(), CopyFault> {
-        // A copy with non-temporal stores begins where a cache line does.
+        // A copy with non-temporal stores starts at a cache line.
         let head = match to {
             Some(to) if len_bytes >= STREAM_MIN_BYTES => to.addr().wrapping_neg() % LINE_BYTES,
             _ => 0,

@@ -1,5 +1,6 @@
-//! The CRC without instructions for it: eight bytes a turn by eight tables ("A Systematic Approach
-//! to Building High Performance Software-Based CRC Generators", Kounavis and Berry, Intel 2005).
+//! The CRC without special instructions: eight bytes at a time, by eight tables ("A Systematic
+//! Approach to Building High Performance Software-Based CRC Generators", Kounavis and Berry, Intel
+//! 2005).
 
 use super::polynomial::times_x;
 
@@ -31,7 +32,7 @@ const fn tables() -> [[u32; 256]; 8] {
     tables
 }
 
-/// The register after `bytes`.
+/// Returns the CRC register after `bytes`.
 pub(super) fn crc_by_table(register: u32, bytes: &[u8]) -> u32 {
     let (words, rest) = bytes.as_chunks();
     let register = words.iter().fold(register, |register, word: &[u8; 8]| {

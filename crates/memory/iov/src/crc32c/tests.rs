@@ -7,7 +7,7 @@ use crate::cursor::Cursor;
 use crate::direction::Source;
 use crate::source::SegmentSource;
 
-/// Bit by bit, from the polynomial.
+/// Computes the CRC bit by bit, from the polynomial.
 fn by_bits(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |register, byte| {
         (0..8).fold(register ^ u32::from(*byte), |register, _| polynomial::times_x(register))
@@ -26,7 +26,8 @@ fn with(engine: Engine, bytes: &[u8]) -> u32 {
 
 #[test]
 fn published_values() {
-    // RFC 3720, appendix B.4 (there as the bytes sent), and the check value of the CRC catalogue.
+    // RFC 3720, appendix B.4 (as the bytes that are sent), and the check value of the CRC
+    // catalogue.
     let ascending: Vec<u8> = (0..32).collect();
     let descending: Vec<u8> = (0..32).rev().collect();
     for engine in Engine::all() {
@@ -85,7 +86,7 @@ fn copied_at_every_length() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the same code, and slow")]
-fn much_at_once() {
+fn large_inputs() {
     let bytes = pattern(3 << 20);
     for engine in Engine::all() {
         for len_bytes in [65_535, 65_536, 1 << 20, (3 << 20) - 5] {

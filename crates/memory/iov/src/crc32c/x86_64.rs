@@ -1,16 +1,17 @@
 //! CRCs for x86-64.
 //!
-//! Two units of a core can take bytes into a CRC, side by side: one multiplies without carry, by
-//! which a register of data is carried over the data after it ("Fast CRC Computation for Generic
-//! Polynomials Using PCLMULQDQ Instruction", Gopal et al., Intel 2009), the other has the CRC32
-//! instruction, begun once a cycle and done three later. So a turn takes some words and four vectors
-//! after them. The words go through the CRC32 instruction from zero, and what comes out is added to
-//! the first 32 bits of the vector that follows, where that register would have stood; the vectors
-//! are carried over the next turn. So words do not wait for those of the turn before, all bytes are
-//! taken in order, and a fault ends a block after whole turns.
+//! A core has two units that can compute a CRC at the same time. One multiplies without carry,
+//! which folds a register of data into data behind it ("Fast CRC Computation for Generic
+//! Polynomials Using PCLMULQDQ Instruction", Gopal et al., Intel 2009). The other executes the
+//! CRC32 instruction: one per cycle, with a latency of three cycles. Each iteration (turn)
+//! therefore takes some words and four vectors. The words go through the CRC32 instruction, from
+//! zero, and the result is XORed into the first 32 bits of the vector behind them, which is where
+//! the CRC register would have been. The vectors are folded over the length of one iteration. So
+//! the words of an iteration do not wait for those of the one before, the bytes are processed in
+//! order, and a fault ends a block after whole iterations.
 //!
-//! How many words a turn has is a matter of what else it does, for both units have to be busy: on a
-//! Zen 4 core a multiplication takes two cycles, of 16 bytes or of 64.
+//! The best number of words depends on the other work of an iteration, because both units must stay
+//! busy: on a Zen 4 core, a multiplication takes two cycles, for 16 bytes as well as for 64.
 
 use std::arch::asm;
 
@@ -31,12 +32,12 @@ impl CrcKernels for Scalar {
     }
 }
 
-/// Whether a copy uses non-temporal stores, and its target is aligned for them.
+/// Returns `true` if a copy uses non-temporal stores and its target is aligned for them.
 fn streams(to: *mut u8, len_bytes: usize) -> bool {
     len_bytes >= STREAM_MIN_BYTES - LINE_BYTES && to.addr().is_multiple_of(LINE_BYTES)
 }
 
-/// The rest of bytes that met a fault, up to the exact byte.
+/// Continues after a fault, up to the exact byte that faults.
 ///
 /// # Safety
 /// As [`copy`](longshore_mem::copy::copy).
@@ -54,7 +55,7 @@ unsafe fn go_on<T: CrcKernels>(
     unsafe { copy_through_buffer(token, from, to, len_bytes, absorb) }
 }
 
-/// The blocks of one instruction set.
+/// Implements `CrcKernels` by the blocks of one instruction set.
 macro_rules! kernels {
     ($token:ident, $own:ident, $read:ident, $copy:ident, $stream:ident) => {
         impl CrcKernels for $token {
@@ -103,7 +104,7 @@ macro_rules! kernels {
 kernels!(Avx2, own_avx2, read_avx2, copy_avx2, stream_avx2);
 kernels!(Avx512, own_avx512, read_avx512, copy_avx512, stream_avx512);
 
-/// At most seven words and seven bytes.
+/// The last bytes of a block: at most seven words and seven bytes.
 macro_rules! tail {
     (read) => {
         tail!(
@@ -167,10 +168,10 @@ macro_rules! tail {
     };
 }
 
-/// The factors of a block, in the order in which it reads them: those that carry a vector of
-/// `vector_bytes` over a turn of `turn_bytes`, over the next three vectors of it, which begin
-/// `stride_bytes` after each other, two and one, over a vector alone, and those that carry the lanes
-/// of a register over the ones after them.
+/// The folding factors of a block, in the order in which it reads them. They fold a vector of
+/// `vector_bytes` over an iteration of `turn_bytes`; a vector over the next three, two and one
+/// vectors of an iteration, which begin `stride_bytes` apart; a vector over the vector behind it;
+/// and a lane of a register over the next three, two and one lanes.
 const fn factors(turn_bytes: u32, stride_bytes: u32, vector_bytes: u32) -> [[u64; 2]; 9] {
     let stride = 8 * stride_bytes;
     [
@@ -186,7 +187,7 @@ const fn factors(turn_bytes: u32, stride_bytes: u32, vector_bytes: u32) -> [[u64
     ]
 }
 
-/// The words at the places `$at`, through the CRC32 instruction.
+/// Takes the words at the offsets `$at` through the CRC32 instruction.
 macro_rules! words {
     (read, $at:literal) => {
         concat!(".irp at,", $at, "\ncrc32 r8, qword ptr [rsi + \\at]\n.endr\n")
@@ -205,7 +206,7 @@ macro_rules! words {
     };
 }
 
-/// The vector at the place `$at`.
+/// Loads the vector at the offset `$at`, and stores it if this is a copy.
 macro_rules! vector {
     (read, $load:literal $register:literal, $at:literal) => {
         concat!($load, " ", $register, ", [rsi + ", $at, "]\n")
@@ -228,7 +229,7 @@ macro_rules! vector {
     };
 }
 
-/// A register carried over a distance by the factors in `$by`, with new data in.
+/// Folds a register by the factors in `$by`, and adds new data.
 macro_rules! fold_512 {
     ($register:literal, $by:literal, $data:literal) => {
         concat!(
@@ -253,14 +254,15 @@ macro_rules! fold_512 {
     };
 }
 
-/// A block. `$turn` is a turn up to where it moves on, and all its loads and stores come before the
-/// first register changes where the block may stop, as `$faults` says.
+/// A block. `$turn` is an iteration without the instructions that advance the pointers. In a block
+/// that can fault (`$faults`), all loads and stores of an iteration come before the first change of
+/// an accumulator.
 macro_rules! avx512_block {
     (
         $name:ident, words: $words_bytes:literal, turn: $turn:expr, vector: $vector:tt,
         tail: $tail:tt, faults: $faults:expr, end: $end:literal
     ) => {
-        /// The register after the bytes done.
+        /// Returns the CRC register after the bytes that were done.
         ///
         /// # Safety
         /// As [`copy`](longshore_mem::copy::copy); the machine must have what [`Avx512`] names.
@@ -298,7 +300,7 @@ macro_rules! avx512_block {
                     "cmp rcx, {turn}",
                     "jae 2b",
                     "4:",
-                    // Four registers into one.
+                    // Fold four registers into one.
                     "vbroadcasti32x4 zmm24, [{factors} + 16]",
                     "vbroadcasti32x4 zmm25, [{factors} + 32]",
                     fold_512!("zmm18", "zmm22", "zmm19"),
@@ -308,7 +310,7 @@ macro_rules! avx512_block {
                     "jnz 7f",
                     "cmp rcx, 64",
                     "jb 7f",
-                    // One vector a turn, without words.
+                    // One vector per iteration, without words.
                     "5:",
                     vector!($vector, "vmovdqu64" "zmm24", "0"),
                     "vmovd xmm20, {crc:e}",
@@ -321,7 +323,7 @@ macro_rules! avx512_block {
                     "cmp rcx, 64",
                     "jae 5b",
                     "7:",
-                    // Four lanes into one, and that through the CRC32 instruction.
+                    // Fold four lanes into one, and take that through the CRC32 instruction.
                     "vmovdqu64 zmm24, [{factors} + 80]",
                     "vextracti32x4 xmm25, zmm16, 3",
                     "vpclmulqdq zmm17, zmm16, zmm24, 0x11",
@@ -363,8 +365,8 @@ macro_rules! avx512_block {
     };
 }
 
-/// Where a block may stop: a turn or a vector is then not done, and the rest of the block is left
-/// out.
+/// The ranges in which a block can fault. The iteration or vector that faults is not done, and the
+/// rest of the block is skipped.
 macro_rules! faults {
     () => {
         concat!(
@@ -375,8 +377,8 @@ macro_rules! faults {
     };
 }
 
-// Bytes that do not fault need not all be read before a turn changes its registers: words and
-// vectors take turns, and neither unit waits for the other.
+// Private memory does not fault, so an iteration may change registers before it has read all bytes:
+// words and vectors alternate, and neither unit waits for the other.
 avx512_block!(
     own_avx512,
     words: 104,
@@ -403,7 +405,8 @@ avx512_block!(
     end: ""
 );
 
-// Each word stored takes as long as it gains: vectors alone.
+// Storing a word costs as much time as the CRC32 instruction saves, so these blocks have vectors
+// only.
 macro_rules! avx512_fused {
     ($name:ident, $vector:tt, tail: $tail:tt, end: $end:literal) => {
         avx512_block!(
@@ -467,7 +470,7 @@ macro_rules! avx2_block {
         $name:ident, words: $words_bytes:literal, turn: $turn:expr, vector: $vector:tt,
         tail: $tail:tt, faults: $faults:expr, end: $end:literal
     ) => {
-        /// The register after the bytes done.
+        /// Returns the CRC register after the bytes that were done.
         ///
         /// # Safety
         /// As [`copy`](longshore_mem::copy::copy); the machine must have what [`Avx2`] names.
@@ -505,7 +508,7 @@ macro_rules! avx2_block {
                     "cmp rcx, {turn}",
                     "jae 2b",
                     "4:",
-                    // Four registers into one.
+                    // Fold four registers into one.
                     "vmovdqu xmm4, [{factors} + 16]",
                     "vmovdqu xmm5, [{factors} + 32]",
                     "vmovdqu xmm6, [{factors} + 48]",
@@ -516,7 +519,7 @@ macro_rules! avx2_block {
                     "jnz 7f",
                     "cmp rcx, 16",
                     "jb 7f",
-                    // One vector a turn, without words.
+                    // One vector per iteration, without words.
                     "5:",
                     vector!($vector, "vmovdqu" "xmm4", "0"),
                     "vmovd xmm12, {crc:e}",
@@ -529,7 +532,7 @@ macro_rules! avx2_block {
                     "cmp rcx, 16",
                     "jae 5b",
                     "7:",
-                    // What is left, through the CRC32 instruction.
+                    // Take the rest through the CRC32 instruction.
                     "xor r8d, r8d",
                     "vmovq rax, xmm0",
                     "crc32 r8, rax",
@@ -562,7 +565,7 @@ macro_rules! avx2_block {
     };
 }
 
-/// Words and the vector after them, with what came of the words in it.
+/// Takes words and the vector behind them, with the CRC of the words XORed into the vector.
 macro_rules! group_128 {
     ($word:tt, $words:literal, $vector:tt, $register:literal, $at:literal) => {
         concat!(

@@ -1,4 +1,4 @@
-//! Questions about the bytes that remain, which move nothing.
+//! Queries about the remaining bytes, which do not move the cursor.
 #![expect(unsafe_code, reason = "looks at a second place, which accesses no memory")]
 
 use super::Cursor;
@@ -7,7 +7,7 @@ use crate::kinds::Kind;
 use crate::kinds::walk::KEY;
 
 impl<D: Direction, K: Kind<D>> Cursor<'_, D, K> {
-    /// Returns the bytes left in the segment here, which are what one step would be given.
+    /// Returns the number of bytes left in the segment here, as one step would get them.
     pub fn segment_len_bytes(&self) -> usize {
         let len_max = self.left;
         if len_max == 0 {
@@ -18,15 +18,15 @@ impl<D: Direction, K: Kind<D>> Cursor<'_, D, K> {
         ahead.segment(KEY, len_max).map_or(0, |segment| segment.len())
     }
 
-    /// Counts the segments that the bytes that remain lie in.
+    /// Returns the number of segments that the remaining bytes lie in.
     pub fn segments(&self) -> usize {
         let mut segments = 0;
         self.survey(|_, _| segments += 1);
         segments
     }
 
-    /// Returns all addresses and lengths that remain, ORed. If this is a multiple of a power of two,
-    /// all of them are. Zero for no segment.
+    /// Returns the bitwise OR of all remaining addresses and lengths, or zero if there is no
+    /// segment. If it is a multiple of a power of two, all of them are.
     #[doc(alias = "iov_iter_alignment")]
     pub fn alignment(&self) -> usize {
         let mut ored = 0;
@@ -34,9 +34,9 @@ impl<D: Direction, K: Kind<D>> Cursor<'_, D, K> {
         ored
     }
 
-    /// Returns the addresses where a segment begins after another, and those where one ends before
-    /// another, ORed. If this is a multiple of a page's size, the segments are one run to a device
-    /// that maps pages side by side. Zero for one segment.
+    /// Returns the bitwise OR of the addresses where one segment ends and the next one begins, or
+    /// zero if there is only one segment. If it is a multiple of a page size, a device that maps
+    /// pages side by side sees the segments as one contiguous range.
     #[doc(alias = "iov_iter_gap_alignment")]
     pub fn gap_alignment(&self) -> usize {
         let mut ored = 0;
@@ -48,8 +48,8 @@ impl<D: Direction, K: Kind<D>> Cursor<'_, D, K> {
         ored
     }
 
-    /// Counts the pages of 2^`page_log2` bytes that the bytes that remain touch, for each segment
-    /// by itself. A page may be as large as the address space or larger: then each segment touches
+    /// Returns the number of pages of 2^`page_log2` bytes that the remaining bytes touch, counted
+    /// for each segment. If a page is as large as the address space or larger, each segment touches
     /// one.
     ///
     /// ```

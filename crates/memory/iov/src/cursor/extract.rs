@@ -9,10 +9,12 @@ use crate::kinds::{Kind, PageSegment};
 use crate::segment::Segment;
 
 impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
-    /// Appends the next segments, of up to `len_bytes` bytes and no more than `count_max`, to
-    /// `out`: for `readv`, io_uring or a device ([`Segment::as_iovecs`]). Returns their bytes. The
-    /// cursor stays and is borrowed for as long as they are used;
-    /// [`advance`](crate::SegmentSource::advance) by what was done.
+    /// Appends the next segments to `out`, for `readv`, io_uring or a device
+    /// ([`Segment::as_iovecs`]): up to `len_bytes` bytes in at most `count_max` segments. Returns
+    /// their length in bytes.
+    ///
+    /// The cursor does not move, and is borrowed for as long as the segments are used;
+    /// [`advance`](crate::SegmentSource::advance) it afterwards by the number of bytes done.
     ///
     /// ```
     /// use longshore_iov::{Cursor, SegmentSource, Source};
@@ -32,16 +34,18 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
         count_max: usize,
         out: &mut Vec<Segment<'c, D>>,
     ) -> usize {
-        // SAFETY: the cursor is borrowed alone for `'c`, and lives no longer than its memory.
+        // SAFETY: the cursor is borrowed exclusively for `'c`, and lives no longer than its memory.
         unsafe { self.list_segments(len_bytes, count_max, out) }
     }
 
-    /// Appends the next pages of 2^`page_log2` bytes that up to `len_bytes` bytes touch, and no
-    /// more than `count_max`, to `out`: each with its address and the part of it that is asked for.
-    /// Returns the bytes. The cursor stays and is borrowed for as long as they are used.
+    /// Appends the next pages of 2^`page_log2` bytes to `out`: up to `len_bytes` bytes in at most
+    /// `count_max` pages, each as its address and the requested part of it. Returns their length in
+    /// bytes.
+    ///
+    /// The cursor does not move, and is borrowed for as long as the pages are used.
     ///
     /// # Errors
-    /// [`Error::PageTooLarge`] for pages of 4 GiB or more; `out` keeps what it had.
+    /// [`Error::PageTooLarge`] for pages of 4 GiB or more; then `out` does not change.
     ///
     /// ```
     /// use longshore_iov::{Cursor, Source};
@@ -67,13 +71,13 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
         count_max: usize,
         out: &mut Vec<PageSegment<'c, D>>,
     ) -> Result<usize, Error> {
-        // SAFETY: the cursor is borrowed alone for `'c`, and lives no longer than its memory.
+        // SAFETY: the cursor is borrowed exclusively for `'c`, and lives no longer than its memory.
         unsafe { self.list_pages(len_bytes, page_log2, count_max, out) }
     }
 
     /// # Safety
-    /// The memory must be valid for `'s`, and of a [`Dest`](crate::Dest) the cursor must not give
-    /// out the same bytes again before `'s` ends.
+    /// The memory must be valid for `'s`, and the cursor of a [`Dest`](crate::Dest) must not return
+    /// the same bytes again before `'s` ends.
     unsafe fn list_segments<'s>(
         &self,
         len_bytes: usize,
@@ -88,7 +92,7 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
                 return segment.len();
             }
             count += 1;
-            // SAFETY: the caller's promise; segments of a walk are different bytes.
+            // SAFETY: the caller's promise; the segments of a walk do not overlap.
             out.push(unsafe { Segment::from_raw(segment.start(), segment.len()) });
             0
         });
@@ -119,7 +123,7 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
                 let start = unsafe { segment.start().add(offset) };
                 let to_boundary = page_bytes - (start.addr().get() & (page_bytes - 1));
                 let part = to_boundary.min(segment.len() - offset);
-                // SAFETY: the caller's promise; segments of a walk are different bytes.
+                // SAFETY: the caller's promise; the segments of a walk do not overlap.
                 let part_of_page = unsafe { Segment::from_raw(start, part) };
                 out.push(PageSegment::within(&part_of_page, page_log2));
                 count += 1;
@@ -132,12 +136,12 @@ impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
 }
 
 impl<'m, D: Direction, K: Kind<D> + 'm> Cursor<'m, D, K> {
-    /// [`next_segments`](Self::next_segments), and moves the cursor past them. They may be used for
-    /// as long as the memory is lent, while the cursor goes on.
+    /// Appends segments as [`next_segments`](Self::next_segments) does, and moves the cursor past
+    /// them. They may be used for as long as the memory is borrowed, while the cursor moves on.
     ///
     /// The cursor of a [`Source`](crate::Source) can go back and read the same bytes again. Bytes
     /// of a [`Dest`](crate::Dest) have a new owner: [`revert`](crate::SegmentSource::revert) and
-    /// [`restore`](Self::restore) stop behind them.
+    /// [`restore`](Self::restore) do not go back past them.
     ///
     /// ```
     /// use longshore_iov::{Cursor, Dest, SegmentSource, copy};
@@ -166,18 +170,18 @@ impl<'m, D: Direction, K: Kind<D> + 'm> Cursor<'m, D, K> {
         count_max: usize,
         out: &mut Vec<Segment<'m, D>>,
     ) -> usize {
-        // SAFETY: the kind outlives `'m`, so its memory does; `give` keeps the cursor from going
-        // back.
+        // SAFETY: the kind outlives `'m`, so its memory does; `give` keeps the cursor of a
+        // destination from going back.
         let done = unsafe { self.list_segments(len_bytes, count_max, out) };
         self.give(done);
         done
     }
 
-    /// [`next_pages`](Self::next_pages), and moves the cursor past them, as
+    /// Appends pages as [`next_pages`](Self::next_pages) does, and moves the cursor past them, as
     /// [`extract_segments`](Self::extract_segments) does.
     ///
     /// # Errors
-    /// [`Error::PageTooLarge`] for pages of 4 GiB or more; nothing changes then.
+    /// [`Error::PageTooLarge`] for pages of 4 GiB or more; then nothing changes.
     ///
     /// ```
     /// use longshore_iov::{Cursor, SegmentSource, Source};
@@ -206,17 +210,17 @@ impl<'m, D: Direction, K: Kind<D> + 'm> Cursor<'m, D, K> {
         count_max: usize,
         out: &mut Vec<PageSegment<'m, D>>,
     ) -> Result<usize, Error> {
-        // SAFETY: as of `extract_segments`.
+        // SAFETY: as for `extract_segments`.
         let done = unsafe { self.list_pages(len_bytes, page_log2, count_max, out) }?;
         self.give(done);
         Ok(done)
     }
 
-    /// Moves past `len_bytes` bytes that were listed. Those of a destination can no longer be gone
-    /// back to.
+    /// Moves past `len_bytes` bytes that were listed. The cursor of a destination can no longer go
+    /// back to them.
     ///
-    /// The lifetime of what was listed is that of the memory, also where the caller chose the
-    /// cursor's own:
+    /// The list has the lifetime of the memory, even if the caller chose a longer one for the
+    /// cursor:
     ///
     /// ```compile_fail,E0597
     /// use longshore_iov::{Cursor, Source, kinds::OwnVec};

@@ -1,4 +1,4 @@
-//! The next bytes of a cursor, lent to a callee.
+//! The next bytes of a cursor, lent to a function.
 
 use std::ops::Deref;
 
@@ -11,9 +11,9 @@ use crate::source::SegmentSource;
 
 /// The next bytes of a cursor, which [`Cursor::take`] lends.
 ///
-/// It is a [`SegmentSource`] that ends where the part ends, so every operation takes it, and it
-/// answers the questions of a [`Cursor`]. When it is dropped, the cursor stands where the part
-/// stood. (One that is forgotten leaves the cursor with nothing but the part.)
+/// It is a [`SegmentSource`] that ends after these bytes, so every operation accepts it, and it has
+/// the queries of a [`Cursor`]. When it is dropped, the cursor continues at its place. (If it is
+/// forgotten with `mem::forget`, the cursor keeps only the bytes that were lent.)
 ///
 /// ```
 /// use longshore_iov::{Cursor, SegmentSource, Source, copy};
@@ -29,7 +29,7 @@ use crate::source::SegmentSource;
 /// # }
 /// ```
 ///
-/// There is no `&mut Cursor` of it, with which another cursor could be put into its place:
+/// It does not give access to a `&mut Cursor`, which could be replaced by another cursor:
 ///
 /// ```compile_fail,E0596
 /// use longshore_iov::{Cursor, Dest};
@@ -40,15 +40,15 @@ use crate::source::SegmentSource;
 #[derive(Debug)]
 pub struct Taken<'c, 'm, D: Direction, K: Kind<D> = AnyKind<'m, D>> {
     cursor: &'c mut Cursor<'m, D, K>,
-    /// The cursor's own end and hidden bytes, and the place where the part begins.
+    /// The end and the hidden bytes of the cursor, and the place where the lent bytes begin.
     end: usize,
     hidden: usize,
     start: usize,
 }
 
 impl<'m, D: Direction, K: Kind<D>> Cursor<'m, D, K> {
-    /// Lends the next `len_bytes` bytes, or as many as remain. In the end this cursor stands where
-    /// the part stood.
+    /// Lends the next `len_bytes` bytes, or as many as remain. When the value returned is dropped,
+    /// this cursor continues at its place.
     pub fn take(&mut self, len_bytes: usize) -> Taken<'_, 'm, D, K> {
         Taken::new(self, len_bytes)
     }
@@ -58,15 +58,15 @@ impl<'c, 'm, D: Direction, K: Kind<D>> Taken<'c, 'm, D, K> {
     pub(super) fn new(cursor: &'c mut Cursor<'m, D, K>, len_bytes: usize) -> Self {
         let (end, hidden, start) = (cursor.end(), cursor.hidden, cursor.walked);
         cursor.left = cursor.left.min(len_bytes);
-        // Bytes that the whole hides are not the part's to bring back.
+        // `reexpand` must not reveal the bytes that the cursor hides.
         cursor.hidden = 0;
         Self { cursor, end, hidden, start }
     }
 
-    /// Goes back (or on) to where the part was when `mark` was made.
+    /// Moves back (or forward) to the place of the cursor when `mark` was made.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] as [`Cursor::restore`], and for a place before the part begins.
+    /// [`Error::OutOfRange`] as for [`Cursor::restore`], and for a place before the lent bytes.
     /// Nothing changes then.
     pub fn restore(&mut self, mark: &Mark<'m, D, K>) -> Result<(), Error> {
         if mark.at.walked < self.start {

@@ -1,4 +1,4 @@
-//! Any kind, told apart at run time.
+//! A kind that is chosen at run time.
 #![expect(unsafe_code, reason = "a second place in writable memory needs a promise")]
 
 use super::discard::Discard;
@@ -13,7 +13,7 @@ use super::walk::{Key, Walk};
 use crate::direction::Direction;
 use crate::segment::Segment;
 
-/// Any kind there is.
+/// A kind that is chosen at run time.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AnyKind<'m, D> {
@@ -21,20 +21,20 @@ pub enum AnyKind<'m, D> {
     ForeignBuf(ForeignBuf<'m, D>),
     /// A list of foreign ranges.
     ForeignVec(ForeignVec<'m, D>),
-    /// A list of own slices.
+    /// A list of private slices.
     OwnVec(OwnVec<'m, D>),
     /// A list of parts of pages.
     PageVec(PageVec<'m, D>),
     /// Pages by index.
     SparsePages(SparsePages<'m, D>),
-    /// Batches of pages.
+    /// A queue of parts of pages.
     QueuedPages(QueuedPages<'m, D>),
     /// No memory.
     Discard(Discard),
 }
 
-/// Does the same with the kind inside, whichever it is: the one place where the kinds are told
-/// apart, outside of every loop.
+/// Runs `$body` on the kind inside. This is the only `match` on the kind, and it is outside of
+/// every loop.
 macro_rules! each {
     ($self:expr, $kind:ident => $body:expr) => {
         match $self {

@@ -1,4 +1,4 @@
-//! No memory.
+//! A destination that discards its bytes.
 #![expect(unsafe_code, reason = "a second place in writable memory needs a promise")]
 
 use super::kind::Kind;
@@ -6,8 +6,8 @@ use super::walk::{Key, Walk};
 use crate::direction::Direction;
 use crate::segment::Segment;
 
-/// Bytes that go nowhere: they are counted, and no step is called for them. Nothing can be read from
-/// it, so a source of this kind has no bytes.
+/// A destination that discards its bytes: the cursor counts them, but calls no step for them. A
+/// source of this kind has no bytes.
 #[doc(alias = "discard")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Discard;

@@ -8,8 +8,8 @@ use super::walk::{Key, Walk};
 use crate::direction::{Dest, Direction, Source};
 use crate::segment::Segment;
 
-/// One range of memory that others may change and that may fault: a guest's, a device's, or what is
-/// shared with another process.
+/// One range of memory that others may change and that may fault: memory of a guest or a device, or
+/// memory shared with another process.
 #[doc(alias = "ubuf")]
 #[derive(Debug)]
 pub struct ForeignBuf<'m, D> {
@@ -18,14 +18,14 @@ pub struct ForeignBuf<'m, D> {
 }
 
 impl<'m> ForeignBuf<'m, Source> {
-    /// The start of `view`.
+    /// Returns the place at the start of `view`.
     pub fn new(view: VolatileSlice<'m>) -> Self {
         Self { range: view.into(), offset: 0 }
     }
 }
 
 impl<'m> ForeignBuf<'m, Dest> {
-    /// The start of `view`.
+    /// Returns the place at the start of `view`.
     pub fn new(view: VolatileSliceMut<'m>) -> Self {
         Self { range: view.into(), offset: 0 }
     }
@@ -56,8 +56,8 @@ impl<D: Direction> Walk<D> for ForeignBuf<'_, D> {
         }
         // SAFETY: the offset is inside the range or at its end.
         let start = unsafe { self.range.start().add(self.offset) };
-        // SAFETY: the bytes are the range's, and the cursor is borrowed for as long as they are
-        // lent.
+        // SAFETY: the bytes are inside the range, and the cursor is borrowed for as long as they
+        // are lent.
         Some(unsafe { Segment::from_raw(start, len_bytes) })
     }
 

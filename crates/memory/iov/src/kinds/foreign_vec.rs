@@ -15,14 +15,14 @@ pub struct ForeignVec<'m, D> {
 }
 
 impl<'m> ForeignVec<'m, Source> {
-    /// The start of `list`.
+    /// Returns the place at the start of `list`.
     pub const fn new(list: &'m SegmentList<'_, Source>) -> Self {
         Self { list: List::new(list.as_slice()) }
     }
 }
 
 impl<'m> ForeignVec<'m, Dest> {
-    /// The start of `list`, which is lent to this one alone.
+    /// Returns the place at the start of `list`, which is borrowed exclusively.
     pub const fn new(list: &'m mut SegmentList<'_, Dest>) -> Self {
         Self { list: List::new(list.as_slice()) }
     }
@@ -39,7 +39,7 @@ impl<D: Direction> Item<D> for Segment<'_, D> {
         debug_assert!(offset + len_bytes <= Segment::len(self));
         // SAFETY: the offset is inside the segment.
         let start = unsafe { self.start().add(offset) };
-        // SAFETY: the bytes are the segment's; a list lends one part at a time.
+        // SAFETY: the bytes are inside the segment; a list lends one part at a time.
         unsafe { Segment::from_raw(start, len_bytes) }
     }
 }

@@ -1,17 +1,17 @@
-//! What a cursor asks of the kind of its memory.
+//! The interface between a cursor and its kind of memory.
 
 use super::walk::Walk;
 use crate::direction::Direction;
 
-/// A place in memory of one kind. A kind of your own implements
-/// [`SegmentSource`](crate::SegmentSource) instead: this trait is sealed.
+/// A place in memory of one kind. This trait is sealed: to add a kind of your own, implement
+/// [`SegmentSource`](crate::SegmentSource) instead.
 ///
-/// It can be asked for its name and whether it can fault. The [`Cursor`](crate::Cursor) does all
-/// else: it checks bounds, and gives each byte of a destination out once.
+/// Users can only ask for the name, and if the memory can fault. The [`Cursor`](crate::Cursor)
+/// checks the bounds, and hands out each byte of a destination only once.
 pub trait Kind<D: Direction>: Walk<D> {
-    /// Returns its name.
+    /// Returns the name of the kind.
     fn name(&self) -> &'static str;
 
-    /// Returns true if its memory can fault.
+    /// Returns `true` if memory of this kind can fault.
     fn can_fault(&self) -> bool;
 }

@@ -1,21 +1,21 @@
-//! A place in a list of segments, whatever they are: what three kinds have in common.
+//! A place in a list of segments, which three kinds share.
 
 use std::ptr;
 
 use crate::direction::Direction;
 use crate::segment::Segment;
 
-/// Something of a list that can be walked.
+/// An item of a list that can be walked.
 pub(super) trait Item<D> {
     fn len_bytes(&self) -> usize;
 
-    /// `len_bytes` bytes from `offset`, which lie inside.
+    /// Returns the `len_bytes` bytes at `offset`, which must lie inside the item.
     ///
-    /// Of a [`Dest`](crate::Dest) the caller asks for one at a time.
+    /// The caller must use one part of a [`Dest`](crate::Dest) at a time.
     fn part(&self, offset: usize, len_bytes: usize) -> Segment<'_, D>;
 }
 
-/// A place in a list: `offset` bytes into the item at `index`. Items of no bytes are stepped over.
+/// A place in a list: `offset` bytes into the item at `index`. Empty items are skipped.
 #[derive(Debug)]
 pub(super) struct List<'m, T> {
     items: &'m [T],

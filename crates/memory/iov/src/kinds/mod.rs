@@ -4,14 +4,13 @@
 //! | --- | --- | --- | --- |
 //! | [`ForeignBuf`] | one foreign range | yes | yes |
 //! | [`ForeignVec`] | a list of foreign ranges | yes | yes |
-//! | [`OwnVec`] | a list of own slices | no | no |
+//! | [`OwnVec`] | a list of private slices | no | no |
 //! | [`PageVec`] | a list of parts of pages | yes | no |
-//! | [`SparsePages`] | pages by index, from one on; a missing one ends the walk | yes | no |
-//! | [`PageQueue`] | batches of pages that may be appended to meanwhile | yes | no |
-//! | [`Discard`] | none: bytes are counted | - | no |
+//! | [`SparsePages`] | consecutive pages of an index; a missing one ends the walk | yes | no |
+//! | [`PageQueue`] | a queue of parts of pages, which can grow during a walk | yes | no |
+//! | [`Discard`] | none: bytes are counted and discarded | - | no |
 //!
-//! A kind keeps its place and nothing else; how much may be walked is the
-//! [`Cursor`](crate::Cursor)'s affair.
+//! A kind keeps only its place; the [`Cursor`](crate::Cursor) limits how much is walked.
 
 mod any;
 mod discard;

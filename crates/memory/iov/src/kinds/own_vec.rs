@@ -1,4 +1,4 @@
-//! A list of own slices.
+//! A list of private slices.
 #![expect(unsafe_code, reason = "sees slices as segments, and segments as slices")]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -10,7 +10,7 @@ use super::walk::{Key, Walk};
 use crate::direction::{Dest, Direction, Source};
 use crate::segment::Segment;
 
-/// A list of slices that are this program's own: nobody else changes them, and they cannot fault.
+/// A list of private slices: only this program accesses them, and they cannot fault.
 #[doc(alias = "kvec")]
 #[derive(Debug)]
 pub struct OwnVec<'m, D> {
@@ -18,28 +18,28 @@ pub struct OwnVec<'m, D> {
 }
 
 impl<'m> OwnVec<'m, Source> {
-    /// The start of `slices`.
+    /// Returns the place at the start of `slices`.
     pub const fn new(slices: &'m [IoSlice<'m>]) -> Self {
         const { assert!(size_of::<IoSlice<'_>>() == size_of::<Segment<'_, Source>>()) }
-        // SAFETY: `IoSlice` is guaranteed to be ABI compatible with `struct iovec`, as which
-        // `Segment` is laid out, and its pointer is a slice's, so it is not null.
+        // SAFETY: `IoSlice` is guaranteed to be ABI compatible with `struct iovec`, whose layout
+        // `Segment` has, and its pointer is that of a slice, so it is not null.
         let list = unsafe { slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) };
         Self { list: List::new(list) }
     }
 }
 
 impl<'m> OwnVec<'m, Dest> {
-    /// The start of `slices`.
+    /// Returns the place at the start of `slices`.
     pub const fn new(slices: &'m mut [IoSliceMut<'_>]) -> Self {
         const { assert!(size_of::<IoSliceMut<'_>>() == size_of::<Segment<'_, Dest>>()) }
-        // SAFETY: as above, for `IoSliceMut`; the slices are lent to this one alone.
+        // SAFETY: as above, for `IoSliceMut`; the slices are borrowed exclusively.
         let list = unsafe { slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) };
         Self { list: List::new(list) }
     }
 }
 
 impl OwnVec<'_, Source> {
-    /// As [`Walk::iterate`], with slices.
+    /// Walks as [`Walk::iterate`] does, with slices.
     #[inline(always)]
     pub(crate) fn iterate_slices(
         &mut self,
@@ -55,7 +55,7 @@ impl OwnVec<'_, Source> {
 }
 
 impl OwnVec<'_, Dest> {
-    /// As [`Walk::iterate`], with slices.
+    /// Walks as [`Walk::iterate`] does, with slices.
     #[inline(always)]
     pub(crate) fn iterate_slices(
         &mut self,

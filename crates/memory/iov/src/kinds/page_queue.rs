@@ -1,4 +1,4 @@
-//! Batches of pages that may be appended to while they are walked.
+//! A queue of parts of pages that can grow while it is walked.
 #![expect(unsafe_code, reason = "keeps parts of pages under another lifetime")]
 
 use std::marker::PhantomData;
@@ -13,11 +13,11 @@ use super::walk::{Key, Walk};
 use crate::direction::{Dest, Direction, Source};
 use crate::segment::Segment;
 
-/// Slots of a batch: with its link and its count about 1 KiB.
+/// The number of slots in a batch, which takes about 800 bytes.
 const BATCH_SLOTS: usize = 31;
 
-/// A queue of parts of pages, in linked batches. Its [`PageAppender`], which may be in another
-/// thread, appends to the end while a cursor walks.
+/// A queue of parts of pages, in linked batches. Its [`PageAppender`] can append to the end, from
+/// any thread, while a cursor walks.
 ///
 /// A slot is written once, before it is published, so walking takes no lock.
 #[derive(Debug)]
@@ -27,24 +27,24 @@ pub struct PageQueue<'m, D> {
     memory: PhantomData<PageSegment<'m, D>>,
 }
 
-/// The one that appends to a [`PageQueue`].
+/// The appending end of a [`PageQueue`].
 #[derive(Debug)]
 pub struct PageAppender<'m, D> {
     last: Arc<Batch<D>>,
     filled: usize,
     appended_bytes: Arc<AtomicUsize>,
-    /// Invariant: what lives shorter than the queue's pages must not be appended.
+    /// Invariant in `'m`: pages with a shorter life than the queue must not be appended.
     memory: PhantomData<fn(PageSegment<'m, D>) -> PageSegment<'m, D>>,
 }
 
-/// Does not know how long its pages live; the queue and the appender do, and a batch is not seen
-/// but through them.
+/// A batch of slots. Its type does not have the lifetime of its pages; the queue and the appender
+/// do, and a batch is only accessible through them.
 #[derive(Debug)]
 struct Batch<D> {
     slots: [OnceLock<PageSegment<'static, D>>; BATCH_SLOTS],
     next: OnceLock<Arc<Self>>,
-    /// The batch whose `next` this is. It is there as long as its queue: batches go from the first
-    /// one on.
+    /// The batch whose `next` is this one. It lives as long as its queue, because the queue owns
+    /// the batches from the first one on.
     previous: Option<Weak<Self>>,
 }
 
@@ -59,7 +59,7 @@ impl<D: Direction> Batch<D> {
 }
 
 impl<D> Drop for Batch<D> {
-    /// One after another: a long queue would else be freed by as deep a recursion.
+    /// Frees the batches in a loop: for a long queue, recursion would overflow the stack.
     fn drop(&mut self) {
         let mut next = self.next.take();
         while let Some(mut batch) = next.and_then(Arc::into_inner) {
@@ -69,7 +69,7 @@ impl<D> Drop for Batch<D> {
 }
 
 impl<'m, D: Direction> PageQueue<'m, D> {
-    /// A queue without pages, and what appends to it.
+    /// Returns an empty queue and its appender.
     pub fn new() -> (PageAppender<'m, D>, Self) {
         let first = Batch::after(None);
         let appended_bytes = Arc::new(AtomicUsize::new(0));
@@ -83,19 +83,19 @@ impl<'m, D: Direction> PageQueue<'m, D> {
         (appender, Self { first, appended_bytes, memory: PhantomData })
     }
 
-    /// Bytes appended so far.
+    /// Returns the number of bytes appended so far.
     pub fn len_bytes(&self) -> usize {
         self.appended_bytes.load(Ordering::Acquire)
     }
 
-    /// Whether nothing was appended so far.
+    /// Returns `true` if no bytes were appended so far.
     pub fn is_empty(&self) -> bool {
         self.len_bytes() == 0
     }
 }
 
 impl<'m, D: Direction> PageAppender<'m, D> {
-    /// Puts `part` at the end of the queue.
+    /// Appends `part` to the end of the queue.
     pub fn append(&mut self, part: PageSegment<'m, D>) {
         if self.filled == BATCH_SLOTS {
             let next = Batch::after(Some(&self.last));
@@ -105,7 +105,8 @@ impl<'m, D: Direction> PageAppender<'m, D> {
             self.filled = 0;
         }
         let len_bytes = part.len();
-        // SAFETY: only cursors of the queue see it, and the queue's lifetime is this appender's.
+        // SAFETY: only cursors of the queue access it, and the queue has the same `'m` as this
+        // appender.
         let part = unsafe { part.erase_lifetime() };
         let was_free = self.last.slots[self.filled].set(part).is_ok();
         debug_assert!(was_free, "there is one appender");
@@ -114,7 +115,7 @@ impl<'m, D: Direction> PageAppender<'m, D> {
     }
 }
 
-/// A place in a [`PageQueue`]. Its walk ends, for now, at what was appended last.
+/// A place in a [`PageQueue`]. A walk ends at the last part appended so far.
 #[doc(alias = "folioq")]
 #[derive(Debug)]
 pub struct QueuedPages<'m, D> {
@@ -125,14 +126,14 @@ pub struct QueuedPages<'m, D> {
 }
 
 impl<'m> QueuedPages<'m, Source> {
-    /// The start of `queue`.
+    /// Returns the place at the start of `queue`.
     pub fn new(queue: &'m PageQueue<'_, Source>) -> Self {
         Self::at_start(&queue.first)
     }
 }
 
 impl<'m> QueuedPages<'m, Dest> {
-    /// The start of `queue`, which is lent to this one alone.
+    /// Returns the place at the start of `queue`, which is borrowed exclusively.
     pub fn new(queue: &'m mut PageQueue<'_, Dest>) -> Self {
         Self::at_start(&queue.first)
     }
@@ -143,7 +144,7 @@ impl<'m, D: Direction> QueuedPages<'m, D> {
         Self { first, batch: first, slot: 0, offset: 0 }
     }
 
-    /// The part of a page here. Goes over to the next batch where there is one.
+    /// Returns the part of a page at this place. Moves to the next batch if this one ends here.
     fn here(&mut self) -> Option<&'m PageSegment<'m, D>> {
         if self.slot == BATCH_SLOTS {
             self.batch = self.batch.next.get()?;
@@ -152,7 +153,7 @@ impl<'m, D: Direction> QueuedPages<'m, D> {
         self.batch.slots[self.slot].get()
     }
 
-    /// Goes to the end of the part before, in whichever batch that is. Stays at the queue's start.
+    /// Moves to the end of the previous part, or returns `None` at the start of the queue.
     fn step_back(&mut self) -> Option<()> {
         if self.slot == 0 {
             let previous = self.batch.previous.as_ref()?;
@@ -221,7 +222,7 @@ impl<D: Direction> Walk<D> for QueuedPages<'_, D> {
         len_bytes: usize,
         mut step: impl FnMut(Segment<'_, D>, usize) -> usize,
     ) -> usize {
-        // The place is kept once all steps are done: one that panics leaves it as it was.
+        // Store the place after all steps: a step that panics leaves it unchanged.
         let mut at = Self { ..*self };
         let mut done = 0;
         'batches: while done < len_bytes && at.here().is_some() {

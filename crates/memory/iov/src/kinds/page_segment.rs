@@ -1,4 +1,4 @@
-//! Part of a page.
+//! A part of a page.
 #![expect(unsafe_code, reason = "makes segments of parts of pages")]
 
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::direction::Direction;
 use crate::error::Error;
 use crate::segment::Segment;
 
-/// A part of a page: its address and length, and the size of the page. In 16 bytes.
+/// A part of a page: its address and length, and the size of the page, in 16 bytes.
 pub struct PageSegment<'m, D> {
     start: NonNull<u8>,
     len_bytes: u32,
@@ -20,22 +20,22 @@ pub struct PageSegment<'m, D> {
     memory: PhantomData<Segment<'m, D>>,
 }
 
-// SAFETY: it stands for a segment, which may be sent.
+// SAFETY: it stands for a segment, and segments are `Send`.
 unsafe impl<D: Direction> Send for PageSegment<'_, D> {}
-// SAFETY: it stands for a segment, which may be shared.
+// SAFETY: it stands for a segment, and segments are `Sync`.
 unsafe impl<D: Direction> Sync for PageSegment<'_, D> {}
 
 impl<'m, D: Direction> PageSegment<'m, D> {
-    /// The logarithm of the largest page.
+    /// The largest page size, as a binary logarithm.
     pub(crate) const PAGE_LOG2_MAX: u32 = u32::BITS - 1;
 
-    /// Returns `len_bytes` bytes from `offset` of a page: of a `&Page` to read, of a `&mut Page` to
-    /// write.
+    /// Returns the part of `len_bytes` bytes at `offset` of a page: of a `&Page` to read, of a
+    /// `&mut Page` to write.
     ///
     /// # Errors
-    /// [`Error::NotAPage`] for memory whose length is not a power of two, or which does not lie at
-    /// a multiple of it. [`Error::OutsidePage`] where the part reaches past the end of the page, or
-    /// has 4 GiB or more.
+    /// [`Error::NotAPage`] for memory whose length is not a power of two, or whose address is not a
+    /// multiple of its length. [`Error::OutsidePage`] if the part reaches past the end of the page,
+    /// or has 4 GiB or more.
     pub fn new(
         page: impl Into<Segment<'m, D>>,
         offset: usize,
@@ -60,17 +60,17 @@ impl<'m, D: Direction> PageSegment<'m, D> {
         }
     }
 
-    /// All of `segment`, which lies within one page of 2^`page_log2` bytes, below 4 GiB.
+    /// Returns all of `segment`, which lies within one page of 2^`page_log2` bytes, at most 2 GiB.
     pub(crate) fn within(segment: &Segment<'m, D>, page_log2: u32) -> Self {
         debug_assert!(segment.len() <= 1 << page_log2 && page_log2 <= Self::PAGE_LOG2_MAX);
         let len_bytes = segment.len() as u32;
         Self { start: segment.start(), len_bytes, page_log2, memory: PhantomData }
     }
 
-    /// The same bytes, without a word of how long they are valid.
+    /// Returns the same part with an unbounded lifetime.
     ///
     /// # Safety
-    /// It must not be used after `'m`.
+    /// The part must not be used after `'m`.
     pub(super) const unsafe fn erase_lifetime(self) -> PageSegment<'static, D> {
         let Self { start, len_bytes, page_log2, .. } = self;
         PageSegment { start, len_bytes, page_log2, memory: PhantomData }
@@ -78,28 +78,28 @@ impl<'m, D: Direction> PageSegment<'m, D> {
 }
 
 impl<D> PageSegment<'_, D> {
-    /// Returns the address of its first byte.
+    /// Returns the address of the first byte.
     pub const fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Returns how many bytes of the page lie before it. An empty part at the very end of a page is
-    /// taken for one at the start of the next, at 0.
+    /// Returns the offset of the part in its page, in bytes. An empty part at the very end of a
+    /// page counts as one at the start of the next page, so its offset is 0.
     pub fn offset(&self) -> usize {
         self.start.addr().get() & ((1 << self.page_log2) - 1)
     }
 
-    /// Returns how many bytes it has.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.len_bytes as usize
     }
 
-    /// Returns true if it has no bytes.
+    /// Returns `true` if the part has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len_bytes == 0
     }
 
-    /// Returns the logarithm of the size of the page that it is part of.
+    /// Returns the size of the page, as a binary logarithm.
     pub const fn page_log2(&self) -> u32 {
         self.page_log2
     }
@@ -116,7 +116,7 @@ impl<D: Direction> Item<D> for PageSegment<'_, D> {
         debug_assert!(offset + len_bytes <= self.len_bytes as usize);
         // SAFETY: the offset is inside the part.
         let start = unsafe { self.start.add(offset) };
-        // SAFETY: the bytes are the page's; a walk lends one part at a time.
+        // SAFETY: the bytes are inside the page; a walk lends one part at a time.
         unsafe { Segment::from_raw(start, len_bytes) }
     }
 }

@@ -8,7 +8,7 @@ use super::walk::{Key, Walk};
 use crate::direction::{Dest, Direction, Source};
 use crate::segment::Segment;
 
-/// A list of parts of pages that others may change, and that stay where they are.
+/// A list of parts of pages, which others may change but which cannot fault.
 #[doc(alias = "bvec")]
 #[derive(Debug)]
 pub struct PageVec<'m, D> {
@@ -16,14 +16,14 @@ pub struct PageVec<'m, D> {
 }
 
 impl<'m> PageVec<'m, Source> {
-    /// The start of `parts`.
+    /// Returns the place at the start of `parts`.
     pub const fn new(parts: &'m [PageSegment<'_, Source>]) -> Self {
         Self { list: List::new(parts) }
     }
 }
 
 impl<'m> PageVec<'m, Dest> {
-    /// The start of `parts`.
+    /// Returns the place at the start of `parts`.
     pub const fn new(parts: &'m mut [PageSegment<'_, Dest>]) -> Self {
         Self { list: List::new(parts) }
     }

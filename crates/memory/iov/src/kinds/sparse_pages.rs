@@ -12,13 +12,15 @@ use crate::direction::{Dest, Direction, Source};
 use crate::error::Error;
 use crate::segment::Segment;
 
-/// Slots of a leaf, as a logarithm: 1 KiB. A walk looks a leaf up once for so many pages.
+/// The number of slots in a leaf, as a binary logarithm. A leaf takes 1 KiB, and a walk looks it up
+/// once for all of its pages.
 const LEAF_LOG2: u32 = 7;
 const LEAF_SLOTS: usize = 1 << LEAF_LOG2;
 
-/// Pages of one size, by index, with as many missing as may be: a file's cache, a guest's memory.
+/// An index of pages of one size, of which any may be missing: a page cache, or the memory of a
+/// guest.
 ///
-/// Two levels: a tree of leaves, and leaves of 128 slots.
+/// It has two levels: a tree of leaves, and leaves of 128 slots.
 pub struct PageIndex<'m, D> {
     leaves: BTreeMap<u64, Box<Leaf>>,
     page_log2: u32,
@@ -27,16 +29,16 @@ pub struct PageIndex<'m, D> {
 
 type Leaf = [Option<NonNull<u8>>; LEAF_SLOTS];
 
-// SAFETY: it stands for the segments in it, which may be sent.
+// SAFETY: the index owns its segments, and segments are `Send`.
 unsafe impl<D: Direction> Send for PageIndex<'_, D> {}
-// SAFETY: it stands for the segments in it, which may be shared.
+// SAFETY: the index owns its segments, and segments are `Sync`.
 unsafe impl<D: Direction> Sync for PageIndex<'_, D> {}
 
 impl<'m, D: Direction> PageIndex<'m, D> {
-    /// An index without pages, for pages of 2^`page_log2` bytes.
+    /// Returns an empty index for pages of 2^`page_log2` bytes.
     ///
     /// # Errors
-    /// [`Error::PageSize`] for pages that do not fit into an address space.
+    /// [`Error::PageSize`] if such a page does not fit into the address space.
     pub const fn new(page_log2: u32) -> Result<Self, Error> {
         if page_log2 >= usize::BITS - 1 {
             return Err(Error::PageSize { page_log2, index_log2: usize::BITS - 2 });
@@ -44,11 +46,11 @@ impl<'m, D: Direction> PageIndex<'m, D> {
         Ok(Self { leaves: BTreeMap::new(), page_log2, memory: PhantomData })
     }
 
-    /// Puts a whole page at `index`: a `&Page` to read, a `&mut Page` to write. Returns the one
-    /// that was there.
+    /// Inserts a whole page at `index`: a `&Page` to read from, a `&mut Page` to write to. Returns
+    /// the page that was there before.
     ///
     /// # Errors
-    /// [`Error::PageSize`] where its size is another one.
+    /// [`Error::PageSize`] if the page has another size.
     pub fn insert(
         &mut self,
         index: u64,
@@ -65,7 +67,7 @@ impl<'m, D: Direction> PageIndex<'m, D> {
         Ok(before.map(|start| self.whole(start)))
     }
 
-    /// Takes the page at `index` out.
+    /// Removes the page at `index` and returns it.
     pub fn remove(&mut self, index: u64) -> Option<Segment<'m, D>> {
         let leaf = self.leaves.get_mut(&(index >> LEAF_LOG2))?;
         let start = leaf[slot_of(index)].take()?;
@@ -75,14 +77,14 @@ impl<'m, D: Direction> PageIndex<'m, D> {
         Some(self.whole(start))
     }
 
-    /// Logarithm of the size of its pages.
+    /// Returns the size of the pages, as a binary logarithm.
     pub const fn page_log2(&self) -> u32 {
         self.page_log2
     }
 
     fn whole(&self, start: NonNull<u8>) -> Segment<'m, D> {
-        // SAFETY: `start` is that of a segment of `'m` that was put in, of the index' page size;
-        // it is out of the index by now, or was replaced.
+        // SAFETY: `start` is the start of a segment of `'m` that was inserted and has the page size
+        // of the index; the index no longer contains it.
         unsafe { Segment::from_raw(start, 1 << self.page_log2) }
     }
 
@@ -101,38 +103,38 @@ impl<D> fmt::Debug for PageIndex<'_, D> {
     }
 }
 
-/// The pages of an index, one after another from some byte on. A missing page ends the walk, and so
-/// does byte 2^64 - 1, which is never reached.
+/// A place in the pages of an index, which are walked in order. A missing page ends the walk, and
+/// so does byte 2^64 - 1, which is never reached.
 #[doc(alias = "xarray")]
 #[derive(Debug)]
 pub struct SparsePages<'m, D> {
     pages: &'m PageIndex<'m, D>,
-    /// In bytes from the index' page 0.
+    /// The place, in bytes from the start of page 0.
     at: u64,
 }
 
 impl<'m> SparsePages<'m, Source> {
-    /// The place `start` bytes from the start of page 0.
+    /// Returns the place `start` bytes from the start of page 0.
     pub const fn new(pages: &'m PageIndex<'_, Source>, start: u64) -> Self {
         Self { pages, at: start }
     }
 }
 
 impl<'m> SparsePages<'m, Dest> {
-    /// The place `start` bytes from the start of page 0.
+    /// Returns the place `start` bytes from the start of page 0.
     pub const fn new(pages: &'m mut PageIndex<'_, Dest>, start: u64) -> Self {
         Self { pages, at: start }
     }
 }
 
 impl<'m, D: Direction> SparsePages<'m, D> {
-    /// Where in which page the place is.
+    /// Returns the index of the page, and the offset in it.
     const fn place(&self) -> (u64, usize) {
         let page_log2 = self.pages.page_log2;
         (self.at >> page_log2, (self.at & ((1 << page_log2) - 1)) as usize)
     }
 
-    /// How many of `len_bytes` bytes lie below byte 2^64 - 1.
+    /// Returns how many of `len_bytes` bytes lie below byte 2^64 - 1.
     fn up_to_the_top(&self, len_bytes: usize) -> usize {
         usize::try_from(u64::MAX - self.at).map_or(len_bytes, |room| len_bytes.min(room))
     }
@@ -208,7 +210,7 @@ impl<D: Direction> Walk<D> for SparsePages<'_, D> {
                     break 'leaves;
                 }
             }
-            // Past the last leaf no byte is left to walk.
+            // After the last leaf, `done` has reached `len_bytes`.
             index = ((index >> LEAF_LOG2) + 1) << LEAF_LOG2;
         }
         self.at += done as u64;

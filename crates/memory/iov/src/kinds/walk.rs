@@ -1,4 +1,4 @@
-//! The operations of a kind that cursors use and users of the crate cannot call.
+//! The operations of a kind that only this crate can call.
 #![expect(unsafe_code, reason = "a second place in writable memory needs a promise")]
 
 use crate::direction::Direction;
@@ -83,12 +83,11 @@ pub(crate) const KEY: Key = Key(());
 
 /// The supertrait of [`Kind`](super::Kind), which users cannot name and so cannot implement.
 pub trait Walk<D: Direction>: Sized {
-    /// Returns the segment here, cut to `len_max`, which is not zero. May step over segments of no
-    /// bytes.
+    /// Returns the segment at this place, cut to `len_max` bytes, which must not be zero. May skip
+    /// empty segments.
     fn segment(&mut self, key: Key, len_max: usize) -> Option<Segment<'_, D>>;
 
-    /// Moves on by `len_bytes` or to the end, where the kind knows its end. Returns how far it
-    /// came.
+    /// Moves forward by `len_bytes`, or to the end if the kind has one. Returns the distance moved.
     fn advance(&mut self, key: Key, len_bytes: usize) -> usize;
 
     /// Moves back by `len_bytes` or to the start.
@@ -102,14 +101,13 @@ pub trait Walk<D: Direction>: Sized {
         step: impl FnMut(Segment<'_, D>, usize) -> usize,
     ) -> usize;
 
-    /// Returns the same place once more.
+    /// Returns a second copy of this place.
     ///
     /// # Safety
-    /// Of all places in memory of a [`Dest`](crate::Dest), one at a time may be used to access it.
-    /// Addresses and lengths may be asked of any.
+    /// Only one of the places in memory of a [`Dest`](crate::Dest) may be used at a time to access
+    /// the memory. Any of them may be asked for addresses and lengths.
     unsafe fn duplicate(&self, key: Key) -> Self;
 
-    /// Returns true if `other` is a place in the same memory, so that either may take the other's
-    /// place.
+    /// Returns `true` if `other` is a place in the same memory, so that each can replace the other.
     fn is_in_memory_of(&self, key: Key, other: &Self) -> bool;
 }

@@ -1,5 +1,5 @@
-//! Walks whose machine code the test `codegen` looks at: one for each kind, under names that the
-//! assembly shows.
+//! Walks for the test `codegen`, which inspects their machine code: one for each kind, under names
+//! that appear in the assembly.
 #![expect(unsafe_code, reason = "names that the linker sees")]
 
 use longshore_iov::kinds::{ForeignBuf, ForeignVec, OwnVec, PageVec, QueuedPages, SparsePages};
@@ -8,7 +8,7 @@ use longshore_iov::{Cursor, SegmentSource, Source};
 macro_rules! walks {
     ($($name:ident($kind:ident)),* $(,)?) => {
         $(
-            /// Adds up the lengths of the segments.
+            /// Combines the lengths, places and addresses of the segments.
             // SAFETY: no other symbol has this name.
             #[unsafe(no_mangle)]
             #[inline(never)]
@@ -33,7 +33,7 @@ walks!(
     probe_page_queue(QueuedPages),
 );
 
-/// Any kind, chosen outside of the loops.
+/// Walks any kind, chosen outside of the loops.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 #[inline(never)]

@@ -1,4 +1,4 @@
-//! Memory of every kind, in any shape, to walk in tests.
+//! Memory of every kind, in any shape, for the tests.
 #![allow(dead_code, reason = "each test program uses some of it")]
 #![expect(unsafe_code, reason = "makes views of the tests' own memory")]
 
@@ -38,15 +38,15 @@ pub(crate) const KINDS: [KindOf; 6] = [
 #[repr(align(64))]
 struct AlignedPage([u8; PAGE_BYTES]);
 
-/// Segments of `lens` bytes. For the kinds of pages a segment is a part of a page, cut to its size;
-/// sparse pages have their offset in the first page only.
+/// The lengths of segments. For the kinds with pages, a segment is a part of a page and is cut to
+/// the page size; sparse pages have an offset in the first page only.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) lens: Vec<usize>,
 }
 
 impl Shape {
-    /// The lengths as `kind` takes them.
+    /// Returns the lengths that `kind` uses.
     fn lens_of(&self, kind: KindOf) -> Vec<usize> {
         let cut = |len: &usize| len % (PAGE_BYTES + 1);
         match kind {
@@ -72,12 +72,12 @@ impl Shape {
         self.lens.first().map_or(0, |len| len % PAGE_BYTES)
     }
 
-    /// How many bytes a cursor of the kind walks.
+    /// Returns the number of bytes that a cursor of the kind walks.
     pub(crate) fn len_bytes(&self, kind: KindOf) -> usize {
         self.lens_of(kind).iter().sum()
     }
 
-    /// Where in its page a part of `len` bytes begins.
+    /// Returns the offset of a part of `len` bytes in its page.
     fn offset_of(len: usize, index: usize) -> usize {
         if len == PAGE_BYTES { 0 } else { (index * 13) % (PAGE_BYTES - len) }
     }
@@ -92,11 +92,11 @@ fn view(bytes: &[u8]) -> VolatileSlice<'_> {
 fn view_mut(bytes: &mut [u8]) -> VolatileSliceMut<'_> {
     let len_bytes = bytes.len();
     let start = NonNull::from(bytes).cast();
-    // SAFETY: the bytes are borrowed alone for as long as the view lives.
+    // SAFETY: the bytes are borrowed exclusively for as long as the view lives.
     unsafe { VolatileSliceMut::from_raw_parts(start, len_bytes) }
 }
 
-/// Runs `test` on a cursor of `kind` over memory of that shape that holds `content`.
+/// Runs `test` on a cursor of `kind` over memory that has this shape and holds `content`.
 pub(crate) fn with_source(
     kind: KindOf,
     shape: &Shape,
@@ -195,8 +195,8 @@ pub(crate) fn at_the_top(
 /// Near the end of a leaf, so that short tests cross one.
 const FIRST_PAGE: u64 = 126;
 
-/// Runs `test` on a destination of `kind` in that shape, and returns what the memory holds then. It
-/// held `before` at every byte; bytes beside the segments must still.
+/// Runs `test` on a destination of `kind` with this shape, and returns the content of the memory
+/// afterwards. Every byte was `before` at first; bytes beside the segments must still be.
 pub(crate) fn with_dest(
     kind: KindOf,
     shape: &Shape,
@@ -274,7 +274,7 @@ pub(crate) fn with_dest(
     bytes
 }
 
-/// A segment's bytes.
+/// Returns the bytes of a segment.
 pub(crate) fn bytes_of(segment: &Segment<'_, Source>) -> Vec<u8> {
     let mut bytes = vec![0; segment.len()];
     segment.view().read(0, &mut bytes).unwrap();
