@@ -1,8 +1,7 @@
-//! One newtype for each address space.
+//! A newtype for each address space.
 //!
 //! All of them are 64 bits wide and differ only in meaning. Arithmetic is checked and stays within
-//! one space; there is no conversion between two of them, because only a mapping can say how they
-//! correspond.
+//! one space. There is no conversion between two spaces, because only a mapping defines it.
 
 use core::fmt;
 
@@ -17,19 +16,19 @@ macro_rules! address {
         pub struct $name(u64);
 
         impl $name {
-            /// The address with the value `raw`.
+            /// Returns the address with the value `raw`.
             #[inline]
             pub const fn new(raw: u64) -> Self {
                 Self(raw)
             }
 
-            /// The address as a number.
+            /// Returns the address as a number.
             #[inline]
             pub const fn raw(self) -> u64 {
                 self.0
             }
 
-            /// The address `len_bytes` further on, or `None` where that would pass 2^64.
+            /// Returns the address `len_bytes` higher, or `None` if that is past 2^64 - 1.
             #[inline]
             pub const fn checked_add(self, len_bytes: u64) -> Option<Self> {
                 match self.0.checked_add(len_bytes) {
@@ -38,19 +37,20 @@ macro_rules! address {
                 }
             }
 
-            /// Bytes from `earlier` to `self`, or `None` where `earlier` lies above.
+            /// Returns the number of bytes from `earlier` to `self`, or `None` if `earlier` is
+            /// above `self`.
             #[inline]
             pub const fn checked_offset_from(self, earlier: Self) -> Option<u64> {
                 self.0.checked_sub(earlier.0)
             }
 
-            /// Whether the address is a multiple of `granule`.
+            /// Returns `true` if the address is a multiple of `granule`.
             #[inline]
             pub const fn is_aligned(self, granule: Granule) -> bool {
                 granule.is_aligned(self.0)
             }
 
-            /// The highest multiple of `granule` that is not above the address.
+            /// Returns the highest multiple of `granule` that is not above the address.
             #[inline]
             pub const fn align_down(self, granule: Granule) -> Self {
                 Self(granule.round_down(self.0))
@@ -90,21 +90,21 @@ macro_rules! address {
 }
 
 address!(
-    /// An IO virtual address: what a device puts on the bus, before any translation.
+    /// An IO virtual address: the address that a device puts on the bus, before any translation.
     Iova
 );
 address!(
-    /// What an IO page table's leaf holds: the address after translation, up to 52 bits.
+    /// The output of a leaf of an IO page table: the address after translation, up to 52 bits.
     ///
-    /// Not called physical, because in userspace it never is: below 2^48 it is the exposed address
-    /// of a mapping of this process, above that it names a window of a region.
+    /// It is not called physical, because in userspace it never is: below 2^48 it is an address in
+    /// a mapping of this process, and above 2^48 it names a window of a region.
     BusAddr
 );
 address!(
     /// An address in this process, as a number without provenance.
     ///
-    /// For reports and arithmetic only: memory is reached through views and pointers, never by
-    /// casting one of these.
+    /// It is for reports and arithmetic only: access memory through views and pointers, never by a
+    /// cast of this address.
     HostAddr
 );
 address!(

@@ -1,5 +1,5 @@
 //! The interface between buffers, domains and regions.
-#![expect(unsafe_code, reason = "what an implementation promises cannot be checked")]
+#![expect(unsafe_code, reason = "the compiler cannot check an implementation")]
 
 use core::ptr::NonNull;
 use std::os::fd::BorrowedFd;
@@ -30,8 +30,8 @@ pub unsafe trait DmaMemory: Send {
     /// Returns `true` if this process and devices may write to the memory.
     ///
     /// It is `false` for memory that is mapped read-only, such as a buffer whose content is sealed:
-    /// a write to it ends the process with SIGSEGV. Code that writes to [`host`](Self::host), or lets
-    /// a device write to it, asks this first. There is no default, because an answer of `true` for
+    /// a write to it kills the process with SIGSEGV. Code that writes to [`host`](Self::host), or
+    /// lets a device write to it, must call this first. There is no default, because `true` for
     /// read-only memory is undefined behavior.
     fn is_writable(&self) -> bool;
 
@@ -40,8 +40,8 @@ pub unsafe trait DmaMemory: Send {
     ///
     /// # Safety
     /// A caller that writes through the descriptor, or passes it on, writes to the memory. So the
-    /// rules for a device apply: no reference to the memory that the value lent out may live
-    /// meanwhile.
+    /// rules for a device apply: while that is possible, no reference to the memory that the value
+    /// lent out may live.
     unsafe fn file(&self) -> Option<(BorrowedFd<'_>, FileOffset)>;
 }
 
@@ -52,8 +52,8 @@ pub unsafe trait DmaMemory: Send {
 /// [not writable](DmaMemory::is_writable) and no device or process can write to it.
 pub unsafe trait SharedDmaMemory: DmaMemory + Sync {}
 
-// SAFETY: the memory stays where it is until the last reference is dropped, and by
-// `SharedDmaMemory` no owner lends out a reference that the write of a device would contradict.
+// SAFETY: the memory keeps its address until the last reference is dropped, and by
+// `SharedDmaMemory` no owner lends out a reference to memory that a device may write to.
 unsafe impl<T: SharedDmaMemory> DmaMemory for Arc<T> {
     fn host(&self) -> NonNull<[u8]> {
         (**self).host()

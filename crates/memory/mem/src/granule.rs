@@ -1,31 +1,31 @@
-//! Power-of-two sizes that are known only at run time.
+//! Sizes that are powers of two and known only at run time.
 
 use core::fmt;
 
 /// A power-of-two unit of mapping or transfer: a page, a block, a disk sector.
 ///
-/// Kept as its base-2 logarithm, so that no value of the type can be anything but a power of two.
+/// It is stored as its base-2 logarithm, so every value of the type is a power of two.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Granule {
     log2: u8,
 }
 
-/// A size that was to be a [`Granule`] is zero or not a power of two.
+/// A size is zero or not a power of two, so it is not a [`Granule`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAPowerOfTwo(pub u64);
 
 impl Granule {
-    /// 4 KiB, the smallest page of every machine Longshore runs on.
+    /// 4 KiB, the smallest page size of every machine that Longshore runs on.
     pub const SIZE_4K: Self = Self { log2: 12 };
-    /// 64 KiB, the middle folio size of a memfd.
+    /// 64 KiB, a folio size of memfd pages between 4 KiB and 2 MiB.
     pub const SIZE_64K: Self = Self { log2: 16 };
-    /// 2 MiB, the huge page of x86-64 and of aarch64 with 4 KiB pages.
+    /// 2 MiB, the huge page size of x86-64, and of aarch64 with 4 KiB pages.
     pub const SIZE_2M: Self = Self { log2: 21 };
 
-    /// A granule of `size_bytes`.
+    /// Returns the granule of `size_bytes`.
     ///
     /// # Errors
-    /// [`NotAPowerOfTwo`] where `size_bytes` is zero or not a power of two.
+    /// [`NotAPowerOfTwo`] if `size_bytes` is zero or not a power of two.
     #[inline]
     pub const fn new(size_bytes: u64) -> Result<Self, NotAPowerOfTwo> {
         if size_bytes.is_power_of_two() {
@@ -35,31 +35,31 @@ impl Granule {
         }
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[inline]
     pub const fn bytes(self) -> u64 {
         1 << self.log2
     }
 
-    /// The base-2 logarithm of the size.
+    /// Returns the base-2 logarithm of the size.
     #[inline]
     pub const fn log2(self) -> u8 {
         self.log2
     }
 
-    /// Whether `value` is a multiple of the granule.
+    /// Returns `true` if `value` is a multiple of the granule.
     #[inline]
     pub const fn is_aligned(self, value: u64) -> bool {
         value & (self.bytes() - 1) == 0
     }
 
-    /// The highest multiple that is not above `value`.
+    /// Returns the highest multiple that is not above `value`.
     #[inline]
     pub const fn round_down(self, value: u64) -> u64 {
         value & !(self.bytes() - 1)
     }
 
-    /// The lowest multiple that is not below `value`, or `None` where that would pass 2^64.
+    /// Returns the lowest multiple that is not below `value`, or `None` if that is past 2^64 - 1.
     #[inline]
     pub const fn checked_round_up(self, value: u64) -> Option<u64> {
         match value.checked_add(self.bytes() - 1) {
@@ -68,7 +68,8 @@ impl Granule {
         }
     }
 
-    /// Returns the largest granule of which `value` is a multiple; `None` for zero, a multiple of all.
+    /// Returns the largest granule that `value` is a multiple of, or `None` for zero, which is a
+    /// multiple of every granule.
     #[inline]
     pub const fn from_value(value: u64) -> Option<Self> {
         if value == 0 { None } else { Some(Self { log2: value.trailing_zeros() as u8 }) }
@@ -81,7 +82,7 @@ impl fmt::Debug for Granule {
     }
 }
 
-/// As people write it: `4 KiB`, `2 MiB`, `512 B`.
+/// Formats the size with a binary unit: `4 KiB`, `2 MiB`, `512 B`.
 impl fmt::Display for Granule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -114,13 +115,13 @@ mod tests {
     }
 
     #[test]
-    fn rounding_up_past_the_top_is_none() {
+    fn rounding_up_past_the_top_returns_none() {
         assert_eq!(Granule::SIZE_4K.checked_round_up(u64::MAX - 4095), Some(u64::MAX - 4095));
         assert_eq!(Granule::SIZE_4K.checked_round_up(u64::MAX - 4094), None);
     }
 
     #[test]
-    fn sizes_print_as_people_write_them() {
+    fn sizes_print_with_binary_units() {
         assert_eq!(format!("{}", Granule::new(512).unwrap()), "512 B");
         assert_eq!(format!("{}", Granule::SIZE_64K), "64 KiB");
         assert_eq!(format!("{}", Granule::SIZE_2M), "2 MiB");
@@ -129,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rounding_brackets_every_value(value: u64, log2 in 0u32..64) {
+        fn rounding_encloses_every_value(value: u64, log2 in 0u32..64) {
             let granule = Granule::new(1 << log2).unwrap();
             let down = granule.round_down(value);
             prop_assert!(down <= value && value - down < granule.bytes());
@@ -144,7 +145,7 @@ mod tests {
         }
 
         #[test]
-        fn the_granule_of_a_value_is_the_largest_that_divides_it(value in 1u64..) {
+        fn the_granule_of_a_value_is_the_largest_divisor(value in 1u64..) {
             let granule = Granule::from_value(value).unwrap();
             prop_assert!(granule.is_aligned(value));
             if granule.log2() < 63 {

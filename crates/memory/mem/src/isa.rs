@@ -1,10 +1,10 @@
-//! Which instructions the copies, checksums and digests use: asked of the machine once, before a
-//! loop, never inside it.
+//! The instruction sets of copies, checksums and digests. The instruction set is chosen once,
+//! outside of every loop.
 //!
-//! An [`IsaToken`] holds one of the tokens `Scalar`, `Avx2`, `Avx512` and `Neon`, each of which exists
-//! only on a machine that has the instructions, so code that takes a token by value need not ask again.
-//! `LONGSHORE_ISA=scalar|avx2|avx512|neon` in the environment chooses a lesser one, so that every
-//! instruction set can be tested on one machine.
+//! An [`IsaToken`] holds one of the tokens `Scalar`, `Avx2`, `Avx512` and `Neon`. Each token exists
+//! only on a machine that has its instructions, so code that takes a token by value need not check
+//! again. The environment variable `LONGSHORE_ISA=scalar|avx2|avx512|neon` chooses a lesser
+//! instruction set, so that one machine can test all of them.
 #![cfg_attr(
     all(target_arch = "x86_64", not(miri)),
     expect(unsafe_code, reason = "calls functions compiled for an instruction set")
@@ -12,11 +12,11 @@
 
 use core::fmt;
 
-/// An instruction set, by the name that `LONGSHORE_ISA` takes.
+/// An instruction set, named as in `LONGSHORE_ISA`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Isa {
-    /// What every machine of the architecture has, without vector registers.
+    /// The instructions of every machine of the architecture, without vector registers.
     Scalar,
     /// x86-64 with AVX2, BMI2, PCLMULQDQ and SSE4.2.
     Avx2,
@@ -26,47 +26,47 @@ pub enum Isa {
     Neon,
 }
 
-/// Proof that the machine has what [`Isa::Scalar`] names: every machine.
+/// Proof that the machine has the instructions of [`Isa::Scalar`], as every machine does.
 #[derive(Clone, Copy, Debug)]
 pub struct Scalar(());
 
-/// Proof that the machine has what [`Isa::Avx2`] names.
+/// Proof that the machine has the instructions of [`Isa::Avx2`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[derive(Clone, Copy, Debug)]
 pub struct Avx2(());
 
-/// Proof that the machine has what [`Isa::Avx512`] names.
+/// Proof that the machine has the instructions of [`Isa::Avx512`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[derive(Clone, Copy, Debug)]
 pub struct Avx512(());
 
-/// Proof that the machine has what [`Isa::Neon`] names.
+/// Proof that the machine has the instructions of [`Isa::Neon`].
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 #[derive(Clone, Copy, Debug)]
 pub struct Neon(());
 
-/// One of the tokens that this architecture has.
+/// A token of an instruction set of this architecture.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum IsaToken {
-    /// For [`Isa::Scalar`].
+    /// The token of [`Isa::Scalar`].
     Scalar(Scalar),
-    /// For [`Isa::Avx2`].
+    /// The token of [`Isa::Avx2`].
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     Avx2(Avx2),
-    /// For [`Isa::Avx512`].
+    /// The token of [`Isa::Avx512`].
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     Avx512(Avx512),
-    /// For [`Isa::Neon`].
+    /// The token of [`Isa::Neon`].
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     Neon(Neon),
 }
 
 impl Isa {
-    /// All there are, the least first.
+    /// All instruction sets, from the least to the best.
     pub const ALL: [Self; 4] = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512];
 
-    /// The name that `LONGSHORE_ISA` takes.
+    /// Returns the name that `LONGSHORE_ISA` accepts.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
@@ -76,14 +76,14 @@ impl Isa {
         }
     }
 
-    /// The one of that name.
+    /// Returns the instruction set with that name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|isa| isa.name() == name)
     }
 
     /// Returns the token if this machine has the instructions.
     ///
-    /// Under Miri, and without the crate's `std` feature, only [`Isa::Scalar`] is found.
+    /// Under Miri, and without the `std` feature, only [`Isa::Scalar`] has one.
     pub fn token(self) -> Option<IsaToken> {
         match self {
             Self::Scalar => Some(IsaToken::Scalar(Scalar(()))),
@@ -99,13 +99,13 @@ impl Isa {
 }
 
 impl IsaToken {
-    /// Those this machine has, the least first.
+    /// Returns the tokens that this machine has, from the least to the best.
     pub fn all() -> impl Iterator<Item = Self> {
         Isa::ALL.into_iter().filter_map(Isa::token)
     }
 
-    /// The best this machine has, or the one that `LONGSHORE_ISA` names if the machine has it.
-    /// Asked of the environment and the machine once per process.
+    /// Returns the token that `LONGSHORE_ISA` names, if this machine has it, or the best token of
+    /// this machine. The choice is made once per process.
     #[cfg(feature = "std")]
     #[inline]
     pub fn active() -> Self {
@@ -117,17 +117,19 @@ impl IsaToken {
         })
     }
 
-    /// Without the `std` feature there is nobody to ask: what every machine has.
+    /// Returns the token of [`Isa::Scalar`]: without the `std` feature, the machine cannot be
+    /// queried.
     #[cfg(not(feature = "std"))]
     pub const fn active() -> Self {
         Self::Scalar(Scalar(()))
     }
 
-    /// Runs `work`, compiled for this instruction set: a closure is built into a function that
-    /// may use them, and its loops with it. Loops over bytes that the compiler turns into vector
-    /// code become as wide as the set allows, whatever the rest of the program is built for.
+    /// Runs `work`, compiled for this instruction set: the closure becomes part of a function that
+    /// may use these instructions. The compiler can then vectorize its loops with the widest
+    /// registers of the set, for whichever target the rest of the program is compiled.
     ///
-    /// What `work` calls must be inlined to gain by it (`#[inline(always)]` where in doubt).
+    /// Functions that `work` calls must be inlined to gain from this (`#[inline(always)]` if in
+    /// doubt).
     ///
     /// ```
     /// use longshore_mem::isa::IsaToken;
@@ -140,19 +142,19 @@ impl IsaToken {
     pub fn vectorize<R>(self, work: impl FnOnce() -> R) -> R {
         match self {
             Self::Scalar(_) => work(),
-            // SAFETY: the token proves the instructions.
+            // SAFETY: the token proves that the instructions exist.
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             Self::Avx2(_) => unsafe { vectorized::avx2(work) },
             // SAFETY: as above.
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             Self::Avx512(_) => unsafe { vectorized::avx512(work) },
-            // What every AArch64 target is compiled for has its vectors.
+            // Every AArch64 target is compiled with vector instructions.
             #[cfg(all(target_arch = "aarch64", not(miri)))]
             Self::Neon(_) => work(),
         }
     }
 
-    /// Which instruction set it stands for.
+    /// Returns the instruction set of the token.
     pub const fn isa(self) -> Isa {
         match self {
             Self::Scalar(_) => Isa::Scalar,
@@ -173,8 +175,8 @@ impl fmt::Display for Isa {
 }
 
 /// Evaluates `$body` with `$isa` bound to the token inside of `$token`, which is an
-/// [`IsaToken`](crate::isa::IsaToken): the choice is made here, and `$body` with its loops is compiled for
-/// each kind of token.
+/// [`IsaToken`](crate::isa::IsaToken). The choice is made here, and `$body` with its loops is
+/// compiled for each kind of token.
 #[macro_export]
 macro_rules! dispatch_isa {
     ($token:expr, $isa:ident => $body:expr) => {
@@ -257,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_find_what_they_name() {
+    fn names_are_found() {
         for isa in Isa::ALL {
             assert_eq!(Isa::named(isa.name()), Some(isa));
         }
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_done_once_with_every_token() {
+    fn vectorize_runs_its_closure_once_with_every_token() {
         for token in IsaToken::all() {
             let mut calls = 0;
             let sum = token.vectorize(|| {
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn every_token_here_is_its_own_and_the_first_is_scalar() {
+    fn tokens_match_their_isa_and_the_first_is_scalar() {
         let here: Vec<Isa> = IsaToken::all().map(IsaToken::isa).collect();
         assert_eq!(here[0], Isa::Scalar);
         assert!(here.iter().all(|isa| isa.token().is_some_and(|token| token.isa() == *isa)));

@@ -1,18 +1,19 @@
-//! The words the rest of Longshore is written in: addresses, ranges, DMA memory, volatile views.
+//! The basic types of Longshore: addresses, ranges, DMA memory, and volatile views.
 //!
-//! * [`Iova`], [`BusAddr`], [`HostAddr`], [`GuestPhys`], [`FileOffset`]: one type for each address
-//!   space, so that an address of one can never be used in another.
+//! * [`Iova`], [`BusAddr`], [`HostAddr`], [`GuestPhys`], [`FileOffset`]: a type for each address
+//!   space, so an address of one space cannot be used in another.
 //! * [`RangeClaim`] and [`AddrRange`]: a range that came from outside, and one that was validated.
-//! * [`Granule`]: a power-of-two page or block size known only at run time.
-//! * `DmaMemory`: memory that stays where it is while a device uses it (feature `std`, on by
+//! * [`Granule`]: a power-of-two page or block size that is known only at run time.
+//! * `DmaMemory`: memory that keeps its address while a device uses it (feature `std`, on by
 //!   default, because it lends a file descriptor).
-//! * [`VolatileSlice`], [`VolatileSliceMut`]: views of memory that someone else may change at any
-//!   moment; no reference to it is ever formed. [`Page`]: a page of it.
-//! * [`copy`]: bulk copies of such memory, which survive its vanishing while a `FaultGuard` lives
-//!   ([`fault`]), by the instructions the machine has ([`isa`]).
+//! * [`VolatileSlice`], [`VolatileSliceMut`]: views of memory that a device, a guest or another
+//!   process may change at any time, without ever forming a reference to it. [`Page`]: a page of
+//!   such memory.
+//! * [`copy`]: bulk copies of such memory, by the best instructions of the machine ([`isa`]). They
+//!   survive if the memory vanishes while a `FaultGuard` lives ([`fault`]).
 //!
-//! The crate is `no_std` without its `std` feature and depends on nothing then; with it on `libc`,
-//! for the signal handler.
+//! Without its `std` feature, the crate is `no_std` and has no dependencies. With it, the crate
+//! depends on `libc`, for the signal handler.
 #![no_std]
 
 #[cfg(any(feature = "std", test))]

@@ -1,4 +1,4 @@
-//! One page of memory: where it is, and how large.
+//! A page of memory: its address and size.
 #![expect(unsafe_code, reason = "makes views of the page's memory")]
 
 use core::fmt;
@@ -8,21 +8,23 @@ use core::ptr::NonNull;
 use crate::volatile::{VolatileSlice, VolatileSliceMut};
 
 /// A page that is valid for `'a` and has no other writer in this process: a base page, a huge page,
-/// or any power of two of them that lies at a multiple of its own size.
+/// or a block of memory whose length is a power of two and whose address is a multiple of its
+/// length.
 ///
-/// Others than this process may change it, so it is only seen through volatile views.
+/// Other processes and devices may change it, so it is accessed only through volatile views.
 pub struct Page<'a> {
     start: NonNull<u8>,
     size_log2: u32,
     lifetime: PhantomData<&'a ()>,
 }
 
-/// Memory that is no page: its length is no power of two, or it does not lie at a multiple of it.
+/// The memory is not a page: its length is not a power of two, or its address is not a multiple of
+/// its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAPage {
-    /// Where the memory begins.
+    /// The address of the first byte.
     pub addr: usize,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len_bytes: usize,
 }
 
@@ -31,9 +33,9 @@ impl fmt::Display for NotAPage {
         let Self { addr, len_bytes } = self;
         write!(
             f,
-            "{len_bytes} bytes at {addr:#x} are no page: a page's length is a power of two "
+            "{len_bytes} bytes at {addr:#x} are not a page: a page has a power-of-two length, "
         )?;
-        f.write_str("and it lies at a multiple of it")
+        f.write_str("and its address is a multiple of that")
     }
 }
 
@@ -41,14 +43,14 @@ impl core::error::Error for NotAPage {}
 
 // SAFETY: a page is a pointer to memory that is valid for its lifetime in every thread.
 unsafe impl Send for Page<'_> {}
-// SAFETY: a shared page only reads, by volatile accesses.
+// SAFETY: a shared page only allows volatile reads.
 unsafe impl Sync for Page<'_> {}
 
 impl<'a> Page<'a> {
-    /// The page that the whole of `view` is.
+    /// Returns all of `view` as a page.
     ///
     /// # Errors
-    /// [`NotAPage`] where its length or place forbids it.
+    /// [`NotAPage`] if the length is not a power of two, or the address is not a multiple of it.
     pub fn new(mut view: VolatileSliceMut<'a>) -> Result<Self, NotAPage> {
         let (addr, len_bytes) = (view.as_readable().start().addr().get(), view.len());
         match NonNull::new(view.as_mut_ptr()) {
@@ -59,25 +61,26 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// The logarithm to base 2 of its size in bytes.
+    /// Returns the base-2 logarithm of the size in bytes.
     pub const fn size_log2(&self) -> u32 {
         self.size_log2
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     pub const fn size_bytes(&self) -> usize {
         1 << self.size_log2
     }
 
-    /// Its bytes, for reading.
+    /// Returns a view of the bytes, for reading.
     pub const fn view(&self) -> VolatileSlice<'_> {
-        // SAFETY: the view that the page was made of promised the same bytes, for longer.
+        // SAFETY: the page was made from a view that is valid for the same bytes, and for longer.
         unsafe { VolatileSlice::from_raw_parts(self.start, self.size_bytes()) }
     }
 
-    /// Its bytes, for writing too.
+    /// Returns a view of the bytes, for reading and writing.
     pub const fn view_mut(&mut self) -> VolatileSliceMut<'_> {
-        // SAFETY: as for `view`; the page was made of a writable view, and is borrowed alone.
+        // SAFETY: as for `view`; the page was made from a writable view, and is borrowed
+        // exclusively.
         unsafe { VolatileSliceMut::from_raw_parts(self.start, self.size_bytes()) }
     }
 }
@@ -102,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_lies_at_a_multiple_of_its_size() {
+    fn a_page_is_aligned_to_its_size() {
         let mut memory = Aligned([3; 64]);
         let mut page = Page::new(view(&mut memory.0[..])).unwrap();
         assert_eq!((page.size_log2(), page.size_bytes()), (6, 64));
@@ -110,7 +113,7 @@ mod tests {
         assert_eq!(memory.0[62..], [3, 9]);
         assert!(Page::new(view(&mut memory.0[32..])).is_ok());
         assert_eq!(Page::new(view(&mut memory.0[16..48])).unwrap_err().len_bytes, 32);
-        assert!(Page::new(view(&mut memory.0[..48])).is_err(), "no power of two");
-        assert!(Page::new(view(&mut memory.0[..0])).is_err(), "nothing");
+        assert!(Page::new(view(&mut memory.0[..48])).is_err(), "not a power of two");
+        assert!(Page::new(view(&mut memory.0[..0])).is_err(), "empty");
     }
 }

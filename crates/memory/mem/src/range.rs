@@ -1,21 +1,20 @@
-//! Ranges: a claim from outside, and the validated value it becomes.
+//! Ranges: a claim from outside, and the validated range that it becomes.
 
 use core::fmt;
 
-/// An address space: what [`AddrRange`] can be a range of.
+/// An address space that an [`AddrRange`] can be a range of.
 ///
-/// Implemented by the address types of this crate; a crate with an address space of its own may
-/// implement it too.
+/// The address types of this crate implement it, and other crates may implement it for their own.
 pub trait Address: Copy + Ord + fmt::Debug {
-    /// The address as a number.
+    /// Returns the address as a number.
     fn raw(self) -> u64;
-    /// The address with the value `raw`.
+    /// Returns the address with the value `raw`.
     fn from_raw(raw: u64) -> Self;
 }
 
-/// A range as someone outside stated it: nothing about it has been checked.
+/// A range that came from outside and has not been checked.
 ///
-/// It can be looked at and validated, and that is all.
+/// It can only be inspected and validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeClaim<A> {
     /// The claimed first address.
@@ -24,36 +23,36 @@ pub struct RangeClaim<A> {
     pub len_bytes: u64,
 }
 
-/// A half-open range `[start, start + len)` whose end does not pass the top of its space.
+/// A half-open range `[start, start + len)` whose end is not above the top of its space.
 ///
-/// May be empty. The end of a range that reaches the very top is 2^64, so ends are not handed out
-/// as addresses; [`AddrRange::last`] is.
+/// It may be empty. A range that reaches the very top ends at 2^64, which is not an address, so
+/// there is no method that returns the end; use [`AddrRange::last`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddrRange<A> {
     start: A,
     len_bytes: u64,
 }
 
-/// Why a [`RangeClaim`] is no range.
+/// The reason why a [`RangeClaim`] is not a valid range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RangeError {
-    /// `start + len` passes 2^64.
+    /// `start + len` is above 2^64.
     Overflow {
         /// The claimed first address.
         start: u64,
         /// The claimed length in bytes.
         len_bytes: u64,
     },
-    /// The range is not inside the one it must be inside of.
+    /// The range is not inside the required limits.
     Outside {
         /// The claimed first address.
         start: u64,
         /// The claimed length in bytes.
         len_bytes: u64,
-        /// First address of the range it must be inside of.
+        /// The first address of the limits.
         limit_start: u64,
-        /// Length of the range it must be inside of.
+        /// The length of the limits in bytes.
         limit_len_bytes: u64,
     },
 }
@@ -62,7 +61,7 @@ impl<A: Address> RangeClaim<A> {
     /// Checks that the range does not wrap around the top of its space.
     ///
     /// # Errors
-    /// [`RangeError::Overflow`] where it does.
+    /// [`RangeError::Overflow`] if it wraps.
     pub fn validate(self) -> Result<AddrRange<A>, RangeError> {
         AddrRange::new(self.start, self.len_bytes)
     }
@@ -70,7 +69,7 @@ impl<A: Address> RangeClaim<A> {
     /// Checks that the range does not wrap and lies inside `limit`.
     ///
     /// # Errors
-    /// [`RangeError::Overflow`] or [`RangeError::Outside`].
+    /// [`RangeError::Overflow`] if it wraps, [`RangeError::Outside`] if it is not inside `limit`.
     pub fn validate_within(self, limit: AddrRange<A>) -> Result<AddrRange<A>, RangeError> {
         let range = self.validate()?;
         if limit.contains_range(range) {
@@ -86,13 +85,13 @@ impl<A: Address> RangeClaim<A> {
 }
 
 impl<A: Address> AddrRange<A> {
-    /// The range of `len_bytes` from `start`.
+    /// Returns the range of `len_bytes` bytes at `start`.
     ///
     /// # Errors
-    /// [`RangeError::Overflow`] where the end would pass 2^64.
+    /// [`RangeError::Overflow`] if its end is above 2^64.
     pub fn new(start: A, len_bytes: u64) -> Result<Self, RangeError> {
         let room = u64::MAX - start.raw();
-        // The last byte of a range that is not empty lies at start + len - 1.
+        // The last byte of a range that is not empty is at start + len - 1.
         if len_bytes == 0 || len_bytes - 1 <= room {
             Ok(Self { start, len_bytes })
         } else {
@@ -100,7 +99,7 @@ impl<A: Address> AddrRange<A> {
         }
     }
 
-    /// The first address.
+    /// Returns the first address.
     pub fn start(self) -> A {
         self.start
     }
@@ -110,23 +109,23 @@ impl<A: Address> AddrRange<A> {
         self.len_bytes
     }
 
-    /// Whether there is no byte in it.
+    /// Returns `true` if the range has no bytes.
     pub fn is_empty(self) -> bool {
         self.len_bytes == 0
     }
 
-    /// The last address in it, or `None` where it is empty.
+    /// Returns the last address of the range, or `None` if it is empty.
     pub fn last(self) -> Option<A> {
         self.len_bytes.checked_sub(1).map(|span| A::from_raw(self.start.raw() + span))
     }
 
-    /// Whether `address` lies in it.
+    /// Returns `true` if `address` is in the range.
     pub fn contains(self, address: A) -> bool {
         address.raw().checked_sub(self.start.raw()).is_some_and(|at| at < self.len_bytes)
     }
 
-    /// Whether every byte of `inner` lies in it. An empty range lies in every range whose start
-    /// or end it touches.
+    /// Returns `true` if every byte of `inner` is in the range. An empty range is in every range
+    /// that it touches, also at the start or the end.
     pub fn contains_range(self, inner: Self) -> bool {
         inner
             .start
@@ -135,7 +134,7 @@ impl<A: Address> AddrRange<A> {
             .is_some_and(|at| at <= self.len_bytes && inner.len_bytes <= self.len_bytes - at)
     }
 
-    /// The bytes that both ranges have, or `None` where they share none.
+    /// Returns the bytes that are in both ranges, or `None` if there are none.
     pub fn intersection(self, other: Self) -> Option<Self> {
         let first = self.start.max(other.start);
         let last = self.last()?.min(other.last()?);
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_outside_its_limit_says_both() {
+    fn a_claim_outside_its_limit_is_refused_with_both_ranges() {
         let claim = RangeClaim { start: Iova::new(0x1f00), len_bytes: 0x200 };
         let error = claim.validate_within(range(0x1000, 0x1000)).unwrap_err();
         assert_eq!(
@@ -204,9 +203,9 @@ mod tests {
     }
 
     proptest! {
-        // The oracle: the same questions asked in 128-bit arithmetic, where nothing wraps.
+        // The oracle: the same operations in 128-bit arithmetic, which does not wrap.
         #[test]
-        fn questions_agree_with_wide_arithmetic(
+        fn operations_agree_with_wide_arithmetic(
             a in prop_oneof![0u64..64, (u64::MAX - 64)..],
             a_len in 0u64..64,
             b in prop_oneof![0u64..64, (u64::MAX - 64)..],

@@ -1,5 +1,5 @@
-//! Views of memory that a device, a guest or another process may change at any moment.
-#![expect(unsafe_code, reason = "reads and writes memory through pointers, see the views")]
+//! Views of memory that a device, a guest or another process may change at any time.
+#![expect(unsafe_code, reason = "reads and writes memory through the pointers of the views")]
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -27,30 +27,30 @@ impl fmt::Display for OutOfBounds {
 
 impl core::error::Error for OutOfBounds {}
 
-/// A readable view of memory that may change at any moment.
+/// A readable view of memory that may change at any time.
 ///
 /// # Why no reference
 ///
-/// A `&[u8]` promises the compiler that the bytes do not change while it lives, and a `&mut [u8]`
-/// that they are neither read nor written through another pointer. Neither holds for memory that is
+/// A `&[u8]` tells the compiler that the bytes do not change while it lives, and a `&mut [u8]` that
+/// they are neither read nor written through another pointer. Neither is true for memory that is
 /// shared with a device, a guest or another process, so no reference to it is ever formed: a view
-/// holds a pointer and a length. Aligned numbers are read by `read_volatile`, all other bytes by the
-/// blocks of assembly of [`copy`](crate::copy), and under Miri everything by relaxed atomic bytes,
-/// so that Miri accepts a writer in another thread.
+/// holds a pointer and a length. Aligned numbers are read by `read_volatile`, and all other bytes
+/// by the assembly of [`copy`](crate::copy). Under Miri, all bytes are read by relaxed atomic
+/// loads, so that Miri accepts a writer in another thread.
 ///
 /// # Why that is sound
 ///
-/// * The pointer is valid for the view's whole length and lifetime (the promise of
+/// * The pointer is valid for the length and lifetime of the view (see
 ///   [`VolatileSlice::from_raw_parts`]), so an access within bounds touches mapped memory.
-/// * A volatile access or a block of assembly is executed exactly once, as written: the compiler
-///   may not repeat it, so a value that was checked cannot be another one when it is used. Each
-///   foreign byte is read once, into memory of our own, and only the copy is looked at.
-/// * A write by someone outside this process is outside the language's model of data races; to the
-///   compiler a volatile read has an effect it knows nothing about. Writers inside this process
-///   must be ordered by the code that creates the views (`heap` shares memory only after the last
-///   write of this process).
-/// * Bytes torn between an old and a new value are still bytes: `u8` and the unsigned integers
-///   have no invalid values.
+/// * A volatile access or a block of assembly is executed exactly once, as written. The compiler
+///   may not repeat it, so a value cannot change between its check and its use. Each foreign byte
+///   is read once, into private memory, and only that copy is used.
+/// * A write from outside this process is not part of the language's model of data races: to the
+///   compiler, a volatile read has an unknown effect. Writers in this process must be ordered by
+///   the code that creates the views (`heap` shares memory only after the last write of this
+///   process).
+/// * A mix of old and new bytes is still valid: `u8` and the unsigned integers have no invalid
+///   values.
 #[derive(Clone, Copy)]
 pub struct VolatileSlice<'a> {
     start: NonNull<u8>,
@@ -58,25 +58,25 @@ pub struct VolatileSlice<'a> {
     lifetime: PhantomData<&'a ()>,
 }
 
-/// A view of memory that may change at any moment, which may also be written.
+/// A view of memory that may change at any time, for reading and writing.
 ///
-/// It is not `Copy`: each is the only writer that its origin allows.
+/// It is not `Copy`, so that there is only one writer.
 pub struct VolatileSliceMut<'a> {
     readable: VolatileSlice<'a>,
 }
 
-// SAFETY: a view is a pointer to memory that is valid for its lifetime in every thread, and all
-// accesses are volatile, so which thread makes them does not matter.
+// SAFETY: a view is a pointer to memory that is valid for its lifetime in every thread. All
+// accesses are volatile, so they may come from any thread.
 unsafe impl Send for VolatileSlice<'_> {}
 // SAFETY: as above; a shared view only reads.
 unsafe impl Sync for VolatileSlice<'_> {}
 
 impl<'a> VolatileSlice<'a> {
-    /// A view of `len_bytes` bytes at `start`.
+    /// Returns a view of `len_bytes` bytes at `start`.
     ///
     /// # Safety
-    /// For the whole of `'a` the bytes must stay mapped and readable, and nothing in this process
-    /// may write to them other than by volatile or atomic accesses or by system calls.
+    /// For all of `'a`, the bytes must stay mapped and readable, and code in this process may write
+    /// to them only by volatile or atomic accesses or by system calls.
     pub const unsafe fn from_raw_parts(start: NonNull<u8>, len_bytes: usize) -> Self {
         Self { start, len_bytes, lifetime: PhantomData }
     }
@@ -86,25 +86,25 @@ impl<'a> VolatileSlice<'a> {
         self.len_bytes
     }
 
-    /// Whether there is no byte in the view.
+    /// Returns `true` if the view has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len_bytes == 0
     }
 
-    /// Where the memory is, for a system call or a device that reads it.
+    /// Returns the address of the first byte, for a system call or a device that reads it.
     pub const fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
 
-    /// Where the memory begins.
+    /// Returns the address of the first byte.
     pub const fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// The view of `len_bytes` bytes from `offset`.
+    /// Returns a view of the `len_bytes` bytes at `offset`.
     ///
     /// # Errors
-    /// [`OutOfBounds`] where that reaches past the end.
+    /// [`OutOfBounds`] if that reaches past the end.
     pub fn subslice(&self, offset: usize, len_bytes: usize) -> Result<Self, OutOfBounds> {
         self.check(offset, len_bytes)?;
         // SAFETY: `offset` is within the view, so the pointer stays within its allocation.
@@ -112,26 +112,26 @@ impl<'a> VolatileSlice<'a> {
         Ok(Self { start, len_bytes, lifetime: PhantomData })
     }
 
-    /// Copies the bytes from `offset` on into all of `into`, reading each byte once. If the memory is
-    /// lost meanwhile, the process ends, also while a `FaultGuard` lives.
+    /// Copies the bytes at `offset` into all of `into`, reading each byte once. If the memory
+    /// vanishes during the copy, the signal kills the process, even while a `FaultGuard` lives.
     ///
     /// # Errors
-    /// [`OutOfBounds`] where the view ends before; nothing is copied then.
+    /// [`OutOfBounds`] if the view is too short; then no bytes are copied.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.subslice(offset, into.len())?.start.as_ptr().cast_const();
-        // SAFETY: `from` is valid for `into.len()` bytes by the check above, `into` is ours.
+        // SAFETY: `from` is valid for `into.len()` bytes by the check above, and `into` is private.
         unsafe { copy_all(from, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
     /// Reads eight bytes at `offset` as a little-endian number.
     ///
-    /// Where its address is a multiple of eight it is read at once, so all of it was there at one
-    /// moment. Elsewhere, and under Miri everywhere, it may be torn: some bytes from before a write
-    /// and some from after it.
+    /// If its address is a multiple of eight, the number is read by one access, so it cannot be
+    /// torn. At other addresses, and always under Miri, it may be torn: some bytes are from before
+    /// a write, and some from after it.
     ///
     /// # Errors
-    /// [`OutOfBounds`] where the view ends before.
+    /// [`OutOfBounds`] if the view is too short.
     pub fn read_u64_le(&self, offset: usize) -> Result<u64, OutOfBounds> {
         let word = self.subslice(offset, size_of::<u64>())?.as_ptr().cast::<u64>();
         if word.is_aligned() && !cfg!(miri) {
@@ -153,7 +153,7 @@ impl<'a> VolatileSlice<'a> {
 }
 
 impl<'a> From<&'a mut [u8]> for VolatileSliceMut<'a> {
-    /// A view of memory that nobody else can see for as long as it lives.
+    /// Returns a view of memory that no other code can access while the view lives.
     fn from(bytes: &'a mut [u8]) -> Self {
         let len_bytes = bytes.len();
         // SAFETY: the bytes are borrowed exclusively for the whole of `'a`.
@@ -162,16 +162,16 @@ impl<'a> From<&'a mut [u8]> for VolatileSliceMut<'a> {
 }
 
 impl<'a> VolatileSliceMut<'a> {
-    /// A writable view of `len_bytes` bytes at `start`.
+    /// Returns a writable view of `len_bytes` bytes at `start`.
     ///
     /// # Safety
     /// As [`VolatileSlice::from_raw_parts`], and the bytes must stay writable.
     pub const unsafe fn from_raw_parts(start: NonNull<u8>, len_bytes: usize) -> Self {
-        // SAFETY: the caller's promise includes what the readable view asks for.
+        // SAFETY: the caller's promise includes the requirements of a readable view.
         Self { readable: unsafe { VolatileSlice::from_raw_parts(start, len_bytes) } }
     }
 
-    /// The same bytes, for reading.
+    /// Returns a view of the same bytes, for reading.
     pub fn as_readable(&self) -> VolatileSlice<'_> {
         self.readable
     }
@@ -181,20 +181,20 @@ impl<'a> VolatileSliceMut<'a> {
         self.readable.len_bytes
     }
 
-    /// Whether there is no byte in the view.
+    /// Returns `true` if the view has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.readable.len_bytes == 0
     }
 
-    /// Where the memory is, for a system call or a device that writes it.
+    /// Returns the address of the first byte, for a system call or a device that writes it.
     pub const fn as_mut_ptr(&mut self) -> *mut u8 {
         self.readable.start.as_ptr()
     }
 
-    /// Borrows the view of `len_bytes` bytes from `offset`.
+    /// Borrows the `len_bytes` bytes at `offset` as a view.
     ///
     /// # Errors
-    /// [`OutOfBounds`] where that reaches past the end.
+    /// [`OutOfBounds`] if that reaches past the end.
     pub fn subslice_mut(
         &mut self,
         offset: usize,
@@ -203,31 +203,31 @@ impl<'a> VolatileSliceMut<'a> {
         self.readable.subslice(offset, len_bytes).map(|readable| VolatileSliceMut { readable })
     }
 
-    /// Splits the view in two at `offset`, so that two writers may share it.
+    /// Splits the view in two at `offset`, for two writers.
     ///
     /// # Errors
-    /// [`OutOfBounds`] where `offset` lies past the end; the view is lost then only to the caller.
+    /// [`OutOfBounds`] if `offset` is past the end; the view is consumed all the same.
     pub fn split_at_mut(self, offset: usize) -> Result<(Self, Self), OutOfBounds> {
         let head = self.readable.subslice(0, offset)?;
         let tail = self.readable.subslice(offset, self.readable.len_bytes - offset)?;
         Ok((Self { readable: head }, Self { readable: tail }))
     }
 
-    /// Copies all of `from` to the bytes from `offset` on, writing each byte once.
+    /// Copies all of `from` to the bytes at `offset`, writing each byte once.
     ///
     /// # Errors
-    /// [`OutOfBounds`] where the view ends before; nothing is written then.
+    /// [`OutOfBounds`] if the view is too short; then no bytes are written.
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<(), OutOfBounds> {
         let into = self.readable.subslice(offset, from.len())?.start.as_ptr();
-        // SAFETY: `into` is valid for `from.len()` bytes by the check above, `from` is ours.
+        // SAFETY: `into` is valid for `from.len()` bytes by the check above, and `from` is private.
         unsafe { copy_all(from.as_ptr(), into, from.len()) };
         Ok(())
     }
 
-    /// Sets `len_bytes` bytes from `offset` to zero.
+    /// Sets the `len_bytes` bytes at `offset` to zero.
     ///
     /// # Errors
-    /// [`OutOfBounds`] where the view ends before; nothing is written then.
+    /// [`OutOfBounds`] if the view is too short; then no bytes are written.
     pub fn zero(&mut self, offset: usize, len_bytes: usize) -> Result<(), OutOfBounds> {
         const ZEROS: [u8; 256] = [0; 256];
         let mut target = self.subslice_mut(offset, len_bytes)?;
@@ -250,21 +250,21 @@ impl fmt::Debug for VolatileSliceMut<'_> {
     }
 }
 
-/// Copies `len_bytes` bytes by the copy of this machine. Where a view's memory is not there against
-/// its maker's promise, the process dies of the access, with a `FaultGuard` as without: whoever wants
-/// to survive that calls [`copy`](crate::copy) itself.
+/// Copies `len_bytes` bytes with the best instructions of the machine. If the memory of a view is
+/// missing, contrary to the promise of `from_raw_parts`, the access kills the process, with or
+/// without a `FaultGuard`. Code that must survive that calls [`copy`](crate::copy) directly.
 ///
 /// # Safety
 /// Both sides must be valid for `len_bytes` bytes and must not overlap.
 unsafe fn copy_all(mut from: *const u8, mut to: *mut u8, mut len_bytes: usize) {
-    // SAFETY: the caller's promise, also for the rest that is left when it goes round again.
+    // SAFETY: the caller's promise, which includes the rest of the range in later iterations.
     while let Err(stop) = unsafe { copy_bytes(from, to, len_bytes) } {
         len_bytes -= stop.done_bytes;
         // SAFETY: the byte that faulted is within the range.
         from = unsafe { from.add(stop.done_bytes) };
         // SAFETY: as above.
         to = unsafe { to.add(stop.done_bytes) };
-        // SAFETY: valid by the caller's promise; this is where the process dies if it is not.
+        // SAFETY: valid by the caller's promise; if it is not, the process dies here.
         let byte = unsafe { from.read_volatile() };
         // SAFETY: as above.
         unsafe { to.write_volatile(byte) };
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn split_views_cover_the_whole_and_do_not_meet() {
+    fn split_views_cover_the_whole_and_do_not_overlap() {
         let mut memory = [0u8; 10];
         let (mut low, mut high) = view_of(&mut memory).split_at_mut(4).unwrap();
         low.write(0, &[1; 4]).unwrap();
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroing_touches_nothing_beside() {
+    fn zeroing_leaves_the_other_bytes() {
         let mut memory = vec![0xff; 1000];
         view_of(&mut memory).zero(3, 900).unwrap();
         let expected: Vec<u8> =
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(memory, expected);
     }
 
-    // Miri runs these too, with fewer cases.
+    // Miri runs these, too, with fewer cases.
     proptest! {
         #![proptest_config(ProptestConfig {
             cases: if cfg!(miri) { 8 } else { 256 },

@@ -1,6 +1,6 @@
-//! Copies of memory that is not there: real faults, in this process.
+//! Copies of missing memory: real faults, in this process.
 #![cfg(not(miri))]
-#![expect(unsafe_code, reason = "maps memory and takes pages away under copies")]
+#![expect(unsafe_code, reason = "maps memory and removes pages during copies")]
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -16,7 +16,7 @@ use longshore_mem::{VolatileSlice, VolatileSliceMut, dispatch_isa};
 
 const PAGE: usize = 4096;
 
-/// A file in memory, mapped whole.
+/// A memfd, mapped as a whole.
 struct Mapped {
     file: File,
     start: NonNull<u8>,
@@ -25,10 +25,10 @@ struct Mapped {
 
 impl Mapped {
     fn of(len_bytes: usize) -> Self {
-        // SAFETY: makes a descriptor out of nothing; the name is a C string.
+        // SAFETY: creates a descriptor; the name is a C string.
         let fd = unsafe { libc::memfd_create(c"longshore-test".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len_bytes as u64).unwrap();
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -45,7 +45,7 @@ impl Mapped {
         assert_ne!(start, libc::MAP_FAILED);
         let mapped = Self { file, start: NonNull::new(start.cast()).unwrap(), len_bytes };
         for at in 0..len_bytes {
-            // SAFETY: within the mapping, which nobody else knows yet.
+            // SAFETY: within the mapping, which no other code has yet.
             unsafe { mapped.at(at).write(byte_at(at)) };
         }
         mapped
@@ -57,7 +57,7 @@ impl Mapped {
 
     fn bytes(&self, offset: usize, len_bytes: usize) -> Vec<u8> {
         let read = |at| {
-            // SAFETY: within the mapping, where the tests left something to read.
+            // SAFETY: within the mapping, where the tests left readable memory.
             unsafe { self.at(at).read_volatile() }
         };
         (offset..offset + len_bytes).map(read).collect()
@@ -68,7 +68,7 @@ impl Mapped {
     }
 
     fn forbid(&self, from: usize, protection: i32) {
-        // SAFETY: the range is of this mapping.
+        // SAFETY: the range is inside this mapping.
         let done =
             unsafe { libc::mprotect(self.at(from).cast(), self.len_bytes - from, protection) };
         assert_eq!(done, 0);
@@ -92,7 +92,7 @@ fn copy_with(
     to: *mut u8,
     len_bytes: usize,
 ) -> Result<(), CopyFault> {
-    // SAFETY: the tests hand over their own memory and mappings of theirs that fault.
+    // SAFETY: the tests pass their own memory, and mappings of theirs that fault.
     dispatch_isa!(token, isa => unsafe { copy(isa, from, to, len_bytes) })
 }
 
@@ -121,7 +121,7 @@ fn a_truncated_source_stops_the_copy_at_the_exact_byte() {
 }
 
 #[test]
-fn a_target_that_may_not_be_written_stops_copies_and_fills_at_the_exact_byte() {
+fn a_read_only_target_stops_copies_and_fills_at_the_exact_byte() {
     let _guard = FaultGuard::install().unwrap();
     let mapped = Mapped::of(4 * PAGE);
     mapped.forbid(2 * PAGE, libc::PROT_READ);
@@ -140,18 +140,18 @@ fn a_target_that_may_not_be_written_stops_copies_and_fills_at_the_exact_byte() {
             assert!(mapped.bytes(2 * PAGE - before, before).iter().all(|byte| *byte == 0x11));
         }
     }
-    assert_eq!(mapped.bytes(2 * PAGE, 1), [byte_at(2 * PAGE)], "nothing beyond");
+    assert_eq!(mapped.bytes(2 * PAGE, 1), [byte_at(2 * PAGE)], "no byte beyond is written");
 }
 
 #[test]
-fn copies_past_the_caches_stop_at_the_exact_byte_too() {
+fn copies_with_non_temporal_stores_stop_at_the_exact_byte() {
     let _guard = FaultGuard::install().unwrap();
     let len_bytes = STREAM_MIN_BYTES + 4 * PAGE;
     let (source, target) = (Mapped::of(len_bytes), Mapped::of(len_bytes));
     for token in IsaToken::all() {
         for (before, skew) in [(STREAM_MIN_BYTES / PAGE, 3), (1, 77), (0, 0)] {
             for shortened in [&source, &target] {
-                // SAFETY: the test's own mapping, which is whole.
+                // SAFETY: the test's own mapping, all of which is backed.
                 dispatch_isa!(token, isa => unsafe { fill(isa, target.at(0), 0xee, len_bytes) })
                     .unwrap();
                 shortened.truncate(before * PAGE);
@@ -161,7 +161,8 @@ fn copies_past_the_caches_stop_at_the_exact_byte_too() {
                 let case = format!("{before} pages, {skew} skew, {}", token.isa());
                 assert_eq!(fault.done_bytes, done, "{case}");
                 assert_eq!(fault.fault.cause, FaultCause::NotBacked, "{case}");
-                // What was cut off is zeros when it comes back: of the source too, from now on.
+                // Pages that were cut off are zero after the file grows again, in the source as
+                // well.
                 shortened.truncate(len_bytes);
                 assert!(source.bytes(skew, done) == target.bytes(skew, done), "{case}");
                 let beyond = if ptr::eq(shortened, &raw const target) { 0 } else { 0xee };
@@ -172,7 +173,7 @@ fn copies_past_the_caches_stop_at_the_exact_byte_too() {
 }
 
 #[test]
-fn an_address_that_is_none_is_a_fault_too() {
+fn an_invalid_address_is_a_fault() {
     let _guard = FaultGuard::install().unwrap();
     let mut target = [0; 100];
     for token in IsaToken::all() {
@@ -185,7 +186,7 @@ fn an_address_that_is_none_is_a_fault_too() {
 }
 
 #[test]
-fn threads_survive_faults_side_by_side() {
+fn threads_survive_faults_at_the_same_time() {
     let _guard = FaultGuard::install().unwrap();
     let stop = AtomicBool::new(false);
     let faults = AtomicUsize::new(0);
@@ -201,7 +202,7 @@ fn threads_survive_faults_side_by_side() {
                     match copy_with(token, from, target.as_mut_ptr(), 64 * PAGE) {
                         Ok(()) => {}
                         Err(fault) => {
-                            // Not always at a page: one may vanish while it is being copied.
+                            // Not always at a page boundary: a page may vanish while it is copied.
                             let stopped_at = (base.get() + fault.done_bytes) as u64;
                             assert_eq!(fault.fault.address.raw(), stopped_at);
                             faults.fetch_add(1, Ordering::Relaxed);
@@ -222,12 +223,14 @@ fn threads_survive_faults_side_by_side() {
     });
 }
 
-/// What a child process does, chosen by the environment; none in an ordinary run.
+/// The child processes of the tests below, chosen by the environment. It does nothing in an
+/// ordinary run.
 #[test]
 fn child() {
     let Ok(what) = std::env::var("LONGSHORE_FAULT_TEST") else { return };
     if what == "raise under the guard" {
-        // The standard library's handler returns from a signal that was sent; the default does not.
+        // The standard library's handler returns from a signal that was sent; the default action
+        // does not.
         // SAFETY: the default action.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
     }
@@ -241,11 +244,11 @@ fn child() {
             let _ = copy_with(IsaToken::active(), mapped.at(0), target.as_mut_ptr(), 2 * PAGE);
         }
         "touch under the guard" => {
-            // SAFETY: this is what the process is to die of.
+            // SAFETY: the process is meant to die here.
             unsafe { mapped.at(PAGE).read_volatile() };
         }
         "read a view under the guard" => {
-            // SAFETY: half of it is not there, which the process is to die of.
+            // SAFETY: half of the memory is missing, and the process is meant to die of that.
             let view = unsafe { VolatileSlice::from_raw_parts(mapped.start, 2 * PAGE) };
             let _ = view.read(0, &mut target);
         }
@@ -255,7 +258,7 @@ fn child() {
             let _ = view.write(0, &target);
         }
         "overflow the stack under the guard" => {
-            #[expect(unconditional_recursion, reason = "the stack is to overflow")]
+            #[expect(unconditional_recursion, reason = "the stack must overflow")]
             fn deeper(depth: u64) -> u64 {
                 let space = std::hint::black_box([depth; 512]);
                 deeper(depth + 1) + space[7]
@@ -263,12 +266,12 @@ fn child() {
             std::hint::black_box(deeper(0));
         }
         "raise under the guard" => {
-            // SAFETY: this is what the process is to die of.
+            // SAFETY: the process is meant to die here.
             unsafe { libc::raise(libc::SIGSEGV) };
         }
         other => panic!("no such child: {other}"),
     }
-    unreachable!("the process was to die");
+    unreachable!("the process should have died");
 }
 
 fn child_dies_of(what: &str) -> (Option<i32>, String) {
@@ -282,7 +285,7 @@ fn child_dies_of(what: &str) -> (Option<i32>, String) {
 }
 
 #[test]
-fn what_is_not_a_copy_dies_as_it_always_did() {
+fn faults_outside_of_copies_kill_the_process_as_without_a_guard() {
     assert_eq!(child_dies_of("copy after the guard").0, Some(libc::SIGBUS));
     assert_eq!(child_dies_of("touch under the guard").0, Some(libc::SIGBUS));
     assert_eq!(child_dies_of("read a view under the guard").0, Some(libc::SIGBUS));
@@ -290,5 +293,5 @@ fn what_is_not_a_copy_dies_as_it_always_did() {
     assert_eq!(child_dies_of("raise under the guard").0, Some(libc::SIGSEGV));
     let (signal, words) = child_dies_of("overflow the stack under the guard");
     assert_eq!(signal, Some(libc::SIGABRT), "{words}");
-    assert!(words.contains("has overflowed its stack"), "Rust's own handler spoke: {words}");
+    assert!(words.contains("has overflowed its stack"), "Rust's own handler ran: {words}");
 }

@@ -1,5 +1,5 @@
-//! The fault guard's signal handlers among those of a program: each scenario in a process of its own,
-//! because a signal's action is the whole process's.
+//! The signal handlers of the fault guard together with those of a program. Each scenario has a
+//! process of its own, because a signal has one action per process.
 #![cfg(not(miri))]
 #![expect(unsafe_code, reason = "installs signal handlers and faults")]
 
@@ -16,12 +16,13 @@ use longshore_mem::fault::{self, FaultGuard};
 const PAGE: usize = 4096;
 const SCENARIO: &str = "LONGSHORE_HANDLERS_TEST";
 const HOLDS: &str = "the scenario holds";
-/// Ends a scenario that hangs.
+/// Kills a scenario that hangs.
 const WATCHDOG_SECONDS: u32 = 60;
 
 type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// One of the tests below in the process that it starts; nothing in an ordinary run.
+/// Runs the scenario of one of the tests below, in the process that the test starts. It does
+/// nothing in an ordinary run.
 #[test]
 fn scenario() {
     let Ok(name) = std::env::var(SCENARIO) else { return };
@@ -118,12 +119,12 @@ mod processes {
     }
 
     #[test]
-    fn handlers_have_the_signal_masks_that_they_asked_for() {
+    fn handlers_run_with_the_signal_masks_that_they_asked_for() {
         assert_holds("masks");
     }
 
     #[test]
-    fn handlers_have_the_stacks_that_they_asked_for() {
+    fn handlers_run_on_the_stacks_that_they_asked_for() {
         assert_holds("stacks");
     }
 
@@ -133,7 +134,7 @@ mod processes {
     }
 
     #[test]
-    fn a_handler_that_is_reset_is_called_once() {
+    fn a_handler_with_resethand_is_called_once() {
         let words = assert_dies_of("reset", libc::SIGSEGV);
         assert_eq!(words.matches("logged").count(), 1, "{words}");
     }
@@ -145,7 +146,7 @@ mod processes {
     }
 
     #[test]
-    fn a_memory_error_that_no_instruction_met_is_fatal_by_default() {
+    fn an_asynchronous_memory_error_is_fatal_by_default() {
         assert_dies_of("memory error", libc::SIGBUS);
     }
 
@@ -155,22 +156,22 @@ mod processes {
     }
 }
 
-/// How often the first handler repaired a fault.
+/// The number of faults that the first handler repaired.
 static REPAIRED: AtomicUsize = AtomicUsize::new(0);
-/// How often the handler above ours was called.
+/// The number of calls of the handler above ours.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 /// The action that the handler above ours replaced.
 static mut PREVIOUS: Option<sigaction> = None;
 
-/// Makes the page accessible, as a garbage collector's or a VMM's handler would.
+/// Makes the page accessible, as the handler of a garbage collector or a VMM would.
 extern "C" fn repairs(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
     REPAIRED.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: the kernel's own.
+    // SAFETY: the kernel's `siginfo_t`.
     let info = unsafe { &*info };
     // SAFETY: the tests pass on memory faults only.
     let address = unsafe { info.si_addr() };
     let page = address.map_addr(|address| address & !(PAGE - 1));
-    // SAFETY: opens the page of a test that was forbidden.
+    // SAFETY: makes the inaccessible page of a test accessible.
     if unsafe { libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
         // SAFETY: it may be called in a handler.
         unsafe { libc::_exit(77) };
@@ -194,7 +195,7 @@ extern "C" fn restores_the_previous(signal: c_int, _: *mut siginfo_t, _: *mut c_
     unsafe { sigaction(signal, &previous, ptr::null_mut()) };
 }
 
-/// Repairs what it is called for; else like any handler that passes nothing on.
+/// Repairs the faults that it is called for, and never calls the handler that it replaced.
 extern "C" fn passes_nothing_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     CALLS.fetch_add(1, Ordering::Relaxed);
     repairs(signal, info, context);
@@ -223,16 +224,16 @@ fn install(handler: Handler) -> sigaction {
 fn installed(signal: c_int) -> sigaction {
     // SAFETY: zeros are an action.
     let mut now: sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: it only asks.
+    // SAFETY: it only reads the action.
     assert_eq!(unsafe { sigaction(signal, ptr::null(), &raw mut now) }, 0);
     now
 }
 
-/// Remembers the action that a handler replaced.
+/// Installs a handler, and remembers the action that it replaced.
 fn replace_with(handler: Handler) {
     let before = install(handler);
     if before.sa_sigaction != handler as *const () as usize {
-        // SAFETY: no other thread of the scenario looks at it.
+        // SAFETY: no other thread of the scenario accesses it.
         unsafe { PREVIOUS = Some(before) };
     }
 }
@@ -245,13 +246,14 @@ fn forbidden_page() -> *mut u8 {
     page.cast()
 }
 
-/// Faults where no copy of this crate does.
+/// Faults outside of the copies of this crate.
 fn fault() {
     // SAFETY: the page is the test's own; the handlers make it accessible.
     unsafe { forbidden_page().write_volatile(1) };
 }
 
-/// Whether a fault of a copy is an error, and not a handler's.
+/// Returns `true` if a fault of a copy is returned as an error, instead of being passed to a
+/// handler.
 fn copy_survives() -> bool {
     let mut target = [0; 100];
     // SAFETY: the target is valid; the source faults, under a guard or with a handler that repairs.
@@ -276,7 +278,7 @@ fn handlers_below_ours_are_called() {
     assert!(!copy_survives(), "the first handler repairs without a guard");
     fault();
     assert_eq!(count(&REPAIRED), 3);
-    // The kernel still calls ours, which calls the first.
+    // The kernel still calls our handler, which calls the first one.
     let handler = installed(libc::SIGSEGV).sa_sigaction;
     assert_ne!(handler, repairs as *const () as usize);
     let _guard = FaultGuard::install().unwrap();
@@ -314,13 +316,13 @@ fn handlers_above_ours_may_restore_it() {
     assert_eq!((count(&CALLS), count(&REPAIRED)), (1, 1));
     assert!(copy_survives());
     fault();
-    assert_eq!((count(&CALLS), count(&REPAIRED)), (1, 2), "it has taken itself out");
+    assert_eq!((count(&CALLS), count(&REPAIRED)), (1, 2), "it has removed itself");
 }
 
 fn handlers_above_ours_may_ignore_it() {
     let first = FaultGuard::install().unwrap();
     install(passes_nothing_on);
-    assert!(!copy_survives(), "no guard has looked since");
+    assert!(!copy_survives(), "no guard was installed since");
     assert_eq!(count(&CALLS), 1);
     let second = FaultGuard::install().unwrap();
     assert!(copy_survives());
@@ -340,10 +342,10 @@ fn handlers_may_come_back_above_ours() {
         assert!(copy_survives(), "round {round}");
         let calls = count(&CALLS);
         fault();
-        assert_eq!(count(&REPAIRED), 2 * round - 1, "the first handler's turn comes");
-        assert!(count(&CALLS) - calls <= 2, "it is not called again and again");
+        assert_eq!(count(&REPAIRED), 2 * round - 1, "the first handler is reached");
+        assert!(count(&CALLS) - calls <= 2, "there is no endless loop");
         drop(guard);
-        // Installed once more, it knows no more which handler it replaced at first.
+        // Installed once more, it has forgotten which handler it replaced at first.
         replace_with(calls_the_previous);
         fault();
         assert_eq!(count(&REPAIRED), 2 * round);
@@ -354,16 +356,16 @@ fn many_handlers_replace_ours() {
     install(repairs);
     drop(FaultGuard::install().unwrap());
     for (round, signal) in (libc::SIGRTMIN()..libc::SIGRTMIN() + 10).enumerate() {
-        // Its mask makes it another action.
+        // A different mask makes it a different action.
         let mut other = action(calls_the_previous, libc::SA_ONSTACK);
-        // SAFETY: it changes a set of our own.
+        // SAFETY: it changes a private set.
         unsafe { libc::sigaddset(&raw mut other.sa_mask, signal) };
-        // SAFETY: no other thread of the scenario looks at it.
+        // SAFETY: no other thread of the scenario accesses it.
         unsafe { PREVIOUS = Some(set(libc::SIGSEGV, &other)) };
         let _guard = FaultGuard::install().unwrap();
         assert!(copy_survives(), "round {round}");
         fault();
-        assert_eq!(count(&REPAIRED), round + 1, "the first handler's turn comes");
+        assert_eq!(count(&REPAIRED), round + 1, "the first handler is reached");
     }
 }
 
@@ -397,7 +399,7 @@ fn a_program_calls_handle_itself() {
 fn a_program_decides_too_late() {
     drop(FaultGuard::install().unwrap());
     assert!(!fault::never_install_handler());
-    // Guards go on installing the handler of this crate above others.
+    // Guards still install the handler of this crate above others.
     install(repairs);
     let _guard = FaultGuard::install().unwrap();
     assert_ne!(installed(libc::SIGSEGV).sa_sigaction, repairs as *const () as usize);
@@ -406,14 +408,14 @@ fn a_program_decides_too_late() {
     assert!(!fault::never_install_handler());
 }
 
-/// Which of [`ASKED`] were blocked while the handler ran, as bits.
+/// The signals of [`ASKED`] that were blocked while the handler ran, as bits.
 static BLOCKED: AtomicI32 = AtomicI32::new(0);
 const ASKED: [c_int; 3] = [libc::SIGSEGV, libc::SIGUSR1, libc::SIGUSR2];
 
 fn blocked() -> i32 {
     // SAFETY: zeros are an empty set.
     let mut mask: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: it only asks.
+    // SAFETY: it only reads the mask.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), &raw mut mask) };
     // SAFETY: a valid set.
     let has = |signal| unsafe { libc::sigismember(&raw const mask, signal) };
@@ -436,7 +438,7 @@ fn handlers_have_their_masks() {
     ] {
         let mut theirs = action(notes_its_mask, flags);
         if let Some(signal) = masked {
-            // SAFETY: it changes a set of our own.
+            // SAFETY: it changes a private set.
             unsafe { libc::sigaddset(&raw mut theirs.sa_mask, signal) };
         }
         set(libc::SIGSEGV, &theirs);
@@ -446,7 +448,7 @@ fn handlers_have_their_masks() {
         assert_ne!(installed(libc::SIGSEGV).sa_sigaction, theirs.sa_sigaction);
         fault();
         assert_eq!(BLOCKED.swap(-1, Ordering::Relaxed), expected, "{flags:#x}, {masked:?}");
-        assert_eq!(blocked(), 0, "and nothing afterwards");
+        assert_eq!(blocked(), 0, "no signal stays blocked");
     }
 }
 
@@ -455,7 +457,7 @@ static WAS_ON_ALTERNATIVE_STACK: AtomicBool = AtomicBool::new(false);
 extern "C" fn notes_its_stack(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: zeros are a description of a stack.
     let mut stack: libc::stack_t = unsafe { std::mem::zeroed() };
-    // SAFETY: it only asks.
+    // SAFETY: it only reads the description of the stack.
     unsafe { libc::sigaltstack(ptr::null(), &raw mut stack) };
     let is_on_it = stack.ss_flags & libc::SS_ONSTACK != 0;
     WAS_ON_ALTERNATIVE_STACK.store(is_on_it, Ordering::Relaxed);
@@ -463,7 +465,7 @@ extern "C" fn notes_its_stack(signal: c_int, info: *mut siginfo_t, context: *mut
 }
 
 fn handlers_have_their_stacks() {
-    // Threads of Rust's standard library have an alternative stack.
+    // Rust's standard library gives its threads an alternate signal stack.
     for flags in [0, libc::SA_ONSTACK] {
         set(libc::SIGSEGV, &action(notes_its_stack, flags));
         fault();
@@ -479,7 +481,7 @@ static KNOWN_PAGE: AtomicUsize = AtomicUsize::new(0);
 extern "C" fn repairs_the_known_page(_: c_int) {
     CALLS.fetch_add(1, Ordering::Relaxed);
     let page = ptr::with_exposed_provenance_mut(KNOWN_PAGE.load(Ordering::Relaxed));
-    // SAFETY: opens the page of the test that was forbidden.
+    // SAFETY: makes the inaccessible page of the test accessible.
     unsafe { libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) };
 }
 
@@ -504,14 +506,14 @@ fn set_without_handler(signal: c_int, to: usize) {
     set(signal, &none);
 }
 
-/// Sends this thread a SIGBUS for a memory error that was found elsewhere.
+/// Sends this thread a SIGBUS for an asynchronous memory error.
 fn send_memory_error() {
     const BUS_MCEERR_AO: c_int = 5;
     // SAFETY: zeros are a `siginfo_t`.
     let mut info: siginfo_t = unsafe { std::mem::zeroed() };
     info.si_signo = libc::SIGBUS;
     info.si_code = BUS_MCEERR_AO;
-    // SAFETY: it only asks.
+    // SAFETY: it has no arguments and no effects.
     let thread = unsafe { libc::syscall(libc::SYS_gettid) };
     let process = std::process::id();
     let (call, signal) = (libc::SYS_rt_tgsigqueueinfo, libc::SIGBUS);
@@ -580,11 +582,11 @@ fn guards_in_forked_children() {
 }
 
 fn child_installs_a_guard() -> bool {
-    // SAFETY: the child only installs a guard and ends.
+    // SAFETY: the child only installs a guard and exits.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        // SAFETY: it sets a timer, which ends a child that hangs.
+        // SAFETY: it sets a timer, which kills a child that hangs.
         unsafe { libc::alarm(WATCHDOG_SECONDS / 3) };
         let guard = FaultGuard::install();
         let status = c_int::from(guard.is_err() || !copy_survives());
@@ -592,7 +594,7 @@ fn child_installs_a_guard() -> bool {
         unsafe { libc::_exit(status) };
     }
     let mut status = 0;
-    // SAFETY: the child is this process's.
+    // SAFETY: it is a child of this process.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     status == 0
 }

@@ -1,6 +1,6 @@
-//! Programs of other languages that load this crate as a library and have signal handlers of their
-//! own: a guarded copy ends at the exact byte in several of their threads, and other signals still
-//! reach their handlers.
+//! Programs in other languages that load this crate as a library and have signal handlers of their
+//! own. A guarded copy must end at the exact byte in several of their threads, and other signals
+//! must still reach their handlers.
 #![cfg(not(miri))]
 
 use std::env;
@@ -23,7 +23,7 @@ fn a_go_program_keeps_its_handlers() {
         .args(["build", "-o"])
         .arg(&program)
         .arg("host.go")
-        // As it is installed, and with nothing left outside of the target folder.
+        // Uses the installed toolchain, and writes nothing outside of the target folder.
         .envs([("CGO_ENABLED", "1"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", "")])
         .env("GOCACHE", target().join("go-cache"))
         .output()
@@ -37,8 +37,8 @@ fn a_go_program_keeps_its_handlers() {
         let output = run(Some(mode));
         let words = errors(&output);
         assert_eq!(output.status.code(), Some(2), "Go's exit status of a crash, {mode}: {words}");
-        assert!(words.contains("SIGBUS: bus error"), "Go's handler spoke, {mode}: {words}");
-        assert!(words.contains("main.main()"), "and showed where, {mode}: {words}");
+        assert!(words.contains("SIGBUS: bus error"), "Go's handler ran, {mode}: {words}");
+        assert!(words.contains("main.main()"), "and showed the place, {mode}: {words}");
     }
 }
 
@@ -68,14 +68,14 @@ fn a_python_program_keeps_its_handlers() {
         assert_eq!(output.status.signal(), Some(signal), "{mode}: {words}");
         let headline = format!("Fatal Python error: {error}");
         assert_eq!(words.matches(&headline).count(), 1, "{mode}: {words}");
-        assert!(words.contains(place), "the traceback shows where, {mode}: {words}");
+        assert!(words.contains(place), "the traceback shows the place, {mode}: {words}");
     }
 }
 
-/// Whether `program` is here. Says loudly that the test is skipped where it is not.
+/// Returns `true` if `program` is installed. If it is not, reports the test as skipped.
 ///
 /// # Panics
-/// In CI (`CI=true`), where it must be.
+/// In CI (`CI=true`) if the program is missing.
 fn has_program(program: &str, ask: &str) -> bool {
     match Command::new(program).arg(ask).output() {
         Ok(output) if output.status.success() => true,
@@ -88,16 +88,16 @@ fn has_program(program: &str, ask: &str) -> bool {
     }
 }
 
-/// Builds the library, in a folder of its own.
+/// Builds the library, in a target folder of its own.
 fn library() -> PathBuf {
     let status = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["build", "--quiet", "--locked", "--example", "guarded_copy", "--target-dir"])
         .arg(target())
-        // For test programs that print their times.
+        // Set for test programs that print their times.
         .env_remove("RUSTC_BOOTSTRAP")
         .status()
-        .expect("cargo runs the tests, so it can be run");
+        .expect("cargo runs the tests, so it is available");
     assert!(status.success(), "the library compiles");
     target().join("debug/examples/libguarded_copy.so")
 }

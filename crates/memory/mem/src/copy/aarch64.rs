@@ -1,7 +1,7 @@
 //! Copies for AArch64.
 //!
-//! All blocks keep their pointers and the count of bytes left true at every instruction that may
-//! fault: an iteration loads, stores, and moves them only then.
+//! All blocks keep their pointers and the number of bytes left valid at every instruction that may
+//! fault: an iteration first loads and stores, and only then advances them.
 
 use core::arch::asm;
 
@@ -10,7 +10,7 @@ use crate::fault::RawOutcome;
 use crate::fault_range;
 use crate::isa::{Neon, Scalar};
 
-/// Byte by byte, so the count is exact.
+/// Copies byte by byte, so the number of bytes is exact.
 ///
 /// # Safety
 /// As [`super::copy`].
@@ -42,7 +42,7 @@ pub(super) unsafe fn bytes(from: *const u8, to: *mut u8, len_bytes: usize) -> Ra
     RawOutcome { left_bytes, address, cause }
 }
 
-/// Byte by byte.
+/// Fills byte by byte, so the number of bytes is exact.
 ///
 /// # Safety
 /// As [`super::fill`].
@@ -172,7 +172,7 @@ impl CopyKernels for Neon {
     #[inline]
     unsafe fn copy_raw(self, from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcome {
         let (left_bytes, address, cause);
-        // SAFETY: as in `bytes`; the token proves the instructions.
+        // SAFETY: as in `bytes`; the token proves that the instructions exist.
         unsafe {
             asm!(
                 "mov x1, xzr",
@@ -202,7 +202,7 @@ impl CopyKernels for Neon {
                 "add {to}, {to}, #16",
                 "sub {left}, {left}, #16",
                 "b 4b",
-                // At most 15 bytes: one of each power of two that the count has.
+                // At most 15 bytes: one word for each bit of the count.
                 "5:",
                 "tbz {left}, #3, 6f",
                 "ldr {word}, [{from}]",

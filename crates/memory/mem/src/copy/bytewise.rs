@@ -1,11 +1,12 @@
-//! Relaxed atomic bytes: what Miri can run.
+//! Copies by relaxed atomic bytes, for Miri.
 //!
-//! To Miri a volatile access is an ordinary one: if another thread writes the byte meanwhile it is a
-//! data race. An atomic one is none. Bytes, because Miri refuses atomic accesses of different sizes
-//! that race; and both sides, because a copy is not told which of them is foreign.
+//! To Miri a volatile access is an ordinary one: it is a data race if another thread writes the
+//! byte at the same time. An atomic access is not. The accesses are bytes, because Miri refuses
+//! racing atomic accesses of different sizes, and they are atomic on both sides, because the copy
+//! cannot tell which side is foreign.
 //!
-//! A source may lie in memory that may only be read, from which Stacked Borrows lets no atomic be
-//! made. Tree Borrows does, so Miri is run with `-Zmiri-tree-borrows`.
+//! The source may be read-only memory, for which Stacked Borrows does not allow an atomic. Tree
+//! Borrows does, so run Miri with `-Zmiri-tree-borrows`.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 

@@ -1,12 +1,12 @@
-//! Copies of memory that someone else may change, or that may vanish meanwhile.
+//! Copies of memory that others may change, or that may vanish during the copy.
 //!
-//! What [`VolatileSlice`](crate::VolatileSlice) says of single words holds for bulk too: no reference to
-//! foreign memory, and each foreign byte is read once and written once. Here that is done by blocks
-//! of inline assembly, which the compiler can neither split, repeat nor look into. Under Miri,
-//! which runs no assembly, the same is done by relaxed atomic bytes.
+//! The rules of [`VolatileSlice`](crate::VolatileSlice) also hold for bulk copies: there is no
+//! reference to foreign memory, and each foreign byte is read once and written once. The copies are
+//! blocks of inline assembly, which the compiler can neither split, repeat nor analyze. Under Miri,
+//! which cannot run assembly, they are relaxed atomic accesses.
 //!
-//! Every copy ends early at memory that faults while a `FaultGuard` lives ([`fault`](crate::fault)),
-//! at the exact byte, and says how far it came.
+//! If memory faults while a `FaultGuard` lives ([`fault`](crate::fault)), the copy ends early, at
+//! the exact byte, and returns the number of bytes done.
 #![expect(unsafe_code, reason = "reads and writes foreign memory in assembly")]
 
 #[cfg_attr(all(target_arch = "x86_64", not(miri)), path = "x86_64.rs")]
@@ -23,12 +23,12 @@ use crate::isa::IsaToken;
 
 pub use traits::{CopyKernels, STREAM_MIN_BYTES};
 
-/// A copy that met memory which is not there.
+/// A copy that stopped at a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyFault {
-    /// Bytes copied before it: the first byte that was not is the one that faulted, on either side.
+    /// The number of bytes copied before the fault. The next byte faulted, on either side.
     pub done_bytes: usize,
-    /// What was met.
+    /// The fault.
     pub fault: Fault,
 }
 
@@ -44,17 +44,16 @@ impl core::error::Error for CopyFault {
     }
 }
 
-/// Copies `len_bytes` bytes, upwards, with the instructions of `token`.
+/// Copies `len_bytes` bytes in ascending order, with the instructions of `token`.
 ///
 /// # Errors
 /// [`CopyFault`] at the first byte that could not be read or written, if a `FaultGuard` lives.
 ///
 /// # Safety
-/// Both ranges must be valid for access for the whole call, except that memory which does not
-/// belong to Rust's own objects may fault (the process dies of it unless a `FaultGuard` lives).
-/// Bytes that are Rust's own must not be changed (source) or looked at (target) by others
-/// meanwhile. Ranges that overlap are no error in the language's sense, but what is written is not
-/// specified.
+/// Both ranges must be valid for access during the whole call. Memory that is not part of a Rust
+/// object may fault; that kills the process unless a `FaultGuard` lives. While the call runs, other
+/// code must not write to the bytes of Rust objects (source) or access them (target). Overlapping
+/// ranges are not undefined behavior, but the bytes written are unspecified.
 #[inline(always)]
 pub unsafe fn copy<T: CopyKernels>(
     token: T,
@@ -71,7 +70,7 @@ pub unsafe fn copy<T: CopyKernels>(
     unsafe { go_on_copying(token, from, to, len_bytes, outcome) }
 }
 
-/// The rest of a copy that met a fault, up to the exact byte.
+/// Continues a copy after a fault, up to the exact byte.
 ///
 /// # Safety
 /// As [`copy`].
@@ -107,13 +106,13 @@ unsafe fn go_on_copying<T: CopyKernels>(
     )
 }
 
-/// Sets `len_bytes` bytes to `byte`, upwards, with the instructions of `token`.
+/// Sets `len_bytes` bytes to `byte` in ascending order, with the instructions of `token`.
 ///
 /// # Errors
 /// As [`copy`].
 ///
 /// # Safety
-/// As [`copy`] asks of a target.
+/// As [`copy`], for its target.
 #[inline(always)]
 pub unsafe fn fill<T: CopyKernels>(
     token: T,
@@ -130,7 +129,7 @@ pub unsafe fn fill<T: CopyKernels>(
     unsafe { go_on_filling(token, to, byte, len_bytes, outcome) }
 }
 
-/// The rest of a fill that met a fault, up to the exact byte.
+/// Continues a fill after a fault, up to the exact byte.
 ///
 /// # Safety
 /// As [`fill`].
@@ -156,7 +155,7 @@ unsafe fn go_on_filling<T: CopyKernels>(
     )
 }
 
-/// [`copy`] with the best instructions of this machine.
+/// Copies as [`copy`] does, with the best instructions of this machine.
 ///
 /// # Errors
 /// As [`copy`].
@@ -169,11 +168,12 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len_bytes: usize) -> Resu
     dispatch_isa!(IsaToken::active(), isa => unsafe { copy(isa, from, to, len_bytes) })
 }
 
-/// Bytes done one by one after a fault, before large units are tried again: a pass by large units
-/// stops at most a few hundred before the byte that faults.
+/// The number of bytes that are done one by one after a fault, before large units are tried again.
+/// A pass by large units stops at most a few hundred bytes before the byte that faults.
 const EXACT_BYTES: usize = 4096;
 
-/// A pass by large units that met a fault, perhaps before the last byte it could have done.
+/// A pass by large units that faulted, perhaps with more bytes before the fault that it could have
+/// done.
 struct Interrupted {
     done_bytes: usize,
     len_bytes: usize,
@@ -181,9 +181,9 @@ struct Interrupted {
 }
 
 impl Interrupted {
-    /// Goes on to the exact byte: `exact` does bytes one by one and `fast` by large units, each
-    /// told how many are done and how many to do. `starts` are the addresses at which the ranges
-    /// begin.
+    /// Continues to the exact byte: `exact` does bytes one by one and `fast` by large units. Both
+    /// get the number of bytes done and the number to do. `starts` are the first addresses of the
+    /// ranges.
     fn go_on<const N: usize>(
         mut self,
         starts: [usize; N],
@@ -205,7 +205,7 @@ impl Interrupted {
             if known_bytes.is_some() {
                 return Err(CopyFault { done_bytes: self.done_bytes, fault: self.fault });
             }
-            // Somebody mapped it meanwhile.
+            // The page was mapped in the meantime.
             let left_bytes = self.len_bytes - self.done_bytes;
             let outcome = fast(self.done_bytes, left_bytes);
             self.done_bytes += left_bytes - outcome.left_bytes;
@@ -216,13 +216,13 @@ impl Interrupted {
         }
     }
 
-    /// How many bytes lie before the fault, where that may be believed.
+    /// Returns the number of bytes before the fault, if the reported address is reliable.
     ///
-    /// A poisoned page's start is always right, and the page must not be touched again: that would
-    /// raise another machine check. On x86-64 the address told is the first that the access
-    /// has in the page at fault, and all blocks go upwards, so it is the first byte that is missing:
-    /// `tests/fault.rs` holds that at every threshold. Elsewhere, and where no address was told, it is found by
-    /// going there byte by byte.
+    /// The start of a poisoned page is always right, and the page must not be touched again,
+    /// because that would raise another machine check. On x86-64, the reported address is the first
+    /// byte of the access that lies in the faulting page. All blocks go upwards, so this is the
+    /// first missing byte, which `tests/fault.rs` checks at every threshold. On other machines, or
+    /// without an address, the byte is found by trying one byte after another.
     fn bytes_to_fault<const N: usize>(&self, starts: [usize; N]) -> Option<usize> {
         let is_poisoned = self.fault.cause == FaultCause::Poisoned;
         if !is_poisoned && !cfg!(target_arch = "x86_64") {
@@ -232,7 +232,7 @@ impl Interrupted {
         let left_bytes = self.len_bytes - self.done_bytes;
         let ahead = starts.into_iter().map(|start| address.wrapping_sub(start + self.done_bytes));
         let nearest = ahead.filter(|bytes| *bytes < left_bytes).min();
-        // A range that begins inside a poisoned page is at it already.
+        // A range that begins inside a poisoned page has no bytes before the fault.
         nearest.or(is_poisoned.then_some(0))
     }
 }

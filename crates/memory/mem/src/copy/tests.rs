@@ -10,7 +10,7 @@ fn pattern(len_bytes: usize) -> Vec<u8> {
     (0..len_bytes).map(|at| (at.wrapping_mul(167) ^ (at >> 8)) as u8).collect()
 }
 
-/// Copies every length up to `len_max` at all pairs of `skews`, and looks at every byte around.
+/// Copies every length at all pairs of `skews`, and checks the bytes around the target.
 fn copies_exactly(token: IsaToken, lens: impl Iterator<Item = usize> + Clone, skews: &[usize]) {
     const MARGIN: usize = 80;
     for len_bytes in lens {
@@ -50,7 +50,7 @@ fn fills_exactly(token: IsaToken, lens: impl Iterator<Item = usize>, skews: &[us
 }
 
 #[test]
-fn every_length_at_every_small_skew() {
+fn every_length_at_every_small_misalignment() {
     let (len_max, skews): (usize, &[usize]) =
         if cfg!(miri) { (40, &[0, 3]) } else { (700, &[0, 1, 7, 31, 63]) };
     for token in IsaToken::all() {
@@ -71,7 +71,7 @@ fn lengths_around_every_threshold() {
     }
 }
 
-/// Miri calls it a data race if any of these accesses is not atomic.
+/// Miri reports a data race if one of these accesses is not atomic.
 #[test]
 fn foreign_bytes_may_be_written_while_they_are_read() {
     const LEN_BYTES: usize = 40;
@@ -86,7 +86,7 @@ fn foreign_bytes_may_be_written_while_they_are_read() {
             for byte in [1, 2, 3] {
                 written.write(0, &[byte; LEN_BYTES]).unwrap();
                 written.zero(9, 8).unwrap();
-                // SAFETY: the view's bytes.
+                // SAFETY: the bytes of the view.
                 unsafe { fill_all(written.as_mut_ptr(), byte, LEN_BYTES) };
             }
         });

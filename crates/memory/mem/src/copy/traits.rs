@@ -1,20 +1,21 @@
-//! What each instruction set does.
+//! The copies that each instruction set implements.
 #![expect(unsafe_code, reason = "declares copies in assembly")]
 
 use crate::fault::RawOutcome;
 
-/// From this length on, copies with vector registers use non-temporal stores: their target does not
-/// fit there beside the source, and a line that is written whole need not be read first. On a Zen 4
-/// core with 32 MiB of third-level cache, from here on as fast as stores through the caches or
-/// faster, and from 32 MiB on at up to twice their speed.
+/// From this length on, copies with vector registers use non-temporal stores: source and target do
+/// not both fit into the caches, and non-temporal stores do not read a line before they overwrite
+/// it. On a Zen 4 core with 32 MiB of L3 cache, they are at least as fast as ordinary stores from
+/// this length on, and up to twice as fast from 32 MiB on.
 #[doc(hidden)]
 pub const STREAM_MIN_BYTES: usize = 12 << 20;
 
-/// The copies of one instruction set. Implemented by the tokens of [`isa`](crate::isa), and
-/// sealed, because [`copy`](super::copy) and [`fill`](super::fill) believe the outcome.
+/// The copies of one instruction set. The tokens of [`isa`](crate::isa) implement it. It is sealed,
+/// because [`copy`](super::copy) and [`fill`](super::fill) trust the outcome.
 ///
-/// Where one of them returns an outcome with a fault, a prefix of the bytes was copied that may be
-/// shorter than what could have been; [`copy`](super::copy) and [`fill`](super::fill) go on from there to the exact byte.
+/// If a method returns a fault, it has copied the bytes before some place, which may be short of
+/// the byte that faults; [`copy`](super::copy) and [`fill`](super::fill) continue from there to the
+/// exact byte.
 ///
 /// ```compile_fail,E0277
 /// use longshore_mem::copy::CopyKernels;

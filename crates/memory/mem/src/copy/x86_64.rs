@@ -1,11 +1,11 @@
 //! Copies for x86-64.
 //!
-//! All blocks keep `rsi`, `rdi` and `rcx` (bytes left) true at every instruction that may fault:
-//! an iteration loads, stores, and moves the three only then. So where one faults, what lies before
-//! was copied, and the iteration it stopped in may be done again.
+//! All blocks keep `rsi`, `rdi` and `rcx` (the bytes left) valid at every instruction that may
+//! fault: an iteration first loads and stores, and only then advances them. So if it faults, all
+//! bytes before it were copied, and the iteration may be repeated.
 //!
-//! From [`STREAM_MIN_BYTES`] on the vector blocks use non-temporal stores, and end with a fence, so
-//! that the copy is ordered as any other.
+//! From [`STREAM_MIN_BYTES`] on, the vector blocks use non-temporal stores, and end with a fence,
+//! so that the copy is ordered like any other.
 
 use core::arch::asm;
 
@@ -14,13 +14,14 @@ use crate::fault::RawOutcome;
 use crate::fault_range;
 use crate::isa::{Avx2, Avx512, Scalar};
 
-/// From this length on `rep movsb` copies where there are no vector registers to do better.
+/// The length from which `rep movsb` is used if there are no vector registers.
 const STRING_MIN_BYTES: usize = 256;
 
-/// From this length on `rep stosb` fills.
+/// The length from which `rep stosb` is used.
 const FILL_STRING_MIN_BYTES: usize = 128;
 
-/// Byte by byte: where one faults the count is exact, whatever a processor's string instructions do.
+/// Copies byte by byte, so the number of bytes is exact, whatever string instructions do at a
+/// fault.
 ///
 /// # Safety
 /// As [`super::copy`].
@@ -109,7 +110,7 @@ impl CopyKernels for Scalar {
 impl CopyKernels for Avx2 {
     #[inline]
     unsafe fn copy_raw(self, from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcome {
-        // SAFETY: the token proves the instructions, the rest is the caller's promise.
+        // SAFETY: the token proves that the instructions exist, the rest is the caller's promise.
         unsafe { copy_avx2(from, to, len_bytes) }
     }
 
@@ -123,7 +124,7 @@ impl CopyKernels for Avx2 {
 impl CopyKernels for Avx512 {
     #[inline]
     unsafe fn copy_raw(self, from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcome {
-        // SAFETY: the token proves the instructions, the rest is the caller's promise.
+        // SAFETY: the token proves that the instructions exist, the rest is the caller's promise.
         unsafe { copy_avx512(from, to, len_bytes) }
     }
 
@@ -135,7 +136,7 @@ impl CopyKernels for Avx512 {
 }
 
 /// # Safety
-/// As [`super::copy`]; the machine must have what [`Avx2`] names.
+/// As [`super::copy`]; the machine must have the instructions of [`Avx2`].
 #[target_feature(enable = "avx2")]
 unsafe fn copy_avx2(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcome {
     let (left_bytes, address, cause);
@@ -148,7 +149,7 @@ unsafe fn copy_avx2(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcom
             "jae 7f",
             "cmp rcx, 128",
             "jb 5f",
-            // Four vectors a turn.
+            // Four vectors per iteration.
             "3:",
             "vmovdqu ymm0, [rsi]",
             "vmovdqu ymm1, [rsi + 32]",
@@ -163,7 +164,7 @@ unsafe fn copy_avx2(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcom
             "add rcx, -128",
             "cmp rcx, 128",
             "jae 3b",
-            // At most 127 bytes: one of each power of two that the count has.
+            // At most 127 bytes: one copy for each bit of the count.
             "5:",
             "test cl, 64",
             "jz 25f",
@@ -221,7 +222,7 @@ unsafe fn copy_avx2(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcom
             "mov [rdi], r8b",
             "dec rcx",
             "jmp 9f",
-            // To the start of a vector, then with non-temporal stores.
+            // Byte by byte to a vector boundary, then with non-temporal stores.
             "7:",
             "test dil, 31",
             "jz 8f",
@@ -261,7 +262,8 @@ unsafe fn copy_avx2(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcom
             out("rdx") cause,
             out("r8") _,
             out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
-            // What `vzeroupper` cuts is the caller's too, where that was built for AVX.
+            // `vzeroupper` also clears the upper halves of these registers, which a caller built
+            // for AVX may use.
             out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
             out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
             out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
@@ -272,7 +274,7 @@ unsafe fn copy_avx2(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcom
 }
 
 /// # Safety
-/// As [`super::copy`]; the machine must have what [`Avx512`] names.
+/// As [`super::copy`]; the machine must have the instructions of [`Avx512`].
 #[target_feature(enable = "avx512f,avx512bw,bmi2")]
 unsafe fn copy_avx512(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutcome {
     let (left_bytes, address, cause);
@@ -282,7 +284,7 @@ unsafe fn copy_avx512(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutc
             "xor edx, edx",
             "cmp rcx, 64",
             "jbe 6f",
-            // Stores that cross a line cost twice: bring the target to the start of one.
+            // Stores that cross a cache line cost twice as much: align the target first.
             "2:",
             "mov r8, rdi",
             "neg r8",
@@ -324,8 +326,8 @@ unsafe fn copy_avx512(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutc
             "add rdi, 64",
             "sub rcx, 64",
             "jmp 5b",
-            // At most 64 bytes: a mask of as many ones. One without any would be slow where the line
-            // is not there.
+            // At most 64 bytes: a mask with a one for each. An empty mask would be slow if the line
+            // is not mapped.
             "6:",
             "test rcx, rcx",
             "jz 9f",
@@ -367,7 +369,8 @@ unsafe fn copy_avx512(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutc
             out("rdx") cause,
             out("r8") _, out("r9") _,
             out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("k1") _,
-            // What `vzeroupper` cuts is the caller's too, where that was built for AVX.
+            // `vzeroupper` also clears the upper halves of these registers, which a caller built
+            // for AVX may use.
             out("zmm4") _, out("zmm5") _, out("zmm6") _, out("zmm7") _,
             out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
             out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _,
@@ -377,7 +380,7 @@ unsafe fn copy_avx512(from: *const u8, to: *mut u8, len_bytes: usize) -> RawOutc
     RawOutcome { left_bytes, address, cause }
 }
 
-/// Byte by byte, exact as [`bytes`] is.
+/// Fills byte by byte, as exactly as [`bytes`].
 ///
 /// # Safety
 /// As [`super::fill`].
@@ -406,7 +409,7 @@ pub(super) unsafe fn fill_bytes(to: *mut u8, byte: u8, len_bytes: usize) -> RawO
     RawOutcome { left_bytes, address, cause }
 }
 
-/// Words where `rep stosb` would be short.
+/// Fills, by words if the length is too short for `rep stosb`.
 ///
 /// # Safety
 /// As [`super::fill`].

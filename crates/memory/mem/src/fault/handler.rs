@@ -1,35 +1,35 @@
-//! The signal handler, and how it moves a copy on past a fault.
+//! The signal handler, which lets a copy continue after a fault.
 #![expect(
     unsafe_code,
-    reason = "reads what the kernel hands a handler, moves instruction pointers"
+    reason = "reads the arguments of a signal handler, changes instruction pointers"
 )]
 
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
 
 use super::{count, lookup, table};
 
-/// A synchronous memory error (`asm-generic/siginfo.h`).
+/// A synchronous memory error, of the interrupted access (`asm-generic/siginfo.h`).
 const BUS_MCEERR_AR: c_int = 4;
-/// A memory error that was found elsewhere (`asm-generic/siginfo.h`).
+/// An asynchronous memory error, found elsewhere (`asm-generic/siginfo.h`).
 const BUS_MCEERR_AO: c_int = 5;
-/// A tag check of Arm's MTE that failed some instructions ago (`asm-generic/siginfo.h`).
+/// An asynchronous tag check fault of Arm's MTE (`asm-generic/siginfo.h`).
 const SEGV_MTEAERR: c_int = 8;
 
-/// Resumes a copy that faulted. Returns whether the signal was such a fault.
+/// Resumes a copy that faulted. Returns `true` if the signal was such a fault.
 ///
 /// This is for programs that handle SIGSEGV or SIGBUS themselves: call it first in the handler, and
-/// return from the handler if it returns true. `context` then continues at the end of the copy.
-/// If it returns false, nothing was changed and the signal is the program's: no guard lives, or the
-/// signal was not caused by a copy of this crate.
+/// return from the handler if it returns `true`. The thread then continues at the end of the copy.
+/// If it returns `false`, nothing was changed and the signal is the program's: no guard lives, or
+/// the signal was not caused by a copy of this crate.
 ///
-/// The kernel may call a handler several times for one copy: a copy that met a fault goes on byte by byte
-/// to find the first one that is missing.
+/// The kernel may call a handler several times for one copy: after a fault, a copy continues byte
+/// by byte to find the first byte that is missing.
 ///
-/// It is async-signal-safe: it takes no lock, allocates nothing and makes no system call.
+/// It is async-signal-safe: it takes no lock, allocates no memory and makes no system call.
 ///
 /// # Safety
 /// The arguments must be the three that the kernel passed to a handler installed with `SA_SIGINFO`,
-/// and the handler must run on the thread that they are about.
+/// and the handler must run on the thread that received the signal.
 ///
 /// # Examples
 ///
@@ -83,15 +83,15 @@ pub unsafe fn handle(signal: c_int, info: *const siginfo_t, context: *mut c_void
     // SAFETY: as above.
     let instruction = unsafe { registers::instruction(context) };
     let Some(resume) = lookup::resume_of(instruction) else { return false };
-    // SAFETY: as above; the table's entry promises that the block expects it.
+    // SAFETY: as above; by its entry in the table, the block expects to be resumed there.
     unsafe { registers::resume(context, resume, what.address, what.cause) };
     true
 }
 
-/// Returns whether a signal was sent, and not raised by the instruction that it interrupted.
+/// Returns `true` if a signal was sent, and not raised by the instruction that it interrupted.
 ///
 /// # Safety
-/// `info` must be the kernel's.
+/// `info` must come from the kernel.
 pub(super) unsafe fn was_sent(signal: c_int, info: *const siginfo_t) -> bool {
     // SAFETY: valid by the caller's promise.
     let code = unsafe { (*info).si_code };
@@ -99,19 +99,21 @@ pub(super) unsafe fn was_sent(signal: c_int, info: *const siginfo_t) -> bool {
         || matches!((signal, code), (libc::SIGBUS, BUS_MCEERR_AO) | (libc::SIGSEGV, SEGV_MTEAERR))
 }
 
-/// A fault, in the numbers of the table.
+/// A fault, as the table encodes it.
 struct Description {
     address: usize,
     cause: usize,
 }
 
 impl Description {
-    /// Describes the fault of the interrupted instruction; none for signals that were sent.
+    /// Describes the fault of the interrupted instruction. Returns `None` for a signal that was
+    /// sent.
     ///
     /// # Safety
-    /// `info` must be the kernel's.
+    /// `info` must come from the kernel.
     unsafe fn of(signal: c_int, info: *const siginfo_t) -> Option<Self> {
-        /// `si_addr_lsb` follows `si_addr`, in both places after three `int`s and padding.
+        /// `si_addr_lsb` follows `si_addr`: both architectures have three `int`s and padding before
+        /// it.
         const ADDRESS_LSB_OFFSET: usize = 24;
         // SAFETY: the caller's promise.
         if unsafe { was_sent(signal, info) } {
@@ -137,8 +139,8 @@ impl Description {
     }
 }
 
-/// The interrupted registers. There is no reference to the whole `ucontext_t`: the kernel's is shorter
-/// than that of the C library.
+/// The interrupted registers. There is no reference to the whole `ucontext_t`, because that of the
+/// kernel is shorter than that of the C library.
 #[cfg(target_arch = "x86_64")]
 mod registers {
     use libc::{REG_EFL, REG_RAX, REG_RDX, REG_RIP, ucontext_t};
@@ -146,7 +148,7 @@ mod registers {
     const DIRECTION_FLAG: i64 = 1 << 10;
 
     /// # Safety
-    /// The context must be a signal handler's.
+    /// The context must be that of a signal handler.
     pub(super) unsafe fn instruction(context: *const ucontext_t) -> usize {
         // SAFETY: the caller's promise.
         let registers = unsafe { &(*context).uc_mcontext.gregs };
@@ -154,9 +156,10 @@ mod registers {
     }
 
     /// # Safety
-    /// The context must be a signal handler's, interrupted in a block that is resumed at `at`.
+    /// The context must be that of a signal handler, interrupted in a block that is resumed at
+    /// `at`.
     pub(super) unsafe fn resume(context: *mut ucontext_t, at: usize, address: usize, cause: usize) {
-        // SAFETY: the caller's promise; nothing else looks at it while the handler runs.
+        // SAFETY: the caller's promise; no other code accesses it while the handler runs.
         let registers = unsafe { &mut (*context).uc_mcontext.gregs };
         registers[REG_RIP as usize] = at as i64;
         registers[REG_RAX as usize] = address as i64;
@@ -171,16 +174,17 @@ mod registers {
     use libc::ucontext_t;
 
     /// # Safety
-    /// The context must be a signal handler's.
+    /// The context must be that of a signal handler.
     pub(super) unsafe fn instruction(context: *const ucontext_t) -> usize {
         // SAFETY: the caller's promise.
         unsafe { (*context).uc_mcontext.pc as usize }
     }
 
     /// # Safety
-    /// The context must be a signal handler's, interrupted in a block that is resumed at `at`.
+    /// The context must be that of a signal handler, interrupted in a block that is resumed at
+    /// `at`.
     pub(super) unsafe fn resume(context: *mut ucontext_t, at: usize, address: usize, cause: usize) {
-        // SAFETY: the caller's promise; nothing else looks at it while the handler runs.
+        // SAFETY: the caller's promise; no other code accesses it while the handler runs.
         let registers = unsafe { &mut (*context).uc_mcontext };
         registers.pc = at as u64;
         registers.regs[0] = address as u64;

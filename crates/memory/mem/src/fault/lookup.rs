@@ -1,5 +1,5 @@
-//! Reading the exception table.
-#![expect(unsafe_code, reason = "reads the table that assembly and the linker have made")]
+//! The lookup in the exception table.
+#![expect(unsafe_code, reason = "reads the table that assembly and the linker made")]
 
 #[repr(C)]
 struct Entry {
@@ -8,8 +8,8 @@ struct Entry {
     resume: i32,
 }
 
-// The linker names a section's ends after it. Hidden, so that a second library with a table of its
-// own in the same process does not answer for this one.
+// The linker defines these symbols from the name of the section. They are hidden, so that they do
+// not resolve to the table of a second copy of this library in the process.
 core::arch::global_asm!(".hidden __start_longshore_faults", ".hidden __stop_longshore_faults",);
 
 unsafe extern "C" {
@@ -19,7 +19,7 @@ unsafe extern "C" {
     static TABLE_END: Entry;
 }
 
-/// Where an instruction that faulted goes on, if it is one of the table's.
+/// Returns the address at which an instruction that faulted resumes, if it is in the table.
 pub(super) fn resume_of(instruction: usize) -> Option<usize> {
     let start = &raw const TABLE_START;
     let end = &raw const TABLE_END;

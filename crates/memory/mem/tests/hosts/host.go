@@ -1,8 +1,8 @@
-// A Go program that loads the library, and whose runtime's signal handlers must go on working.
+// A Go program that loads the library, and whose runtime's signal handlers must keep working.
 //
 //	host LIBRARY           copies, faults of its own, and both at once
-//	host LIBRARY c-fault   dies of a fault in C, under the guard, by Go's handler
-//	host LIBRARY late      dies of a fault in a copy after the guard, by Go's handler
+//	host LIBRARY c-fault   then dies of a fault in C while the guard lives, by Go's handler
+//	host LIBRARY late      then dies of a fault in a copy after the guard, by Go's handler
 package main
 
 /*
@@ -75,20 +75,20 @@ func main() {
 	case len(os.Args) < 3:
 	case os.Args[2] == "c-fault":
 		C.touch(at(truncatedMapping(1), page))
-		fail("read what is not there")
+		fail("read a missing page")
 	case os.Args[2] == "late":
 		C.call_unguard()
 		guardedCopy(truncatedMapping(1), 0, make([]byte, 2*page))
-		fail("copied what is not there")
+		fail("copied a missing page")
 	}
 	C.call_unguard()
 	checkOwnFaults()
 	fmt.Println("the host holds")
 }
 
-// Copies over the end of what is there, from many places, among faults of Go's own.
+// Copies across the end of the file from many places, while Go code faults, too.
 func checkCopies(which int) {
-	// A thread of its own.
+	// Keep an OS thread of its own.
 	runtime.LockOSThread()
 	for round := 0; round < rounds; round++ {
 		there := 1 + (which+round)%(pages-1)
@@ -98,7 +98,7 @@ func checkCopies(which int) {
 		target := make([]byte, before+page/2)
 		done, cause := guardedCopy(mapping, from, target)
 		if done != before || cause != notBacked {
-			fail("%d bytes and cause %d where %d were there", done, cause, before)
+			fail("%d bytes and cause %d, but %d bytes were backed", done, cause, before)
 		}
 		for at, value := range target {
 			expected := byte(0)
@@ -152,7 +152,7 @@ func guardedCopy(mapping []byte, from int, target []byte) (done int, cause int) 
 	return int(copied), int(why)
 }
 
-// A mapping of which only the first pages are still there.
+// A mapping of a truncated file: only its first pages are backed.
 func truncatedMapping(there int) []byte {
 	fd := int(C.memory_file())
 	if err := syscall.Ftruncate(fd, pages*page); err != nil {

@@ -1,10 +1,10 @@
-"""A Python program that loads the library, and whose faulthandler must go on working.
+"""A Python program that loads the library, and whose faulthandler must keep working.
 
     host.py LIBRARY                   copies in several threads
-    host.py LIBRARY segv | bus        then dies of a fault of its own, under the guard
+    host.py LIBRARY segv | bus        then dies of a fault of its own, while the guard lives
     host.py LIBRARY segv-unguarded    the same after the guard
     host.py LIBRARY segv-between      the same with the faulthandler enabled between two guards
-    host.py LIBRARY segv-two COPY     the same with guards of two copies of the library in turns
+    host.py LIBRARY segv-two COPY     the same with guards of two copies of the library in turn
 """
 
 import ctypes
@@ -41,7 +41,7 @@ failures = []
 
 
 def truncated_mapping(there):
-    """A mapping of which only the first pages are still there, and its address."""
+    """Return a mapping of a truncated file, whose first pages are backed, and its address."""
     fd = os.memfd_create("host")
     os.ftruncate(fd, PAGES * PAGE)
     mapping = mmap.mmap(fd, PAGES * PAGE)
@@ -52,7 +52,7 @@ def truncated_mapping(there):
 
 
 def check_copies(which, library=library, rounds=ROUNDS):
-    """Copies over the end of what is there, from many places."""
+    """Copy across the end of the file, from many places."""
     for round in range(rounds):
         there = 1 + (which + round) % (PAGES - 1)
         mapping, address = truncated_mapping(there)
@@ -60,11 +60,11 @@ def check_copies(which, library=library, rounds=ROUNDS):
         start = there * PAGE - before
         target = ctypes.create_string_buffer(before + PAGE // 2)
         cause = ctypes.c_int(-1)
-        # Other threads run meanwhile: ctypes gives the lock away for a call.
+        # Other threads run at the same time: ctypes releases the GIL for a call.
         done = library.longshore_copy(address + start, target, len(target), ctypes.byref(cause))
         expected = CONTENT[start : start + before] + bytes(PAGE // 2)
         if (done, cause.value, target.raw) != (before, NOT_BACKED, expected):
-            failures.append(f"{done} bytes and cause {cause.value} where {before} were there")
+            failures.append(f"{done} bytes and cause {cause.value}, but {before} were backed")
 
 
 def fall_over_segv():

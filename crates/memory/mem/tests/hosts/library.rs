@@ -1,6 +1,6 @@
-//! A library for programs of other languages, as the test `hosts` loads it into Go and Python: the
-//! guard and the copy, behind C's calling convention.
-#![expect(unsafe_code, reason = "called from C, and copies what the caller points to")]
+//! The guard and the copy behind the C ABI, in a library that the test `hosts` loads into Go and
+//! Python programs.
+#![expect(unsafe_code, reason = "called from C, and copies through the caller's pointers")]
 
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use longshore_mem::fault::{FaultCause, FaultGuard};
 
 static GUARD: Mutex<Option<FaultGuard>> = Mutex::new(None);
 
-/// Survives faults from now on. Returns zero, or an `errno`.
+/// Installs a guard. Returns zero, or an `errno`.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn longshore_guard() -> c_int {
@@ -23,15 +23,15 @@ pub extern "C" fn longshore_guard() -> c_int {
     }
 }
 
-/// Survives no faults any more.
+/// Drops the guard.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn longshore_unguard() {
     *GUARD.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-/// Copies `len_bytes` bytes. Returns how many it could, and why no more in `cause`: 0 for all of
-/// them, 1 for memory that is not mapped, 2 for memory with nothing behind it, 3 for another fault.
+/// Copies `len_bytes` bytes. Returns the number of bytes copied, and sets `cause`: 0 if all were
+/// copied, 1 for memory that is not mapped, 2 for memory that is not backed, 3 for another fault.
 ///
 /// # Safety
 /// As [`copy_bytes`]; `cause` must be valid for writing.
