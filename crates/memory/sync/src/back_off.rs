@@ -1,25 +1,25 @@
-//! Waiting for another thread that takes no longer than an access, unless it was preempted.
+//! Waits for another thread, usually for no longer than an access takes.
 
-/// How a thread waits for another.
+/// The way in which a thread waits for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BackOff {
     /// Spins, and then lets other threads run.
     Yield,
-    /// As [`Yield`](Self::Yield), and then sleeps: the other thread may be busy for long.
+    /// Does the same, and then sleeps: the other thread may be busy for a long time.
     Sleep,
 }
 
-/// Rounds of a few cycles, as an access takes.
+/// The number of rounds that spin, which take about as long as an access.
 #[cfg(not(loom))]
 const SPINS: u32 = 128;
-/// Rounds in which another thread may have the processor, as one that was preempted in the middle of
-/// its access.
+/// The number of rounds that yield the processor, in case the other thread was preempted during its
+/// access.
 #[cfg(not(loom))]
 const YIELDS: u32 = 256;
 
 impl BackOff {
-    /// Waits until `is_over`. Calls `ask` when that takes longer than an access does, and then each
-    /// time the thread has slept. Returns whether it was over at once.
+    /// Waits until `is_over` returns `true`. Calls `ask` when the wait takes longer than an access,
+    /// and then after each sleep. Returns `true` if it did not have to wait.
     pub(crate) fn wait(self, mut is_over: impl FnMut() -> bool, mut ask: impl FnMut()) -> bool {
         let mut round = 0u32;
         while !is_over() {
@@ -32,7 +32,7 @@ impl BackOff {
         round == 0
     }
 
-    /// Waits a little: longer the more rounds there were.
+    /// Waits for a short time, which grows with the number of rounds.
     #[cfg(not(loom))]
     fn pause(self, round: u32) {
         if round < SPINS {

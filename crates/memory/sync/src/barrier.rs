@@ -1,4 +1,4 @@
-//! The barriers between the rare and the frequent side.
+//! The barriers between the rare side and the frequent side of a protocol.
 
 use std::io;
 
@@ -12,7 +12,7 @@ pub enum Barrier {
     Expedited,
     /// Both sides execute a full fence, the frequent side in each step.
     Fence,
-    /// No barrier, so that a test can show what breaks without one.
+    /// No barrier, for tests that show what breaks without one.
     #[cfg(loom)]
     None,
 }
@@ -39,11 +39,13 @@ impl Barrier {
         *BEST.get_or_init(|| Self::expedited().unwrap_or(Self::Fence))
     }
 
-    /// Has every other thread execute a full barrier, and this one.
+    /// Executes a full barrier on this thread and, if it is [`Expedited`](Self::Expedited), on
+    /// every other thread.
     ///
     /// # Panics
-    /// If it is [`Expedited`](Self::Expedited) and was not made by [`expedited`](Self::expedited), so
-    /// that the kernel may refuse. Nothing may go on then: memory would be freed under its users.
+    /// If it is [`Expedited`](Self::Expedited) and the kernel refuses, which it may do if the value
+    /// was not returned by [`expedited`](Self::expedited). To continue would free memory that other
+    /// threads use.
     pub(crate) fn execute(self) {
         match self {
             #[cfg(not(loom))]
@@ -57,7 +59,7 @@ impl Barrier {
         }
     }
 
-    /// What the frequent side executes between its store and its load.
+    /// Executes the barrier of the frequent side, between its store and its load.
     #[inline(always)]
     pub(crate) fn light(self) {
         match self {
@@ -69,15 +71,15 @@ impl Barrier {
     }
 }
 
-/// What the frequent side executes between its store and its load where `membarrier` does the rest:
-/// nothing but an order the compiler keeps.
+/// The barrier of the frequent side if the rare side calls `membarrier`: it only keeps the compiler
+/// from reordering.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(crate) fn light_barrier() {
     std::sync::atomic::compiler_fence(Ordering::SeqCst);
 }
 
-/// To loom `membarrier` is a full fence on both sides.
+/// For loom, `membarrier` is a full fence on both sides.
 #[cfg(loom)]
 pub(crate) fn light_barrier() {
     fence(Ordering::SeqCst);

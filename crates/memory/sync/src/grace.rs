@@ -24,8 +24,8 @@
 //!
 //! Without `membarrier`, sessions execute a fence each time they enter.
 //!
-//! While a slot stays busy for long, [`GracePeriods::wait_with`] calls its argument from time to time,
-//! which can end the call that keeps the slot busy.
+//! While a slot stays busy for a long time, [`GracePeriods::wait_with`] repeatedly calls its
+//! argument, which can end the call that keeps the slot busy.
 #![expect(unsafe_code, reason = "slots are linked by pointers and outlive the sessions in them")]
 
 use std::cell::Cell;
@@ -39,28 +39,28 @@ const FREE: u32 = 0;
 const QUIESCENT: u32 = 1;
 const ACTIVE: u32 = 2;
 
-/// The slot of one session, padded so that stores to its neighbours do not touch its cache lines.
+/// The slot of one session, padded so that stores to its neighbors do not touch its cache lines.
 #[repr(C, align(128))]
 pub struct Slot<P> {
     /// Nonzero while the session may use translations.
     busy: AtomicU32,
     state: AtomicU32,
-    /// The last epoch whose translations the session must forget. Written by others.
+    /// The last epoch whose translations the session must drop. Unmapping threads write it.
     flush: AtomicU64,
-    /// The last epoch that the session has seen with nothing older in use.
+    /// The last epoch that the session has acknowledged: it uses no older translation.
     acked: AtomicU64,
-    /// Which thread the session belongs to.
+    /// The thread that the session belongs to.
     owner: AtomicUsize,
     next: AtomicPtr<Slot<P>>,
     private: Private<P>,
 }
 
-/// What only the session itself looks at, on lines of its own.
+/// The value that only the session accesses, on cache lines of its own.
 #[repr(C, align(128))]
 struct Private<P>(P);
 
-// SAFETY: what is private is accessed by the session that claimed the slot only, which is what
-// `Slot::private` asks for; the rest are atomics.
+// SAFETY: only the session that claimed the slot accesses the private value, as `Slot::private`
+// requires; the other fields are atomics.
 unsafe impl<P: Send> Sync for Slot<P> {}
 
 /// The slots of one address space, and the grace periods of its unmapping threads.
@@ -68,18 +68,18 @@ pub struct GracePeriods<P> {
     head: AtomicPtr<Slot<P>>,
     epoch: AtomicU64,
     barrier: Barrier,
-    /// Off only in tests that show what the waiting is for.
+    /// `false` only in tests that show what breaks without the wait.
     waits: bool,
     barriers: AtomicU64,
     waited: AtomicU64,
 }
 
-// SAFETY: the slots are shared as `Slot` says; they belong to this list.
+// SAFETY: the list owns its slots, which may be shared as for `Slot`.
 unsafe impl<P: Send> Send for GracePeriods<P> {}
 // SAFETY: as above.
 unsafe impl<P: Send> Sync for GracePeriods<P> {}
 
-/// No flush word is this.
+/// A value that no flush word has.
 const NEVER: u64 = u64::MAX;
 
 /// The state that a session keeps of its own slot: the flush word for which its TLB is valid, and the
@@ -90,12 +90,13 @@ const NEVER: u64 = u64::MAX;
 /// fence. The slow path is [`enter`](Self::enter).
 #[derive(Debug)]
 pub struct SessionState {
-    /// The flush word for which the short way may be taken.
+    /// The flush word for which the fast path may be taken.
     short: Cell<u64>,
-    /// The flush word for which the TLB is right.
+    /// The flush word for which the TLB is valid.
     last: Cell<u64>,
     pins: Cell<u32>,
-    /// Whether a new flush word was seen within a scope, which could not be said then.
+    /// `true` if the session saw a new flush word within a scope, where it could not acknowledge
+    /// it.
     owes: Cell<bool>,
     fences: bool,
 }
@@ -112,7 +113,7 @@ impl SessionState {
         }
     }
 
-    /// Returns whether the TLB may be used at once. The slot must be entered.
+    /// Returns `true` if the TLB may be used at once. The slot must be entered.
     #[inline(always)]
     pub fn is_current<P>(&self, slot: &Slot<P>) -> bool {
         slot.flush.load(Ordering::Relaxed) == self.short.get()
@@ -132,7 +133,7 @@ impl SessionState {
         }
         let word = slot.flush.load(Ordering::Relaxed);
         if word != self.last.get() {
-            // What was cleared before the word was written is seen by the walks that follow.
+            // The walks that follow see all entries that were cleared before the word was written.
             fence(Ordering::Acquire);
             empty();
             self.last.set(word);
@@ -165,7 +166,8 @@ impl SessionState {
     }
 
     /// Leaves the slot although scopes are open, and returns their number for
-    /// [`resume`](Self::resume). The caller must keep their memory alive by other means meanwhile.
+    /// [`resume`](Self::resume). Until then, the caller must keep their memory alive by other
+    /// means.
     pub fn suspend<P>(&self, slot: &Slot<P>) -> u32 {
         let pins = self.pins.replace(0);
         self.settle(slot);
@@ -182,8 +184,8 @@ impl SessionState {
         }
     }
 
-    /// Says what was seen within scopes, once they are closed. Else a session that is hardly ever
-    /// idle would be waited for in vain.
+    /// Acknowledges the flush words that were seen within scopes, once all scopes are closed.
+    /// Otherwise, unmapping threads would keep waiting for a session that is hardly ever idle.
     fn settle<P>(&self, slot: &Slot<P>) {
         if self.pins.get() == 0 && self.owes.replace(false) {
             slot.acked.store(self.last.get(), Ordering::Release);
@@ -195,7 +197,7 @@ impl SessionState {
         self.pins.get()
     }
 
-    /// Returns whether a scope is open.
+    /// Returns `true` if a scope is open.
     pub fn is_pinned(&self) -> bool {
         self.pins.get() != 0
     }
@@ -207,7 +209,8 @@ impl SessionState {
         slot.state.store(QUIESCENT, Ordering::Release);
     }
 
-    /// Returns the slot, for another session. The conditions are those of [`quiesce`](Self::quiesce).
+    /// Gives the slot back for another session. The conditions are those of
+    /// [`quiesce`](Self::quiesce).
     pub fn release<P>(&self, slot: &Slot<P>) {
         self.forget();
         slot.owner.store(0, Ordering::Relaxed);
@@ -227,7 +230,7 @@ impl SessionState {
 }
 
 impl<P> Slot<P> {
-    /// Begins an access. Next, the session must check whether its TLB is current.
+    /// Begins an access. The session must then check that its TLB is current.
     #[inline(always)]
     pub fn enter(&self) {
         self.busy.store(1, Ordering::Relaxed);
@@ -278,7 +281,7 @@ impl<P> GracePeriods<P> {
         self.barriers.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of slots that were waited for.
+    /// Returns the number of waits for a slot.
     pub fn waited(&self) -> u64 {
         self.waited.load(Ordering::Relaxed)
     }
@@ -303,7 +306,7 @@ impl<P> GracePeriods<P> {
             next: AtomicPtr::new(std::ptr::null_mut()),
             private: Private(make()),
         }));
-        // SAFETY: just made, and not freed before this is dropped.
+        // SAFETY: just made, and not freed before `self` is dropped.
         let slot = unsafe { &*made };
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
@@ -317,8 +320,8 @@ impl<P> GracePeriods<P> {
         }
     }
 
-    /// Returns whether a session of the thread `owner` is in an access or a scope, for which that
-    /// thread cannot wait without deadlock.
+    /// Returns `true` if a session of the thread `owner` is in an access or a scope. That thread
+    /// cannot wait for itself without a deadlock.
     pub fn is_busy_in(&self, owner: usize) -> bool {
         let is_own = |slot: &Slot<P>| slot.owner.load(Ordering::Relaxed) == owner;
         self.slots().any(|slot| is_own(slot) && slot.busy.load(Ordering::Relaxed) != 0)
@@ -329,8 +332,8 @@ impl<P> GracePeriods<P> {
         self.wait_with(|_| {});
     }
 
-    /// Waits until no session can use an entry that was cleared before the call: no TLB has it, and no
-    /// access that used it is in progress. While a slot stays busy, `ask` is called from time to time
+    /// Waits until no session can use an entry that was cleared before the call: no TLB has it, and
+    /// no access that used it is in progress. While a slot stays busy, this repeatedly calls `ask`
     /// with the thread that the slot belongs to, so that the caller can ask that thread to end its
     /// access.
     pub fn wait_with(&self, mut ask: impl FnMut(usize)) {
@@ -339,7 +342,8 @@ impl<P> GracePeriods<P> {
         if !self.slots().any(|slot| is_active(&slot)) {
             return;
         }
-        // A session that has seen this epoch has seen what was cleared before each earlier one.
+        // A session that has seen this epoch has seen all entries that were cleared before each
+        // earlier one.
         let epoch = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
         for slot in self.slots().filter(is_active) {
             slot.flush.fetch_max(epoch, Ordering::Release);
@@ -349,7 +353,7 @@ impl<P> GracePeriods<P> {
         if !self.waits {
             return;
         }
-        // One that became active meanwhile sees what was cleared.
+        // A session that became active in the meantime sees the cleared entries.
         let is_told = |slot: &&Slot<P>| slot.flush.load(Ordering::Relaxed) >= epoch;
         for slot in self.slots().filter(is_told) {
             let ask_owner = || ask(slot.owner.load(Ordering::Relaxed));
@@ -361,7 +365,7 @@ impl<P> GracePeriods<P> {
 
     fn slots(&self) -> impl Iterator<Item = &Slot<P>> {
         let at = |link: &AtomicPtr<Slot<P>>| {
-            // SAFETY: null, or a slot that was leaked into the list and lives until drop.
+            // SAFETY: null, or a slot that was leaked into the list and lives until it is dropped.
             unsafe { link.load(Ordering::Acquire).as_ref() }
         };
         let mut next = at(&self.head);

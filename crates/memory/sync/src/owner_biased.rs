@@ -11,11 +11,11 @@
 //!   busy = 0                           claimed = 0, unlock
 //! ```
 //!
-//! Either the barrier comes after the owner's `busy = 1`, and the other thread sees it and waits; or
-//! it comes before, and then the owner loads `claimed` after the store of 1, and waits. This is
-//! Dekker's algorithm with the owner's fence moved to the other side, as biased locks have it
-//! (Dice, Huang and Yang, "Asymmetric Dekker Synchronization", Sun Microsystems, 2001).
-#![expect(unsafe_code, reason = "lends a value out by a protocol that the compiler cannot check")]
+//! Either the barrier comes after the owner's `busy = 1`: then the other thread sees it and waits.
+//! Or it comes before: then the owner loads `claimed` after the other thread's store of 1, and
+//! waits. This is Dekker's algorithm with the owner's fence moved to the other side, as in biased
+//! locks (Dice, Huang and Yang, "Asymmetric Dekker Synchronization", Sun Microsystems, 2001).
+#![expect(unsafe_code, reason = "lends a value by a protocol that the compiler cannot check")]
 
 use std::fmt;
 
@@ -27,24 +27,24 @@ use crate::primitives::{AtomicU32, Mutex, MutexGuard, Ordering, PoisonError, Uns
 ///
 /// The owner's accesses cost neither a lock nor a fence if the [`Barrier`] is
 /// [`Expedited`](Barrier::Expedited). A claim costs a lock and the barrier. The value is padded, so
-/// that stores to its neighbours do not touch the owner's cache lines.
+/// that stores to its neighbors do not touch the owner's cache lines.
 #[repr(align(128))]
 pub struct OwnerBiased<T> {
-    /// Whether the owner uses the value without the lock.
+    /// 1 while the owner uses the value.
     busy: AtomicU32,
-    /// Whether another thread waits for the value, or uses it.
+    /// 1 while another thread waits for the value, or uses it.
     claimed: AtomicU32,
     barrier: Barrier,
-    /// Held by a thread that uses the value and is not its owner; by the owner, too, while the value is
+    /// Held by any other thread that uses the value, and by the owner, too, while the value is
     /// claimed.
     lock: Mutex<()>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: at most one thread at a time has the value, by the protocol above.
+// SAFETY: by the protocol above, only one thread uses the value at a time.
 unsafe impl<T: Send> Sync for OwnerBiased<T> {}
 
-/// The owner uses the value, until this is dropped; also when it panics.
+/// Ends the owner's use of the value when it is dropped, also by a panic.
 struct Leave<'b>(&'b AtomicU32);
 
 impl Drop for Leave<'_> {
@@ -66,8 +66,9 @@ impl<T> OwnerBiased<T> {
         }
     }
 
-    /// Calls `then` with the value, as its owner. Returns `None`, and drops `then`, if a call of this
-    /// method is running already: `then` can allocate, and the program's allocator may call it again.
+    /// Calls `then` with the value, as its owner. Returns `None`, and drops `then`, if a call of
+    /// this method is already running: `then` may allocate, and the program's allocator may call
+    /// this method again.
     ///
     /// # Safety
     /// Only one thread, the owner, may call this or [`own_with`](Self::own_with).
@@ -77,31 +78,32 @@ impl<T> OwnerBiased<T> {
         unsafe { self.own_with((), |value, ()| then(value)) }.ok()
     }
 
-    /// Calls `then` with the value and `with`, as the owner of the value. If a call of this method is running
-    /// already, `then` is dropped, as in [`own`](Self::own).
+    /// Calls `then` with the value and `with`, as the owner of the value. If a call of this method
+    /// is already running, drops `then`, as [`own`](Self::own) does.
     ///
-    /// `with` is passed by value. If `then` borrowed it, it would have an address, and could not stay in
-    /// registers.
+    /// `with` is passed by value, so that it can stay in registers: a captured reference would need
+    /// an address.
     ///
     /// # Errors
-    /// `with`, if a call of this method is running already.
+    /// `with`, if a call of this method is already running.
     ///
     /// # Safety
-    /// As of [`own`](Self::own).
+    /// As for [`own`](Self::own).
     #[inline(always)]
     pub unsafe fn own_with<A, R>(
         &self,
         with: A,
         then: impl FnOnce(&mut T, A) -> R,
     ) -> Result<R, A> {
-        // Only the owner stores it, so this is what it has stored last.
+        // Only the owner stores to `busy`, so this is its own last value.
         if self.busy.load(Ordering::Relaxed) != 0 {
             return Err(with);
         }
         let leave = self.enter();
         self.barrier.light();
         if self.claimed.load(Ordering::Acquire) == 0 {
-            // SAFETY: the one owner is here, once, and a thread that claims the value waits for it.
+            // SAFETY: this is the owner, not in a nested call, and a thread that claims the value
+            // waits for it.
             return Ok(self.value.with_mut(|value| then(unsafe { &mut *value }, with)));
         }
         drop(leave);
@@ -111,9 +113,10 @@ impl<T> OwnerBiased<T> {
     #[cold]
     fn own_locked<A, R>(&self, with: A, then: impl FnOnce(&mut T, A) -> R) -> R {
         let _locked = self.lock();
-        // A thread that claims the value waits for the lock before it looks at this.
+        // A thread that claims the value takes the lock before it reads `busy`.
         let _leave = self.enter();
-        // SAFETY: any other thread that uses the value holds the lock, and the owner is here, once.
+        // SAFETY: any other thread that uses the value holds the lock, and this is not a nested
+        // call.
         self.value.with_mut(|value| then(unsafe { &mut *value }, with))
     }
 
@@ -123,10 +126,10 @@ impl<T> OwnerBiased<T> {
         Leave(&self.busy)
     }
 
-    /// Calls `then` with the value, from a thread that is not the owner. Waits for the owner, which
-    /// waits meanwhile if it needs the value.
+    /// Calls `then` with the value, from a thread that is not the owner. This waits for the owner;
+    /// if the owner needs the value in the meantime, it waits for this call.
     pub fn claim<R>(&self, then: impl FnOnce(&mut T) -> R) -> R {
-        /// Also when `then` panics.
+        /// Ends the claim, also if `then` panics.
         struct Release<'b>(&'b AtomicU32);
         impl Drop for Release<'_> {
             fn drop(&mut self) {
@@ -137,14 +140,14 @@ impl<T> OwnerBiased<T> {
         self.claimed.store(1, Ordering::Relaxed);
         let _release = Release(&self.claimed);
         self.barrier.execute();
-        // The owner does not use the value for long.
+        // The owner uses the value only for a short time.
         BackOff::Yield.wait(|| self.busy.load(Ordering::Acquire) == 0, || {});
-        // SAFETY: the owner is out, and waits for the lock if it comes again.
+        // SAFETY: the owner does not use the value, and waits for the lock if it needs it again.
         self.value.with_mut(|value| then(unsafe { &mut *value }))
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
-        // The callers decide whether a value is still whole after a panic.
+        // The callers decide if a value is still consistent after a panic.
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -162,9 +165,9 @@ mod tests {
 
     use super::*;
 
-    /// Two counters that are equal whenever nobody is inside.
+    /// Two counters that are equal while no thread uses them.
     #[test]
-    fn nobody_is_inside_with_another() {
+    fn one_thread_at_a_time_uses_the_value() {
         let (turns, claims) = if cfg!(miri) { (50, 10) } else { (2_000_000, 300) };
         for barrier in [Barrier::best(), Barrier::Fence] {
             let value = OwnerBiased::new((0u64, 0u64), barrier);
@@ -188,7 +191,7 @@ mod tests {
                     count
                 });
                 for _ in 0..turns {
-                    // SAFETY: this thread alone.
+                    // SAFETY: only this thread is the owner.
                     let entered = unsafe {
                         value.own(|value| {
                             assert_eq!(value.0, value.1);
@@ -208,10 +211,10 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_inside_leaves_it_usable() {
+    fn a_value_can_be_used_after_a_panic() {
         let value = OwnerBiased::new(1, Barrier::best());
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            // SAFETY: this thread alone.
+            // SAFETY: only this thread is the owner.
             unsafe { value.own(|_| panic!("inside")) };
         }));
         assert!(panicked.is_err());
@@ -220,27 +223,27 @@ mod tests {
             value.claim(|_| panic!("inside"));
         }));
         assert!(panicked.is_err());
-        // SAFETY: this thread alone.
+        // SAFETY: only this thread is the owner.
         assert_eq!(unsafe { value.own(|value| *value) }, Some(1));
     }
 
     #[test]
-    fn the_owner_is_not_inside_twice() {
+    fn a_nested_call_of_the_owner_returns_none() {
         let value = OwnerBiased::new(1, Barrier::best());
         let add = |value: &mut i32| *value += 1;
         let twice = || {
-            // SAFETY: this thread alone.
+            // SAFETY: only this thread is the owner.
             let second = || unsafe { value.own(add) };
             let first = |value: &mut i32| {
                 add(value);
                 let second = second();
                 (*value, second)
             };
-            // SAFETY: this thread alone.
+            // SAFETY: only this thread is the owner.
             unsafe { value.own(first) }
         };
         assert_eq!(twice(), Some((2, None)));
-        // The same by the lock, as if another thread claimed the value again and again.
+        // The same with the lock, as if another thread claimed the value repeatedly.
         value.claimed.store(1, Ordering::Relaxed);
         assert_eq!(twice(), Some((3, None)));
         value.claimed.store(0, Ordering::Relaxed);

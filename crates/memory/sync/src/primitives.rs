@@ -1,5 +1,5 @@
-//! Atomics, cells and locks, for which a model checker can stand in: those of the standard library, and
-//! with `--cfg loom` those of loom.
+//! Atomics, cells and locks that a model checker can replace: those of the standard library, or
+//! those of loom with `--cfg loom`.
 
 #[cfg(loom)]
 pub(crate) use loom::cell::UnsafeCell;
@@ -15,19 +15,20 @@ pub use std::sync::{
     atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
-/// A cell whose accesses loom sees.
+/// A cell whose accesses loom can track.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
 #[cfg(not(loom))]
 impl<T> UnsafeCell<T> {
-    /// Makes a cell of a value.
+    /// Makes a cell that holds a value.
     pub(crate) const fn new(value: T) -> Self {
         Self(std::cell::UnsafeCell::new(value))
     }
 
-    /// Calls `then` with a pointer to the value, which `then` may write to if nobody else accesses it.
+    /// Calls `then` with a pointer to the value, which `then` may write to if no other code
+    /// accesses it.
     #[inline(always)]
     pub(crate) fn with_mut<R>(&self, then: impl FnOnce(*mut T) -> R) -> R {
         then(self.0.get())

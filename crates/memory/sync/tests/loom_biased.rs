@@ -1,8 +1,8 @@
-//! All interleavings of an owner and of those who claim what it owns.
+//! All interleavings of an owner and of threads that claim its value.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p longshore-sync --test loom_biased`
 #![cfg(loom)]
-#![expect(unsafe_code, reason = "is the owner")]
+#![expect(unsafe_code, reason = "acts as the owner")]
 
 use longshore_sync::{Barrier, OwnerBiased};
 use loom::cell::UnsafeCell;
@@ -24,45 +24,45 @@ fn one_owner(barrier: Barrier, turns: i32, claimers: usize) {
             })
             .collect();
         for _ in 0..turns {
-            // SAFETY: this thread alone.
+            // SAFETY: only this thread is the owner.
             unsafe { value.own(both) }.unwrap();
         }
         let count = claimers.len() as i32;
         claimers.into_iter().for_each(|claimer| claimer.join().unwrap());
-        // What was done under a claim is seen by the owner.
-        // SAFETY: this thread alone.
+        // The owner sees the writes of a claim.
+        // SAFETY: only this thread is the owner.
         assert_eq!(unsafe { value.own(|value| value.0) }, Some(turns + count));
     });
 }
 
 #[test]
-fn an_owner_and_one_that_claims() {
+fn an_owner_and_one_claiming_thread() {
     one_owner(Barrier::Expedited, 2, 1);
     one_owner(Barrier::Fence, 2, 1);
 }
 
 #[test]
-fn an_owner_and_two_that_claim() {
+fn an_owner_and_two_claiming_threads() {
     one_owner(Barrier::Expedited, 1, 2);
 }
 
-/// Without barriers both are inside at once, and loom sees it.
+/// Without barriers, two threads use the value at the same time, and loom detects it.
 #[test]
 #[should_panic]
-fn without_barriers_both_are_inside() {
+fn without_barriers_two_threads_use_the_value() {
     one_owner(Barrier::None, 1, 1);
 }
 
-/// A chunk of two slots, the shelf that has those that are free, and a door's magazine, as
-/// `longshore-domain` uses them: the magazine under the bias, the shelf under its lock.
+/// A chunk of two slots, the list of free slots, and the magazine of a handle, as
+/// `longshore-domain` uses them: the magazine is owner-biased, and the list has a lock.
 struct Pool {
     free: Mutex<Vec<usize>>,
-    /// Bytes. Loom sees two who use one at once.
+    /// The bytes of the slots. Loom detects two threads that use one slot at the same time.
     slots: [UnsafeCell<u32>; 2],
     kept: OwnerBiased<Vec<usize>>,
 }
 
-// SAFETY: whoever has the number of a slot has its bytes, which is what is tested.
+// SAFETY: the thread that has the number of a slot has its bytes; the tests check this.
 unsafe impl Sync for Pool {}
 // SAFETY: as above.
 unsafe impl Send for Pool {}
@@ -78,10 +78,11 @@ impl Pool {
         self.slots[slot].with_mut(|bytes| unsafe { *bytes += 1 });
     }
 
-    /// A transfer by the door: it takes a slot, which it may have to fetch, and gives it back.
+    /// A transfer by the handle: it takes a slot, from the list if the magazine is empty, and gives
+    /// it back.
     ///
     /// # Safety
-    /// By one thread only.
+    /// Only one thread may call this.
     unsafe fn transfer(&self) {
         let take = |kept: &mut Vec<usize>| {
             if kept.is_empty() {
@@ -91,18 +92,18 @@ impl Pool {
         };
         // SAFETY: the caller's promise.
         let Some(slot) = (unsafe { self.kept.own(take) }.unwrap()) else { return };
-        // The door is left meanwhile.
+        // The value is not in use during this call.
         self.fill(slot);
         // SAFETY: the caller's promise.
         unsafe { self.kept.own(|kept| kept.push(slot)) }.unwrap();
     }
 
-    /// What a door keeps is given back.
+    /// Gives back the slots of a magazine.
     fn clear(&self, kept: &mut Vec<usize>) {
         self.free.lock().unwrap().append(kept);
     }
 
-    /// Has the magazine given back, and frees the chunk if all of it is free: nobody uses it then.
+    /// Empties the magazine, and frees the chunk if all of it is free, so that no thread uses it.
     fn shrink(&self) -> bool {
         self.kept.claim(|kept| self.clear(kept));
         let free = std::mem::take(&mut *self.free.lock().unwrap());
@@ -110,7 +111,8 @@ impl Pool {
         if is_idle {
             free.iter().for_each(|slot| self.fill(*slot));
         }
-        // Not idle; or another chunk, as the next transfer makes it.
+        // Either the chunk is in use, or these are the slots of a new chunk, which the next
+        // transfer would make.
         self.free.lock().unwrap().extend(free);
         is_idle
     }
@@ -126,24 +128,24 @@ fn magazines(barrier: Barrier, turns: usize, claimers: usize) {
             })
             .collect();
         for _ in 0..turns {
-            // SAFETY: this thread alone.
+            // SAFETY: only this thread is the owner.
             unsafe { pool.transfer() };
         }
-        // The door is dropped.
-        // SAFETY: this thread alone.
+        // The handle is dropped.
+        // SAFETY: only this thread is the owner.
         unsafe { pool.kept.own(|kept| pool.clear(kept)) }.unwrap();
         shrinkers.into_iter().for_each(|shrinker| {
             shrinker.join().unwrap();
         });
         let mut free = pool.free.lock().unwrap().clone();
         free.sort_unstable();
-        assert_eq!(free, [0, 1], "a slot is lost, or there twice");
+        assert_eq!(free, [0, 1], "each slot is free exactly once");
         assert!(pool.shrink());
     });
 }
 
 #[test]
-fn magazines_are_given_back_by_a_claim() {
+fn a_claim_gives_the_slots_of_a_magazine_back() {
     magazines(Barrier::Expedited, 1, 1);
     magazines(Barrier::Fence, 1, 1);
     magazines(Barrier::Expedited, 2, 1);

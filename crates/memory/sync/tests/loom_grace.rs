@@ -1,10 +1,10 @@
-//! Every interleaving of sessions and of an unmapping thread, with loom in the place of the atomics:
+//! Every interleaving of sessions and of an unmapping thread, with the atomics of loom:
 //! `RUSTFLAGS="--cfg loom" cargo test -p longshore-sync --release --test loom_grace`.
 //!
-//! `membarrier` is a full fence on both sides here. The memory is a cell that loom watches: to free
-//! it is to write to it, which must come after every access of it.
+//! Here, `membarrier` is a full fence on both sides. The memory is a cell that loom tracks: freeing
+//! it is a write to the cell, which must come after every read.
 #![cfg(loom)]
-#![expect(unsafe_code, reason = "looks at cells that loom watches")]
+#![expect(unsafe_code, reason = "reads cells that loom tracks")]
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -16,16 +16,16 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 
-/// One page that is mapped, and the memory behind it.
+/// One mapped page, and the memory behind it.
 struct World {
     grace: GracePeriods<()>,
     is_mapped: AtomicBool,
-    /// Whether a pin has a lease.
+    /// `true` if a pin has a lease.
     is_leased: AtomicBool,
     memory: UnsafeCell<u32>,
 }
 
-// SAFETY: that the cell is accessed by turns is what the tests are about, and loom sees to it.
+// SAFETY: the tests are about the order of accesses to the cell, and loom checks it.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
@@ -40,7 +40,7 @@ impl World {
         })
     }
 
-    /// Takes the entry out, waits, and frees.
+    /// Clears the entry, waits, and frees the memory.
     fn unmap(&self) {
         self.is_mapped.store(false, Ordering::Relaxed);
         self.grace.wait();
@@ -48,12 +48,12 @@ impl World {
     }
 
     fn free(&self) {
-        // SAFETY: nobody uses it any more; loom fails the test otherwise.
+        // SAFETY: no thread uses it any more; loom fails the test otherwise.
         self.memory.with_mut(|memory| unsafe { *memory = 0 });
     }
 }
 
-/// A session with a TLB of one entry, which accesses as the real one does.
+/// A session with a TLB of one entry, which accesses memory as a real session does.
 struct Session<'w> {
     world: &'w World,
     slot: NonNull<Slot<()>>,
@@ -72,7 +72,7 @@ impl<'w> Session<'w> {
         unsafe { self.slot.as_ref() }
     }
 
-    /// Whether the page was there.
+    /// Reads the page if it is mapped. Returns `true` if it was.
     fn read(&self) -> bool {
         self.slot().enter();
         if self.seen.is_current(self.slot()) && (self.tlb.get() || self.walk()) {
@@ -89,7 +89,7 @@ impl<'w> Session<'w> {
         found
     }
 
-    /// Two looks at what was translated once, and an access between them.
+    /// Reads twice by one translation, with another access in between.
     fn pin(&self) {
         self.seen.enter(self.slot(), || self.tlb.set(false));
         self.seen.open();
@@ -102,7 +102,7 @@ impl<'w> Session<'w> {
         self.seen.leave(self.slot());
     }
 
-    /// Two looks at what was translated once, with the slot left between them.
+    /// Reads twice by one translation, and leaves the slot in between.
     fn pin_around_a_call(&self) {
         self.seen.enter(self.slot(), || self.tlb.set(false));
         self.seen.open();
@@ -125,9 +125,9 @@ impl<'w> Session<'w> {
     }
 
     fn look(&self) {
-        // SAFETY: it was translated, so it is there; loom fails the test otherwise.
+        // SAFETY: it was translated, so it is not freed; loom fails the test otherwise.
         let value = self.world.memory.with(|memory| unsafe { *memory });
-        assert_eq!(value, 7, "what was freed was read");
+        assert_eq!(value, 7, "freed memory was read");
     }
 }
 
@@ -138,7 +138,7 @@ impl Drop for Session<'_> {
     }
 }
 
-/// All interleavings, of which threads are preempted at most so often.
+/// Runs all interleavings with at most `preemptions` preemptions.
 fn model(preemptions: usize, work: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -156,7 +156,7 @@ fn unmapped_while(barrier: Barrier, session: fn(&Session<'_>)) {
 }
 
 #[test]
-fn what_was_unmapped_is_not_read() {
+fn an_unmapped_page_is_not_read() {
     unmapped_while(Barrier::Expedited, |session| {
         session.read();
         session.read();
@@ -164,7 +164,7 @@ fn what_was_unmapped_is_not_read() {
 }
 
 #[test]
-fn nor_where_sessions_execute_the_fence() {
+fn an_unmapped_page_is_not_read_if_sessions_execute_the_fence() {
     unmapped_while(Barrier::Fence, |session| {
         session.read();
         session.read();
@@ -172,7 +172,7 @@ fn nor_where_sessions_execute_the_fence() {
 }
 
 #[test]
-fn nor_after_the_session_was_parked() {
+fn an_unmapped_page_is_not_read_by_a_session_that_was_quiescent() {
     unmapped_while(Barrier::Expedited, |session| {
         session.read();
         session.tlb.set(false);
@@ -182,7 +182,7 @@ fn nor_after_the_session_was_parked() {
 }
 
 #[test]
-fn nor_in_a_slot_that_is_used_again() {
+fn an_unmapped_page_is_not_read_from_a_slot_that_is_used_again() {
     unmapped_while(Barrier::Expedited, |session| {
         session.read();
         Session::new(session.world, 2).read();
@@ -200,14 +200,14 @@ fn nor_in_a_slot_that_is_used_again() {
 }
 
 #[test]
-fn nor_within_a_pin() {
+fn an_unmapped_page_is_not_read_within_a_pin() {
     unmapped_while(Barrier::Expedited, |session| {
         session.pin();
         session.read();
     });
 }
 
-/// A pin around a call to a remote region, beside an unmapping that may look at leases.
+/// A pin around a call to a remote region, with an unmapping thread that may check leases.
 fn pinned_around_a_call(looks_at_leases: bool) {
     model(3, move || {
         let world = World::new(Barrier::Expedited, true);
@@ -228,18 +228,18 @@ fn pinned_around_a_call(looks_at_leases: bool) {
 }
 
 #[test]
-fn nor_within_a_pin_that_became_a_lease() {
+fn an_unmapped_page_is_not_read_within_a_pin_that_became_a_lease() {
     pinned_around_a_call(true);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_the_lease_such_a_pin_is_found_to_read_it() {
+fn without_the_lease_loom_finds_a_read_of_freed_memory() {
     pinned_around_a_call(false);
 }
 
 #[test]
-fn two_may_wait_at_once() {
+fn two_threads_may_wait_at_once() {
     model(2, || {
         let world = World::new(Barrier::Expedited, true);
         let (reader, other) = (Arc::clone(&world), Arc::clone(&world));
@@ -255,7 +255,7 @@ fn two_may_wait_at_once() {
     });
 }
 
-/// A session that reads twice beside an unmapping from which something is missing.
+/// A session that reads twice, with an unmapping thread that lacks the wait or the barrier.
 fn model_with_a_defect(waits: bool, barrier: Barrier) {
     model(3, move || {
         let world = World::new(barrier, waits);
@@ -272,12 +272,12 @@ fn model_with_a_defect(waits: bool, barrier: Barrier) {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_the_waiting_it_is_found_to_be_read() {
+fn without_the_wait_loom_finds_a_read_of_freed_memory() {
     model_with_a_defect(false, Barrier::Expedited);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_the_barrier_it_is_found_to_be_read() {
+fn without_the_barrier_loom_finds_a_read_of_freed_memory() {
     model_with_a_defect(true, Barrier::None);
 }
