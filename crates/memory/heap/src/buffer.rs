@@ -1,5 +1,5 @@
-//! A complete buffer that belongs to one owner.
-#![expect(unsafe_code, reason = "lends out slices of memory that nobody else can reach")]
+//! A complete buffer with one owner.
+#![expect(unsafe_code, reason = "lends slices of memory that no other process can reach")]
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,14 +15,14 @@ use crate::memory::Memory;
 use crate::page_report::PageReport;
 use crate::shared::{Sealing, SharedBuffer};
 
-/// A buffer whose content is complete and which nobody else can reach yet.
+/// A buffer whose content is complete and which no other process or device can reach yet.
 ///
-/// It gives its descriptor to nobody but who promises what a device's driver must
-/// ([`DmaMemory::file`]), so it may be borrowed as slices, through guards that bracket the access
-/// where the memory is a dma-buf.
+/// Its descriptor is only available through [`DmaMemory::file`], whose caller promises what the
+/// driver of a device must. So the content may be borrowed as slices, through guards that enclose
+/// the CPU access if the memory is a dma-buf.
 #[derive(Debug)]
 pub struct Buffer {
-    /// Behind a pointer, so that a buffer is quickly moved: into a mapping, and back.
+    /// Boxed, so that moving a buffer is cheap: into a mapping, and back.
     held: Box<Held>,
 }
 
@@ -32,14 +32,14 @@ struct Held {
     pages: PageReport,
 }
 
-/// A buffer's content, for reading.
+/// The content of a buffer, for reading.
 #[derive(Debug)]
 pub struct ReadAccess<'a> {
     content: &'a [u8],
     _bracket: Bracketed<'a>,
 }
 
-/// A buffer's content, for reading and writing.
+/// The content of a buffer, for reading and writing.
 #[derive(Debug)]
 pub struct WriteAccess<'a> {
     content: &'a mut [u8],
@@ -51,28 +51,29 @@ impl Buffer {
         Self { held: Box::new(Held { memory, pages }) }
     }
 
-    /// The heap the memory comes from; never [`Heap::Auto`].
+    /// Returns the heap that the memory comes from; never [`Heap::Auto`].
     pub fn heap(&self) -> &Heap {
         &self.held.memory.heap
     }
 
-    /// The content's length in bytes.
+    /// Returns the length of the content in bytes.
     pub fn len(&self) -> u64 {
         self.held.memory.content_bytes
     }
 
-    /// Whether there is no content.
+    /// Returns `true` if the content is empty.
     pub fn is_empty(&self) -> bool {
         self.held.memory.content_bytes == 0
     }
 
-    /// The length of the file behind it: the content's, or more where the heap deals in whole
-    /// pages (udmabuf, dma-heap: base pages; hugetlb: 2 MiB). What lies between is zero.
+    /// Returns the length of the file behind the content: the same, or more if the heap uses whole
+    /// pages (udmabuf, dma-heap: base pages; hugetlb: 2 MiB). The bytes behind the content are
+    /// zero.
     pub fn file_len_bytes(&self) -> u64 {
         self.held.memory.file_bytes
     }
 
-    /// The page sizes the memory came out in.
+    /// Returns the page sizes of the memory.
     pub fn page_report(&self) -> PageReport {
         self.held.pages
     }
@@ -80,10 +81,10 @@ impl Buffer {
     /// Borrows the content for reading.
     ///
     /// # Errors
-    /// [`crate::Error::Kernel`] where the memory is a dma-buf whose exporter refuses CPU access.
+    /// [`crate::Error::Kernel`] if the memory is a dma-buf whose exporter refuses CPU access.
     pub fn read(&self) -> Result<ReadAccess<'_>> {
         let bracket = DmaBuf::begin(self.held.memory.dma_heap_buf(), CpuAccess::Read)?;
-        // SAFETY: nobody else has the memory, and `write` needs an exclusive borrow.
+        // SAFETY: no other process or device has the memory, and `write` needs an exclusive borrow.
         let content = unsafe { self.held.memory.as_slice() };
         Ok(ReadAccess { content, _bracket: bracket })
     }
@@ -99,13 +100,13 @@ impl Buffer {
         Ok(WriteAccess { content, _bracket: bracket })
     }
 
-    /// Gives the memory descriptors that others can be given, sealed as asked. From here on others
-    /// may change it, unless its content is sealed.
+    /// Gives the memory descriptors for devices and other processes, with the seals of `sealing`.
+    /// From then on others may change the content, unless it is sealed.
     ///
     /// # Errors
-    /// [`crate::Error::CannotSealContent`] for [`Sealing::Content`] where the heap cannot do it,
-    /// [`crate::Error::Kernel`] where the kernel refuses a seal or the dma-buf. The memory is freed
-    /// then.
+    /// [`crate::Error::CannotSealContent`] for [`Sealing::Content`] if the heap does not support
+    /// it, [`crate::Error::Kernel`] if the kernel refuses a seal or the dma-buf. In both cases the
+    /// memory is freed.
     pub fn share(self, sealing: Sealing) -> Result<SharedBuffer> {
         let Held { memory, pages } = *self.held;
         SharedBuffer::new(memory, pages, sealing)
@@ -134,8 +135,8 @@ impl DerefMut for WriteAccess<'_> {
     }
 }
 
-// SAFETY: the mapping is the buffer's own until it is dropped and stays where it is when the
-// buffer moves; slices are lent out only under the buffer's borrow; the memfd is the one mapped,
+// SAFETY: the mapping belongs to the buffer until it is dropped, and keeps its address when the
+// buffer moves. Slices are lent only under a borrow of the buffer. The memfd is the mapped one,
 // from its start.
 unsafe impl DmaMemory for Buffer {
     #[inline]
@@ -158,10 +159,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_keeps_what_is_written() {
+    fn a_buffer_keeps_its_content() {
         for len in [0usize, 1, 4095, 4096, 4097, (2 << 20) - 1, 2 << 20, (2 << 20) + 1] {
             let mut buffer = Heap::Memfd.allocate(len as u64).unwrap();
-            assert!(buffer.read().unwrap().iter().all(|byte| *byte == 0), "fresh memory is zero");
+            assert!(buffer.read().unwrap().iter().all(|byte| *byte == 0), "new memory is zero");
             for (at, byte) in buffer.write().unwrap().iter_mut().enumerate() {
                 *byte = at as u8;
             }
@@ -172,17 +173,17 @@ mod tests {
     }
 
     #[test]
-    fn base_pages_are_what_they_say() {
+    fn the_base_page_heap_reports_base_pages() {
         let buffer = Heap::MemfdBasePages.allocate(4 << 20).unwrap();
         let report = buffer.page_report();
         assert_eq!((report.base_bytes, report.total_bytes()), (4 << 20, 4 << 20));
     }
 
     #[test]
-    fn the_file_is_the_memory() {
+    fn the_file_holds_the_content() {
         let mut buffer = Heap::Memfd.allocate(10_000).unwrap();
         buffer.write().unwrap()[9_999] = 7;
-        // SAFETY: the descriptor is read from, and no slice is borrowed.
+        // SAFETY: the descriptor is only read, and no slice is borrowed.
         let (file, offset) = unsafe { buffer.file() }.unwrap();
         let mut byte = [0];
         rustix::io::pread(file, &mut byte, offset.raw() + 9_999).unwrap();
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heap_that_is_not_there_says_so() {
+    fn a_missing_heap_or_an_impossible_length_is_an_error() {
         let missing = Heap::DmaHeap("no-such-heap".into()).allocate(4096).unwrap_err();
         assert!(matches!(missing, crate::Error::NoSuchHeap { .. }), "{missing}");
         let vast = Heap::Memfd.allocate(u64::MAX).unwrap_err();

@@ -1,4 +1,4 @@
-//! A dma-buf and the bracket around CPU access to it.
+//! A dma-buf, and the guard for CPU access to it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -7,7 +7,7 @@ use longshore_sys::dma_buf::{self, Bracket, CpuAccess};
 use crate::error::{Error, Result};
 use crate::heap::Heap;
 
-/// A dma-buf: memory that drivers can be given by descriptor.
+/// A dma-buf: memory that is passed to drivers by its descriptor.
 #[derive(Debug)]
 pub struct DmaBuf {
     fd: OwnedFd,
@@ -15,7 +15,7 @@ pub struct DmaBuf {
     len_bytes: u64,
 }
 
-/// The time during which the CPU may access a dma-buf's memory. Ends when dropped.
+/// A guard for CPU access to a dma-buf, which ends when the guard is dropped.
 #[derive(Debug)]
 #[must_use = "the CPU may access the memory only while this lives"]
 pub(crate) struct Bracketed<'a> {
@@ -28,17 +28,17 @@ impl DmaBuf {
         Self { fd, heap, len_bytes }
     }
 
-    /// The dma-buf's size in bytes, in whole pages.
+    /// Returns the size of the dma-buf in bytes, in whole pages.
     pub fn len(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Returns whether it has no byte.
+    /// Returns `true` if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len_bytes == 0
     }
 
-    /// Starts CPU access where `dma_buf` is one; memory that is none needs no bracket.
+    /// Starts CPU access if there is a dma-buf; other memory needs no guard.
     pub(crate) fn begin(dma_buf: Option<&Self>, access: CpuAccess) -> Result<Bracketed<'_>> {
         if let Some(dma_buf) = dma_buf {
             dma_buf.sync(access, Bracket::Start, "DMA_BUF_IOCTL_SYNC (start)")?;
@@ -65,8 +65,8 @@ impl AsFd for DmaBuf {
 impl Drop for Bracketed<'_> {
     fn drop(&mut self) {
         if let Some(dma_buf) = self.dma_buf {
-            // The end of a bracket that began fails only if the exporter is broken, and then
-            // there is nothing to roll back to.
+            // Ending an access that began fails only if the exporter is broken, and then there is
+            // no state to restore.
             let _ = dma_buf.sync(self.access, Bracket::End, "DMA_BUF_IOCTL_SYNC (end)");
         }
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with a heap.
+//! The errors of heaps.
 
 use std::io;
 use std::ops::Range;
@@ -11,16 +11,16 @@ use crate::reason::{LengthLimit, Unavailability};
 /// The result of a heap operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong, with which heap, and what to do about it.
+/// An error of a heap. Its message names the heap, the reason, and how to avoid it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No heap of that name exists on this machine.
+    /// This machine has no dma-heap of that name.
     #[error("there is no dma-heap named '{name}' on this machine; {}", describe_heaps(available))]
     NoSuchHeap {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The heaps there are.
+        /// The names of the available heaps.
         available: Vec<String>,
     },
     /// The kernel interface that the heap needs is absent, or this process may not use it.
@@ -28,36 +28,36 @@ pub enum Error {
     Unavailable {
         /// The heap.
         heap: Heap,
-        /// The missing part.
+        /// The reason, with what is missing.
         reason: Unavailability,
         /// The error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// A udmabuf larger than the machine's limit, which this process may not raise.
+    /// A udmabuf is above the machine's limit, which this process may not raise.
     #[error(
         "a udmabuf of {len_bytes} bytes is above this machine's limit of {limit_bytes}: write at \
          least {} to /sys/module/udmabuf/parameters/size_limit_mb as root, or use heap 'memfd'",
         len_bytes.div_ceil(1 << 20)
     )]
     AboveUdmabufLimit {
-        /// The length asked for.
+        /// The requested length in bytes.
         len_bytes: u64,
-        /// The limit.
+        /// The limit in bytes.
         limit_bytes: u64,
-        /// Why the limit could not be raised.
+        /// The error of raising the limit.
         #[source]
         source: io::Error,
     },
-    /// No address or file can be as long as was asked for.
+    /// The length is above that of any address space or file.
     #[error("a buffer of {len_bytes} bytes does not fit {limit}")]
     TooLong {
-        /// The length asked for.
+        /// The requested length in bytes.
         len_bytes: u64,
         /// The limit.
         limit: LengthLimit,
     },
-    /// Memory ran out while the pages of a range were made.
+    /// Memory ran out while the pages of a range were prefaulted.
     #[error(
         "heap '{heap}': no memory for bytes {} to {} of {len_bytes}",
         range.start, range.end
@@ -67,7 +67,7 @@ pub enum Error {
         heap: Heap,
         /// The bytes that could not be backed.
         range: Range<u64>,
-        /// The length of the whole buffer.
+        /// The length of the buffer in bytes.
         len_bytes: u64,
         /// The error of the kernel.
         #[source]
@@ -79,17 +79,17 @@ pub enum Error {
         /// The heap.
         heap: Heap,
     },
-    /// A range was named that is not inside the buffer.
+    /// A range is not inside the buffer.
     #[error(
         "bytes {} to {} are not inside a buffer of {len_bytes}", range.start, range.end
     )]
     OutOfRange {
-        /// The range named.
+        /// The range.
         range: Range<u64>,
-        /// The length of the buffer.
+        /// The length of the buffer in bytes.
         len_bytes: u64,
     },
-    /// Memory is gone: another process punched a hole into it, or a page of it failed.
+    /// Memory was lost: another process punched a hole into it, or a page of it failed.
     #[error(
         "heap '{heap}': byte {offset} of {len_bytes} cannot be read; share buffers with their content \
          sealed, so that no process can punch holes into them"
@@ -99,7 +99,7 @@ pub enum Error {
         heap: Heap,
         /// The first byte that cannot be read.
         offset: u64,
-        /// The length of the buffer.
+        /// The length of the buffer in bytes.
         len_bytes: u64,
         /// The fault.
         #[source]
@@ -110,9 +110,9 @@ pub enum Error {
     Kernel {
         /// The heap.
         heap: Heap,
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
-        /// The length of the buffer.
+        /// The length of the buffer in bytes.
         len_bytes: u64,
         /// The error of the kernel.
         #[source]
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_say_what_is_there_and_what_to_do() {
+    fn messages_have_the_alternatives_and_the_remedy() {
         let none = Error::NoSuchHeap { name: "cma".into(), available: vec![] }.to_string();
         assert!(none.contains("'cma'") && none.contains("use heap 'memfd'"), "{none}");
         let some = Error::NoSuchHeap { name: "cma".into(), available: vec!["system".into()] };

@@ -1,6 +1,7 @@
-//! Making the pages of a memfd exist, 2 MiB at a time, each exactly once.
+//! Prefaults the pages of a memfd, 2 MiB at a time, each exactly once.
 //!
-//! For every 2 MiB extent its first page is populated, then `mincore` tells how much came with it:
+//! In every 2 MiB extent, the first page is prefaulted, and `mincore` then shows how many pages
+//! came with it:
 //!
 //! ```text
 //!   populate one page ─► 2 MiB resident? ──yes──────────────────────────► huge
@@ -10,8 +11,8 @@
 //!                        populate the rest ─► size of the first folio ──► 64 KiB or base
 //! ```
 //!
-//! Populating reports the lack of memory as an error where touching would be a SIGBUS, and it does
-//! not change what is there.
+//! Prefaulting returns an error if memory is short, where an access would raise SIGBUS, and it does
+//! not change the content.
 
 use std::io;
 use std::ops::Range;
@@ -26,15 +27,15 @@ use crate::page_report::PageReport;
 
 const EXTENT: Granule = Granule::SIZE_2M;
 
-/// Once the kernel has refused so many collapses in a row, it is not asked any more: each refusal
-/// costs a walk of the page table and perhaps of the free lists.
+/// The number of collapses refused in a row after which no more are tried: each refusal costs a
+/// walk of the page table and perhaps of the free lists.
 const COLLAPSE_REFUSALS_MAX: u32 = 8;
 
 const ABSENT: u8 = 0;
 const IN_PROGRESS: u8 = 1;
 const PRESENT: u8 = 2;
 
-/// Which extents of a memory exist, and in which pages they came out.
+/// The extents of a memory that exist, and the page sizes that they have.
 #[derive(Debug)]
 pub(crate) struct Extents {
     states: Box<[AtomicU8]>,
@@ -47,11 +48,11 @@ pub(crate) struct Extents {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Want {
-    /// Pages come with the memory: a kernel heap.
+    /// Pages exist as soon as the memory does: a kernel heap.
     Given,
     /// Pages of the hugetlb pool, reserved by the mapping.
     Pool,
-    /// The largest to be had.
+    /// The largest pages available.
     Largest,
     /// Base pages.
     Base,
@@ -79,21 +80,21 @@ impl Extents {
         extents
     }
 
-    /// Asks for the pages wanted. An advice that is refused, as by a kernel without huge pages,
-    /// leaves the pages as they would have been.
+    /// Advises the kernel of the page size. If it refuses, as a kernel without huge pages does, the
+    /// pages are those that it would have used anyway.
     fn advise(&self, memory: &Memory) {
         let bytes = memory.mapped_bytes();
         let Ok(whole) = memory.pages(&(0..bytes)) else { return };
         let _ = match self.want {
-            // Below one huge page there is none to win, and a whole one to lose.
+            // A buffer below 2 MiB gains nothing from a huge page, and could waste most of one.
             Want::Largest if bytes >= EXTENT.bytes() => pages::advise_huge(whole),
             Want::Largest | Want::Base if bytes > 0 => pages::advise_base(whole),
             _ => Ok(()),
         };
     }
 
-    /// Makes every extent that `range` touches exist. Any thread may call it at any time; one that
-    /// meets an extent in another's hands waits for it.
+    /// Prefaults every extent that `range` touches. Any thread may call it at any time. If another
+    /// thread is prefaulting an extent, it waits for that thread.
     pub(crate) fn populate(
         &self,
         memory: &Memory,
@@ -123,7 +124,7 @@ impl Extents {
                         break;
                     }
                     Err(PRESENT) => break,
-                    // The other thread is in the kernel, zeroing: let it run.
+                    // The other thread is zeroing pages in the kernel: let it run.
                     Err(_) => std::thread::yield_now(),
                 }
             }
@@ -157,7 +158,8 @@ impl Extents {
         if folio_bytes < len_bytes {
             pages::populate_write(extent)?;
         }
-        // A last extent that is no larger than a smaller folio says nothing of huge pages.
+        // If the last extent is no larger than a smaller folio, it does not show that huge pages
+        // were used.
         let tally = if folio_bytes == len_bytes && len_bytes > Granule::SIZE_64K.bytes() {
             &self.huge_bytes
         } else if folio_bytes >= Granule::SIZE_64K.bytes() {

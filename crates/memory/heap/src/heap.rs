@@ -1,32 +1,35 @@
-//! Which memory a buffer is made of.
+//! The kinds of memory that buffers come from.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Where a buffer comes from.
+/// The source of a buffer's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Heap {
-    /// The best there is: [`Heap::Udmabuf`] where this process may use it, else [`Heap::Memfd`],
-    /// also where the kernel refuses the dma-buf in the end.
+    /// The best heap available: [`Heap::Udmabuf`] if this process may use it, otherwise
+    /// [`Heap::Memfd`]. If the kernel then refuses the dma-buf, the buffer is a [`Heap::Memfd`],
+    /// too.
     #[default]
     Auto,
-    /// A memfd in the largest pages to be had: the hugetlb pool where it has enough and the length
-    /// is a multiple of 2 MiB, else transparent huge pages, else what the kernel gives.
+    /// A memfd in the largest pages available: the hugetlb pool if it has enough pages and the
+    /// length is a multiple of 2 MiB, otherwise transparent huge pages, otherwise the kernel's
+    /// default.
     Memfd,
-    /// A memfd in base pages: what a plain `memfd_create` gives.
+    /// A memfd in base pages, as a plain `memfd_create` returns it.
     MemfdBasePages,
     /// A memfd in 2 MiB pages of the hugetlb pool, or an error. Its length is rounded up to 2 MiB.
     Hugetlb,
-    /// A memfd as [`Heap::Memfd`] in whole pages, exported as a dma-buf too. Where it is larger
-    /// than the machine's `size_limit_mb` and this process may raise that, it does.
+    /// A memfd in transparent huge pages if possible, in whole base pages, which is also exported
+    /// as a dma-buf. If it is above the machine's `size_limit_mb`, this process raises the limit if
+    /// it may.
     Udmabuf,
-    /// A dma-buf of a kernel heap: `system`, a CMA area, a vendor's. Direct I/O into it is refused
-    /// by the kernel.
+    /// A dma-buf of a kernel heap: `system`, a CMA area, or a heap of a vendor. The kernel refuses
+    /// direct I/O into it.
     DmaHeap(String),
 }
 
-/// A word that names no heap.
+/// A word is not the name of a heap.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{0}' is no heap; there are auto, memfd, memfd:4k, hugetlb, udmabuf, dma-heap (that is, \
@@ -35,8 +38,8 @@ pub enum Heap {
 pub struct ParseHeapError(String);
 
 impl Heap {
-    /// Whether the content of this heap's buffers can be sealed against writing. `auto` may choose
-    /// one where it cannot.
+    /// Returns `true` if the content of this heap's buffers can be sealed against writes. It is
+    /// `false` for [`Heap::Auto`], which may choose a heap that cannot.
     pub fn seals_content(&self) -> bool {
         matches!(self, Self::Memfd | Self::MemfdBasePages | Self::Hugetlb)
     }
@@ -63,7 +66,7 @@ impl FromStr for Heap {
     }
 }
 
-/// The word that [`FromStr`] reads back.
+/// Formats the name that [`FromStr`] parses.
 impl fmt::Display for Heap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -82,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back_as_they_are_written() {
+    fn names_parse_to_the_heap_that_prints_them() {
         for word in ["auto", "memfd", "memfd:4k", "hugetlb", "udmabuf", "dma-heap:system"] {
             assert_eq!(word.parse::<Heap>().unwrap().to_string(), word);
         }

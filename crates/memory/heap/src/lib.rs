@@ -1,4 +1,4 @@
-//! Where device-shareable buffers come from, and how they are exported.
+//! The memory of buffers that can be shared with devices, and its export.
 //!
 //! ```text
 //!  Heap::reserve(len) ──► Reservation ──finish()──► Buffer ──share()──► SharedBuffer
@@ -6,16 +6,17 @@
 //!                         write() into them         slices              volatile views
 //! ```
 //!
-//! * [`Heap`] names the memory: a memfd in huge pages, a udmabuf over one, a kernel dma-heap.
-//! * A [`Reservation`] has an address and a length but not yet its pages: they are made range by
-//!   range by [`Reservation::populate`], so that filling can begin before all of them exist. It
-//!   has no descriptor to give away: nothing half filled can leave it.
-//! * A [`Buffer`] is complete and belongs to one owner, so it may be borrowed as slices.
-//! * A [`SharedBuffer`] has descriptors for devices and other processes. What others can change is
-//!   seen through volatile views; a slice exists only where the content is sealed.
+//! * A [`Heap`] is the source of the memory: a memfd in huge pages, a udmabuf over one, a kernel
+//!   dma-heap.
+//! * A [`Reservation`] has an address and a length, but not yet its pages:
+//!   [`Reservation::populate`] prefaults them range by range, so that filling can begin before all
+//!   of them exist. It hands out no descriptor, so half-filled memory cannot be shared.
+//! * A [`Buffer`] is complete and has one owner, so it may be borrowed as slices.
+//! * A [`SharedBuffer`] has descriptors for devices and other processes. Its content is accessed
+//!   through volatile views, because others may change it, and as a slice only if it is sealed.
 //!
-//! CPU access to a dma-buf must be bracketed by `DMA_BUF_IOCTL_SYNC`; the guards [`ReadAccess`],
-//! [`WriteAccess`] and [`SharedView`] are the only way to the bytes, and they do it.
+//! CPU access to a dma-buf must be enclosed by `DMA_BUF_IOCTL_SYNC`. The bytes are only accessible
+//! through the guards [`ReadAccess`], [`WriteAccess`] and [`SharedView`], which do this.
 //!
 //! ```
 //! use longshore_heap::{Heap, Sealing};

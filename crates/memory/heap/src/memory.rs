@@ -1,4 +1,4 @@
-//! The memory behind a reservation, a buffer and a shared buffer: descriptor and mapping.
+//! The memory of a reservation, a buffer or a shared buffer: its descriptor and its mapping.
 #![expect(unsafe_code, reason = "makes views and slices of mapped memory")]
 
 use std::ops::Range;
@@ -16,26 +16,26 @@ use crate::error::{Error, Result};
 use crate::heap::Heap;
 use crate::reason::{LengthLimit, Unavailability};
 
-/// The descriptor that holds the memory.
+/// The descriptor of the memory.
 #[derive(Debug)]
 pub(crate) enum Origin {
     Memfd(OwnedFd),
     DmaHeap(DmaBuf),
 }
 
-/// Mapped memory and the descriptor that holds it. The bytes past `content_bytes` up to the end of
-/// the mapping's last page are zero in anything that was finished.
+/// Mapped memory and its descriptor. In a finished buffer, the bytes from `content_bytes` to the
+/// end of the last page are zero.
 #[derive(Debug)]
 pub(crate) struct Memory {
     /// Never [`Heap::Auto`].
     pub(crate) heap: Heap,
-    /// Whether the heap was not asked for by name.
+    /// `true` if the heap was chosen for [`Heap::Auto`], instead of being requested by name.
     pub(crate) chosen: bool,
     pub(crate) mapping: Mapping,
     pub(crate) origin: Origin,
-    /// What was asked for.
+    /// The requested length.
     pub(crate) content_bytes: u64,
-    /// The file's length: as long, or rounded up to what the heap can make.
+    /// The length of the file: the same, or rounded up to the unit of the heap.
     pub(crate) file_bytes: u64,
 }
 
@@ -66,7 +66,7 @@ impl Memory {
     }
 
     fn take_best(content_bytes: u64) -> Result<Self> {
-        // A dma-buf of no pages does not exist.
+        // A dma-buf cannot be empty.
         if content_bytes > 0 && udmabuf::is_present() && require_udmabuf(content_bytes).is_ok() {
             let memory = Self::of_memfd(&Heap::Udmabuf, content_bytes, Backing::Shmem)?;
             return Ok(Self { chosen: true, ..memory });
@@ -123,11 +123,13 @@ impl Memory {
     }
 
     fn of_dma_heap(heap: &Heap, name: &str, content_bytes: u64) -> Result<Self> {
-        // The kernel refuses a length of zero; a page stands in, none of which is content.
+        // The kernel refuses a length of zero, so an empty buffer has one page, none of which is
+        // content.
         let file_bytes = base_page()
             .checked_round_up(content_bytes.max(1))
             .ok_or_else(|| too_long(content_bytes, LengthLimit::File))?;
-        // It kills the caller rather than fail where memory is short, so ask first.
+        // If memory is short, the kernel kills the caller instead of returning an error, so check
+        // first.
         let available = memory::available().machine_bytes.unwrap_or(u64::MAX);
         if name == "system" && file_bytes > available {
             return Err(Error::OutOfMemory {
@@ -188,7 +190,7 @@ impl Memory {
         }
     }
 
-    /// Content, and what lies behind it up to the end of its last page.
+    /// Returns the length of the content and of the bytes behind it up to the end of its last page.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         // A length that could be mapped can be rounded up.
         base_page().checked_round_up(self.file_bytes).unwrap_or(self.file_bytes)
@@ -204,67 +206,67 @@ impl Memory {
         unsafe { VolatileSlice::from_raw_parts(self.mapping.start(), as_len(self.content_bytes)) }
     }
 
-    /// The addresses of a range that may reach to the end of the last page, for asking the kernel
-    /// about its pages; past the content there is nothing to be read.
+    /// Returns a view of a range that may reach to the end of the last page, for system calls about
+    /// its pages. There are no bytes to read behind the content.
     ///
     /// # Errors
-    /// [`OutOfBounds`] where the range is not inside.
+    /// [`OutOfBounds`] if the range is not inside.
     pub(crate) fn pages(
         &self,
         bytes: &Range<u64>,
     ) -> std::result::Result<VolatileSlice<'_>, OutOfBounds> {
-        // SAFETY: the mapping reaches over whole pages and lives as long as `self` is borrowed.
+        // SAFETY: the mapping consists of whole pages and lives as long as `self` is borrowed.
         let whole = unsafe {
             VolatileSlice::from_raw_parts(self.mapping.start(), as_len(self.mapped_bytes()))
         };
         whole.subslice(as_len(bytes.start), as_len(bytes.end.saturating_sub(bytes.start)))
     }
 
-    /// A writable view of a range, which may reach to the end of the last page.
+    /// Returns a writable view of a range, which may reach to the end of the last page.
     ///
     /// # Safety
-    /// No other view or slice of the same bytes may exist meanwhile that is written or relies on
-    /// them not changing.
+    /// While it lives, there must be no other view or slice of the same bytes that is written to,
+    /// or that relies on them not to change.
     pub(crate) unsafe fn window(
         &self,
         bytes: &Range<u64>,
     ) -> std::result::Result<VolatileSliceMut<'_>, OutOfBounds> {
         let pages = self.pages(bytes)?;
-        // SAFETY: the mapping is readable and writable as long as `self` is borrowed; the caller
-        // answers for the rest.
+        // SAFETY: the mapping is readable and writable as long as `self` is borrowed; the rest is
+        // the caller's promise.
         Ok(unsafe { VolatileSliceMut::from_raw_parts(pages.start(), pages.len()) })
     }
 
     /// # Safety
-    /// Nothing may write to the content while the slice lives: the owner has shared it with nobody
-    /// or it is sealed.
+    /// The content must not change while the slice lives: either the owner has not shared it, or it
+    /// is sealed.
     pub(crate) unsafe fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped and readable as long as `self` is borrowed; the caller answers for the
-        // rest.
+        // SAFETY: mapped and readable as long as `self` is borrowed; the rest is the caller's
+        // promise.
         unsafe { self.host().as_ref() }
     }
 
-    /// A range as a slice.
+    /// Returns a range as a slice.
     ///
     /// # Safety
-    /// Nothing may write to the range while the slice lives.
+    /// The range must not change while the slice lives.
     pub(crate) unsafe fn slice(
         &self,
         bytes: &Range<u64>,
     ) -> std::result::Result<&[u8], OutOfBounds> {
         let pages = self.pages(bytes)?;
-        // SAFETY: mapped and readable as long as `self` is borrowed; the caller answers for the
-        // rest.
+        // SAFETY: mapped and readable as long as `self` is borrowed; the rest is the caller's
+        // promise.
         Ok(unsafe { std::slice::from_raw_parts(pages.as_ptr(), pages.len()) })
     }
 
-    /// Where the content is. Whoever dereferences it answers for aliasing.
+    /// Returns a pointer to the content. Code that dereferences it must follow the aliasing rules.
     pub(crate) fn content_ptr(&self) -> *mut [u8] {
         self.host().as_ptr()
     }
 }
 
-/// As an address offset. Longshore runs on 64-bit machines only, so every offset fits.
+/// Converts a length to `usize`. Longshore runs only on 64-bit machines, so every length fits.
 #[inline]
 fn as_len(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
@@ -282,7 +284,7 @@ fn too_long(len_bytes: u64, limit: LengthLimit) -> Error {
     Error::TooLong { len_bytes, limit }
 }
 
-/// Checks before anything is filled that the dma-buf can be made afterwards.
+/// Checks, before the memory is filled, that the dma-buf can be created afterwards.
 fn require_udmabuf(content_bytes: u64) -> Result<()> {
     let unavailable = |reason, source| Error::Unavailable { heap: Heap::Udmabuf, reason, source };
     udmabuf::check_access().map_err(|source| match source.kind() {

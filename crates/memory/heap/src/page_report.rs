@@ -1,30 +1,30 @@
-//! Which page size a buffer's memory came out in.
+//! The page sizes of a buffer's memory.
 
 use std::fmt;
 
 use longshore_mem::Granule;
 
-/// How many bytes of a buffer lie in folios of each size.
+/// The number of bytes of a buffer in folios of each size.
 ///
-/// It decides the speed of direct I/O and of every device that maps the buffer: a disk that reads
-/// 3.0 GB/s into 2 MiB pages was seen to read 0.9 GB/s into 4 KiB pages.
+/// The page size decides the speed of direct I/O, and of every device that maps the buffer: a disk
+/// that reads 3.0 GB/s into 2 MiB pages was measured at 0.9 GB/s into 4 KiB pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PageReport {
-    /// In 2 MiB pages of the hugetlb pool.
+    /// Bytes in 2 MiB pages of the hugetlb pool.
     pub hugetlb_2m_bytes: u64,
-    /// In transparent huge pages of 2 MiB.
+    /// Bytes in transparent huge pages of 2 MiB.
     pub huge_2m_bytes: u64,
-    /// In folios of 64 KiB or more, below 2 MiB.
+    /// Bytes in folios from 64 KiB to below 2 MiB.
     pub mid_64k_bytes: u64,
-    /// In anything smaller.
+    /// Bytes in smaller folios.
     pub base_bytes: u64,
-    /// Not known: pages of a kernel heap, which does not say.
+    /// Bytes in pages of unknown size, because a kernel heap does not report them.
     pub unknown_bytes: u64,
 }
 
 impl PageReport {
-    /// Everything counted.
+    /// Returns the sum of all sizes.
     pub fn total_bytes(&self) -> u64 {
         self.hugetlb_2m_bytes
             + self.huge_2m_bytes
@@ -33,8 +33,8 @@ impl PageReport {
             + self.unknown_bytes
     }
 
-    /// The page size of at least nine tenths of the buffer; `None` where no size reaches that, for
-    /// an empty buffer, or where it is not known.
+    /// Returns the page size of at least nine tenths of the buffer, or `None` if no size reaches
+    /// that, the buffer is empty, or the size is unknown.
     pub fn prevailing(&self) -> Option<Granule> {
         let enough = |bytes: u64| bytes > 0 && bytes >= self.total_bytes() / 10 * 9;
         if enough(self.hugetlb_2m_bytes + self.huge_2m_bytes) {
@@ -49,7 +49,7 @@ impl PageReport {
     }
 }
 
-/// `2 MiB`, `4 KiB`, or the shares where sizes are mixed.
+/// Formats the prevailing size, such as `2 MiB`, or the percentages of mixed sizes.
 impl fmt::Display for PageReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(size) = self.prevailing() {
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_prevailing_size_is_named_and_mixtures_are_shared_out() {
+    fn the_prevailing_size_or_the_percentages_are_printed() {
         let huge = PageReport { huge_2m_bytes: 99, base_bytes: 1, ..PageReport::default() };
         assert_eq!(huge.to_string(), "2 MiB");
         let pool = PageReport { hugetlb_2m_bytes: 10, ..PageReport::default() };

@@ -1,8 +1,8 @@
-//! The reasons that errors carry.
+//! The reasons in the errors of heaps.
 
 use std::path::PathBuf;
 
-/// Why a heap is not available. The message says how to enable it.
+/// The reason why a heap is not available. The message says how to enable it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unavailability {
@@ -15,16 +15,16 @@ pub enum Unavailability {
          /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages as root"
     )]
     HugetlbPool {
-        /// How many pages the buffer needs.
+        /// The number of pages that the buffer needs.
         needed_pages: u64,
-        /// How many pages the pool had left, including those that the kernel may take from ordinary
-        /// memory for it.
+        /// The number of pages that the pool had left, including those that the kernel may add to
+        /// it from ordinary memory.
         available_pages: u64,
     },
     /// This user may not open the device of a dma-heap.
     #[error("this user may not open {}", path.display())]
     DmaHeapDenied {
-        /// The device.
+        /// The path of the device.
         path: PathBuf,
     },
     /// There is no `/dev/udmabuf`.
@@ -34,27 +34,27 @@ pub enum Unavailability {
     #[error("this user may not open /dev/udmabuf (chmod or a udev rule)")]
     UdmabufDenied,
     /// The size limit of udmabuf cannot be read.
-    #[error("its size limit cannot be read")]
+    #[error("the size limit of udmabuf cannot be read")]
     UdmabufLimitUnknown,
-    /// The heap has no buffers without a byte.
+    /// A dma-buf cannot be empty.
     #[error("a dma-buf cannot be empty; use heap 'memfd'")]
     EmptyDmaBuf,
 }
 
-/// A limit of the length of a buffer.
+/// The limit that a length exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LengthLimit {
-    /// The longest file that there can be.
+    /// The maximum length of a file.
     #[error("any file")]
     File,
     /// The file size limit of this process (`RLIMIT_FSIZE`).
     #[error("this process's file size limit of {limit_bytes} bytes (ulimit -f)")]
     FileSize {
-        /// The limit.
+        /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// The largest address space that there can be.
+    /// The maximum size of an address space.
     #[error("any address space")]
     AddressSpace,
 }

@@ -1,5 +1,5 @@
-//! Memory that has an address but not yet all its pages, while it is being filled.
-#![expect(unsafe_code, reason = "lends out disjoint writable windows")]
+//! Memory that is being filled: it has an address, but not yet all of its pages.
+#![expect(unsafe_code, reason = "lends disjoint writable windows")]
 
 use std::ops::Range;
 
@@ -16,18 +16,18 @@ use crate::memory::Memory;
 use crate::page_report::PageReport;
 
 impl Heap {
-    /// Takes address space and a descriptor for a buffer of `len_bytes`, but no pages yet.
+    /// Reserves address space and a descriptor for a buffer of `len_bytes`, but no pages yet.
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`], [`crate::Error::NoSuchHeap`],
-    /// [`crate::Error::AboveUdmabufLimit`], [`crate::Error::TooLong`],
-    /// [`crate::Error::OutOfMemory`] where the heap takes its pages at once,
-    /// [`crate::Error::Kernel`] for anything else the kernel refuses.
+    /// [`crate::Error::AboveUdmabufLimit`] and [`crate::Error::TooLong`] if the heap cannot be
+    /// used, or not for this length; [`crate::Error::OutOfMemory`] if the heap allocates its pages
+    /// at once and memory is short; [`crate::Error::Kernel`] if a system call fails.
     pub fn reserve(&self, len_bytes: u64) -> Result<Reservation> {
         Reservation::new(self, len_bytes)
     }
 
-    /// A buffer of `len_bytes` zero bytes.
+    /// Returns a buffer of `len_bytes` zero bytes.
     ///
     /// # Errors
     /// Those of [`Heap::reserve`] and [`Reservation::populate`].
@@ -38,11 +38,12 @@ impl Heap {
     }
 }
 
-/// A buffer in the making.
+/// A buffer that is being filled.
 ///
-/// Pages are made by [`populate`](Self::populate), from any thread, in any order; content is
-/// written through [`window`](Self::window). It becomes a [`Buffer`] by [`finish`](Self::finish).
-/// Dropped before, it leaves nothing: no descriptor was handed out.
+/// [`populate`](Self::populate) prefaults its pages, from any thread and in any order, and
+/// [`window`](Self::window) gives write access to them. [`finish`](Self::finish) turns it into a
+/// [`Buffer`]. If it is dropped before, its memory is freed, because it has handed out no
+/// descriptor.
 #[derive(Debug)]
 pub struct Reservation {
     memory: Memory,
@@ -56,37 +57,37 @@ impl Reservation {
         Ok(Self { memory, extents })
     }
 
-    /// The heap the memory comes from; where [`Heap::Auto`] was asked for, the one it chose.
+    /// Returns the heap that the memory comes from; for [`Heap::Auto`], the one that was chosen.
     pub fn heap(&self) -> &Heap {
         &self.memory.heap
     }
 
-    /// The length asked for, in bytes.
+    /// Returns the requested length in bytes.
     pub fn len(&self) -> u64 {
         self.memory.content_bytes
     }
 
-    /// Whether there is no byte in it.
+    /// Returns `true` if the requested length is zero.
     pub fn is_empty(&self) -> bool {
         self.memory.content_bytes == 0
     }
 
-    /// How far a window may reach: the length up to the end of its last page.
+    /// Returns the largest end of a window: the length, rounded up to the end of its last page.
     pub fn capacity_bytes(&self) -> u64 {
         self.memory.mapped_bytes()
     }
 
-    /// Whether the kernel can read a file straight into this memory. It refuses that (`EFAULT`)
-    /// for the mapping of a dma-buf.
+    /// Returns `true` if the kernel can read a file directly into this memory. It refuses that
+    /// (`EFAULT`) for the mapping of a dma-buf.
     pub fn takes_direct_io(&self) -> bool {
         self.memory.dma_heap_buf().is_none()
     }
 
-    /// Makes the pages of a range exist, zeroed, in the largest size to be had. Pages that exist
-    /// keep their content. Any thread may call it at any time.
+    /// Prefaults the pages of a range in the largest size available. New pages are zero, and
+    /// existing pages keep their content. Any thread may call it at any time.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where memory runs out, [`Error::OutOfRange`].
+    /// [`Error::OutOfMemory`] if memory runs out, [`Error::OutOfRange`] if the range is not inside.
     pub fn populate(&self, range: Range<u64>) -> Result<()> {
         if range.start > range.end || range.end > self.capacity_bytes() {
             return Err(Error::OutOfRange { range, len_bytes: self.len() });
@@ -99,47 +100,49 @@ impl Reservation {
         })
     }
 
-    /// A writable view of a range, which may reach up to [`capacity_bytes`](Self::capacity_bytes).
+    /// Returns a writable view of a range, which may reach up to
+    /// [`capacity_bytes`](Self::capacity_bytes).
     ///
     /// # Safety
     /// Two windows that exist at the same time must not share a byte.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`].
+    /// [`Error::OutOfRange`] if the range is not inside.
     pub unsafe fn window(&self, range: Range<u64>) -> Result<VolatileSliceMut<'_>> {
-        // SAFETY: the caller keeps windows apart, and a reservation lends out nothing else.
+        // SAFETY: the caller keeps windows apart, and a reservation lends no other writable memory.
         let window = unsafe { self.memory.window(&range) };
         window.map_err(|_| Error::OutOfRange { range, len_bytes: self.len() })
     }
 
-    /// A range whose filling is over, as a slice: to look at content before all of it is there.
+    /// Returns a range that has been filled as a slice, to read content before the rest is
+    /// complete.
     ///
     /// # Safety
-    /// No window may touch the range from now on for as long as the slice lives.
+    /// As long as the slice lives, no window may touch the range.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`].
+    /// [`Error::OutOfRange`] if the range is not inside.
     pub unsafe fn filled(&self, range: Range<u64>) -> Result<&[u8]> {
         if range.start > range.end || range.end > self.len() {
             return Err(Error::OutOfRange { range, len_bytes: self.len() });
         }
-        // SAFETY: nothing is written to this range any more, as the caller promises; what is
-        // written to beside it is not part of the slice.
+        // SAFETY: by the caller's promise, no code writes to this range any more. Writes beside it
+        // do not touch the slice.
         let filled = unsafe { self.memory.slice(&range) };
         filled.map_err(|_| Error::OutOfRange { range, len_bytes: self.len() })
     }
 
-    /// The page sizes that came out so far.
+    /// Returns the page sizes of the memory that exists so far.
     pub fn page_report(&self) -> PageReport {
         self.extents.report(&self.memory)
     }
 
-    /// Ends the filling: what the CPU wrote becomes visible to devices, and whatever lies behind
-    /// the content in its last page is set to zero.
+    /// Ends the filling: makes the CPU's writes visible to devices, and sets the bytes behind the
+    /// content in its last page to zero.
     ///
     /// # Errors
-    /// Those of [`populate`](Self::populate) for the last page, [`Error::Kernel`] where a dma-buf
-    /// cannot be synchronised.
+    /// Those of [`populate`](Self::populate) for the last page, and [`Error::Kernel`] if a dma-buf
+    /// cannot be synchronized.
     pub fn finish(self) -> Result<Buffer> {
         let (content, end) = (self.memory.content_bytes, self.memory.mapped_bytes());
         if content < end {
@@ -156,17 +159,17 @@ impl Reservation {
         Ok(Buffer::new(self.memory, pages))
     }
 
-    /// Starts CPU access for as long as the guard lives: needed around writing through windows
-    /// where the memory is a dma-buf, and free of cost elsewhere.
+    /// Starts CPU access, which lasts as long as the guard. It is needed for writes through windows
+    /// if the memory is a dma-buf, and does nothing otherwise.
     ///
     /// # Errors
-    /// [`Error::Kernel`] where the dma-buf's exporter refuses.
+    /// [`Error::Kernel`] if the exporter of the dma-buf refuses.
     pub fn begin_filling(&self) -> Result<Filling<'_>> {
         Ok(Filling { _bracket: DmaBuf::begin(self.memory.dma_heap_buf(), CpuAccess::ReadWrite)? })
     }
 }
 
-/// The time during which a [`Reservation`] may be written to. Ends when dropped.
+/// A guard for writes to a [`Reservation`], which must end before the guard is dropped.
 #[derive(Debug)]
 #[must_use = "the memory may be written to only while this lives"]
 pub struct Filling<'a> {
@@ -178,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_behind_the_content_is_zero() {
+    fn the_file_ends_with_the_content() {
         let reservation = Heap::Memfd.reserve(5000).unwrap();
         assert_eq!(reservation.capacity_bytes(), 8192);
         reservation.populate(0..8192).unwrap();
@@ -188,23 +191,23 @@ mod tests {
         let shared = buffer.share(crate::Sealing::Size).unwrap();
         assert_eq!(shared.as_slice(), None);
         let mut page = [1u8; 4096];
-        // SAFETY: reading through the descriptor what the mapping behind the content holds.
+        // The file ends with the content, although the window reached to the end of the page.
         let file = shared.memfd().unwrap();
         assert_eq!(rustix::io::pread(file, &mut page, 4096).unwrap(), 904);
         assert_eq!(page[..904], [0xff; 904]);
     }
 
     #[test]
-    fn ranges_outside_are_refused() {
+    fn ranges_outside_of_a_reservation_are_refused() {
         let reservation = Heap::Memfd.reserve(4096).unwrap();
         assert!(matches!(reservation.populate(0..4097), Err(Error::OutOfRange { .. })));
-        // SAFETY: no window comes of it.
+        // SAFETY: the call returns no window.
         let window = unsafe { reservation.window(4096..4097) };
         assert!(matches!(window, Err(Error::OutOfRange { .. })));
     }
 
     #[test]
-    fn populating_from_several_threads_counts_each_byte_once() {
+    fn populating_from_several_threads_reports_each_byte_once() {
         let len_bytes = 33 << 20;
         let reservation = Heap::Memfd.reserve(len_bytes).unwrap();
         std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! A buffer that devices and other processes can be given.
-#![expect(unsafe_code, reason = "copies shared memory, and lends out sealed memory as a slice")]
+//! A buffer that is shared with devices and other processes.
+#![expect(unsafe_code, reason = "copies shared memory, and lends sealed memory as a slice")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -20,55 +20,57 @@ use crate::memory::{Memory, Origin};
 use crate::page_report::PageReport;
 use crate::reason::LengthLimit;
 
-/// What a shared buffer's file is sealed against, for good.
+/// The seals on the file of a shared buffer, which cannot be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Sealing {
-    /// Shrinking and growing, so that no process that maps it faults behind a new end.
+    /// The size is sealed: the file can neither shrink nor grow, so that no process that maps it
+    /// faults past a new end.
     ///
-    /// A process that was given the descriptor can still punch a hole into memory of the hugetlb pool
-    /// ([`Heap::Hugetlb`], and [`Heap::Memfd`] if the pool was large enough). If the pool is empty
-    /// then, touching the hole is a SIGBUS. The buffer keeps a [`FaultGuard`] for such memory, so
-    /// [`SharedView::read`], cursors and sessions return an error. Other code, such as
-    /// [`VolatileSlice::read`] or a reader in another process, is ended by the signal, unless it
-    /// has a handler of its own. To rule that out, seal the content.
+    /// A process that has the descriptor can still punch a hole into memory of the hugetlb pool
+    /// ([`Heap::Hugetlb`], and [`Heap::Memfd`] if the pool was large enough). If the pool is then
+    /// empty, an access to the hole raises SIGBUS. The buffer keeps a [`FaultGuard`] for such
+    /// memory, so [`SharedView::read`], cursors and sessions return an error. In other code, such
+    /// as [`VolatileSlice::read`] or a reader in another process, the signal kills the process
+    /// unless it has a handler of its own. To rule that out, seal the content.
     #[default]
     Size,
-    /// That, and writing: nobody can change the content. Not for udmabuf and dma-heaps
-    /// ([`Heap::seals_content`]).
+    /// The size and the content are sealed: no process can change the content. Udmabuf and
+    /// dma-heaps do not support this ([`Heap::seals_content`]).
     Content,
 }
 
 /// A complete buffer with descriptors for devices and other processes.
 ///
-/// What others may change is seen through [`SharedBuffer::view`]; a slice exists only where the
-/// content is sealed ([`Sealing::Content`]).
+/// Others may change its content, so it is accessed through [`SharedBuffer::view`]. It is available
+/// as a slice only if it is sealed ([`Sealing::Content`]).
 #[derive(Debug)]
 pub struct SharedBuffer {
     memory: Memory,
     pages: PageReport,
     sealing: Sealing,
     udmabuf: Option<DmaBuf>,
-    /// For memory into which another process can punch a hole.
+    /// Exists for memory into which another process can punch a hole.
     _guard: Option<FaultGuard>,
 }
 
 /// The descriptors of a [`SharedBuffer`].
 ///
-/// The memfd is kept beside the dma-buf: tools can open `/proc/PID/fd/N` of a memfd and VFIO can
-/// map it, which neither can do with a dma-buf.
+/// The memfd is exported in addition to a dma-buf: tools can open `/proc/PID/fd/N` of a memfd, and
+/// VFIO can map it. Neither is possible with a dma-buf.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Export<'a> {
-    /// The file, if the memory has one. Opened for reading only where its content is sealed.
+    /// The memfd, if the memory has one. It is read-only if the content is sealed.
     pub memfd: Option<BorrowedFd<'a>>,
     /// The dma-buf, if there is one.
     pub dma_buf: Option<BorrowedFd<'a>>,
-    /// The content's length in bytes; a dma-buf and some memfds are longer, to a whole page.
+    /// The length of the content in bytes. A dma-buf and some memfds are longer, up to a whole
+    /// page.
     pub len_bytes: u64,
 }
 
-/// A view of a shared buffer while the CPU may access it.
+/// A view of a shared buffer, during which the CPU may access it.
 #[derive(Debug)]
 pub struct SharedView<'a> {
     bytes: VolatileSlice<'a>,
@@ -95,15 +97,15 @@ impl SharedBuffer {
                 Ok(made) => {
                     udmabuf = Some(DmaBuf::new(made, heap.clone(), memory.file_bytes));
                 }
-                // A kernel may lack the memory for its list of the pages, also below its limit.
-                // Nobody asked for a dma-buf by name.
+                // The kernel may lack memory for its list of the pages, even below its limit. The
+                // dma-buf was not requested by name, so continue without one.
                 Err(_) if memory.chosen => memory.heap = Heap::Memfd,
                 Err(source) => return Err(failed("UDMABUF_CREATE")(source)),
             }
         }
         let guard = match memory.memfd() {
             Some(memfd) if sealing == Sealing::Size => {
-                match file::file_system(memfd).map_err(failed("looking at the memfd"))? {
+                match file::file_system(memfd).map_err(failed("fstatfs"))? {
                     FileSystem::Hugetlb { .. } => Some(
                         FaultGuard::install().map_err(failed("installing a handler of SIGBUS"))?,
                     ),
@@ -118,42 +120,42 @@ impl SharedBuffer {
         Ok(Self { memory, pages, sealing, udmabuf, _guard: guard })
     }
 
-    /// The heap the memory comes from; never [`Heap::Auto`].
+    /// Returns the heap that the memory comes from; never [`Heap::Auto`].
     pub fn heap(&self) -> &Heap {
         &self.memory.heap
     }
 
-    /// The content's length in bytes.
+    /// Returns the length of the content in bytes.
     pub fn len(&self) -> u64 {
         self.memory.content_bytes
     }
 
-    /// Whether there is no content.
+    /// Returns `true` if the content is empty.
     pub fn is_empty(&self) -> bool {
         self.memory.content_bytes == 0
     }
 
-    /// The page sizes the memory came out in.
+    /// Returns the page sizes of the memory.
     pub fn page_report(&self) -> PageReport {
         self.pages
     }
 
-    /// What the file is sealed against.
+    /// Returns the seals on the file.
     pub fn sealing(&self) -> Sealing {
         self.sealing
     }
 
-    /// The memfd, if the memory is one.
+    /// Returns the memfd, if the memory is one.
     pub fn memfd(&self) -> Option<BorrowedFd<'_>> {
         self.memory.memfd().map(AsFd::as_fd)
     }
 
-    /// The dma-buf, if there is one.
+    /// Returns the dma-buf, if there is one.
     pub fn dma_buf(&self) -> Option<&DmaBuf> {
         self.udmabuf.as_ref().or(self.memory.dma_heap_buf())
     }
 
-    /// The descriptors to give to a device or another process.
+    /// Returns the descriptors for a device or another process.
     pub fn export(&self) -> Export<'_> {
         Export {
             memfd: self.memfd(),
@@ -162,24 +164,24 @@ impl SharedBuffer {
         }
     }
 
-    /// The content as a slice, where it is sealed and so cannot change; else `None`.
+    /// Returns the content as a slice if it is sealed, and so cannot change.
     pub fn as_slice(&self) -> Option<&[u8]> {
         // SAFETY: F_SEAL_WRITE was set, so neither this process nor any other can write to it.
         (self.sealing == Sealing::Content).then(|| unsafe { self.memory.as_slice() })
     }
 
-    /// A view of the content, which others may change meanwhile. While it lives the CPU may access
-    /// the memory; where it is a dma-buf, devices should not.
+    /// Returns a view of the content, which others may change at the same time. While the view
+    /// lives, the CPU may access the memory, and devices should not access it if it is a dma-buf.
     ///
     /// # Errors
-    /// [`Error::Kernel`] where the dma-buf's exporter refuses CPU access.
+    /// [`Error::Kernel`] if the exporter of the dma-buf refuses CPU access.
     pub fn view(&self) -> Result<SharedView<'_>> {
         let bracket = DmaBuf::begin(self.dma_buf(), CpuAccess::Read)?;
         Ok(SharedView { bytes: self.memory.view(), heap: self.heap(), _bracket: bracket })
     }
 }
 
-/// Replaces the writable mapping and descriptor by ones that can only read, and seals the content.
+/// Replaces the writable mapping and descriptor by read-only ones, and seals the content.
 fn seal_content(memory: Memory) -> Result<Memory> {
     let Memory { heap, chosen, mapping, origin, content_bytes, file_bytes } = memory;
     let failed = |operation| {
@@ -193,7 +195,8 @@ fn seal_content(memory: Memory) -> Result<Memory> {
     drop(mapping);
     let seals = Seals { write: true, seal: true, ..Seals::default() };
     memfd::add_seals(&writable, seals).map_err(failed("sealing the content"))?;
-    // Before Linux 6.7 a sealed file can be mapped only through a descriptor that cannot write.
+    // Before Linux 6.7, a file sealed against writes can be mapped only through a read-only
+    // descriptor.
     let read_only: OwnedFd =
         file::reopen_read_only(&writable).map_err(failed("reopening for reading"))?;
     drop(writable);
@@ -204,12 +207,12 @@ fn seal_content(memory: Memory) -> Result<Memory> {
 }
 
 impl SharedView<'_> {
-    /// Copies the bytes from `offset` on into all of `into`, reading each byte once.
+    /// Copies the bytes at `offset` into all of `into`, reading each byte once.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if the buffer ends before; nothing is copied then. [`Error::Lost`] if
-    /// another process has punched a hole into memory of the hugetlb pool ([`Sealing::Size`]); the
-    /// bytes before it are copied.
+    /// [`Error::OutOfRange`] if the buffer is too short; then no bytes are copied. [`Error::Lost`]
+    /// if another process punched a hole into memory of the hugetlb pool ([`Sealing::Size`]); the
+    /// bytes before the hole are copied.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let len_bytes = self.bytes.len() as u64;
         let from = usize::try_from(offset).ok();
@@ -218,7 +221,7 @@ impl SharedView<'_> {
             let range = offset..offset.saturating_add(into.len() as u64);
             return Err(Error::OutOfRange { range, len_bytes });
         };
-        // SAFETY: the view is readable for as many bytes, or faults, for which the buffer keeps a
+        // SAFETY: the view is readable for this length, or faults, for which the buffer keeps a
         // guard. `into` is borrowed exclusively.
         let copied = unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         copied.map_err(|source| Error::Lost {
@@ -229,16 +232,16 @@ impl SharedView<'_> {
         })
     }
 
-    /// The bytes, for as long as the CPU may access them. [`VolatileSlice::read`] does not return if
-    /// they are lost: the process ends. [`Self::read`] returns an error then.
+    /// Returns the bytes, for as long as the CPU may access them. If they are lost, [`Self::read`]
+    /// returns an error, but [`VolatileSlice::read`] does not return: the signal kills the process.
     pub fn bytes(&self) -> VolatileSlice<'_> {
         self.bytes
     }
 }
 
-// SAFETY: the mapping is the buffer's own until it is dropped and stays where it is when the
-// buffer moves. It is mapped writable unless the content is sealed, and a slice is lent out only if
-// it is. The memfd is the one mapped, from its start.
+// SAFETY: the mapping belongs to the buffer until it is dropped, and keeps its address when the
+// buffer moves. It is mapped writable unless the content is sealed, and a slice is lent only if it
+// is sealed. The memfd is the mapped one, from its start.
 unsafe impl DmaMemory for SharedBuffer {
     fn host(&self) -> NonNull<[u8]> {
         self.memory.host()
@@ -253,7 +256,7 @@ unsafe impl DmaMemory for SharedBuffer {
     }
 }
 
-// SAFETY: a shared borrow lends out volatile views, and a slice only where nobody can write.
+// SAFETY: a shared borrow lends volatile views, and a slice only if no process can write.
 unsafe impl SharedDmaMemory for SharedBuffer {}
 
 #[cfg(test)]
@@ -274,7 +277,7 @@ mod tests {
         let memfd = shared.memfd().unwrap();
         assert!(memfd::set_len(memfd, 0).is_err());
         assert!(memfd::set_len(memfd, 1 << 20).is_err());
-        // But it may be written, which a view sees.
+        // The content may still be written, and a view shows the write.
         rustix::io::pwrite(memfd, b"!", 17).unwrap();
         let mut byte = [0];
         let view = shared.view().unwrap();
@@ -289,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn sealed_content_cannot_be_written_by_anyone_who_reopens_it() {
+    fn sealed_content_cannot_be_written_through_a_reopened_file() {
         let shared = filled(5000).share(Sealing::Content).unwrap();
         assert_eq!(shared.as_slice().unwrap(), [0x5a; 5000]);
         let path = format!("/proc/self/fd/{}", shared.memfd().unwrap().as_raw_fd());
@@ -300,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_names_the_content_length() {
+    fn an_export_has_the_length_of_the_content() {
         let shared = filled(5000).share(Sealing::Size).unwrap();
         let export = shared.export();
         assert_eq!(export.len_bytes, 5000);
