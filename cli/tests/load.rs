@@ -243,7 +243,7 @@ fn heaps_and_modes_that_are_not_there_are_told() {
         .expect(21, &["no dma-heap named 'nowhere'"]);
     longshore(&["load", name, "--heap", "udmabuf", "--read-only"])
         .expect(21, &["cannot seal its content", "use heap 'memfd'"]);
-    longshore(&["load", name, "--heap", "shm"]).expect(2, &["'shm' is no heap", "udmabuf"]);
+    longshore(&["load", name, "--heap", "shm"]).expect(2, &["unknown heap 'shm'", "udmabuf"]);
     longshore(&["load", name, "--mode", "mmap"]).expect(2, &["'mmap' is no read mode"]);
     if let Ok(dir) = tempfile::tempdir_in("/dev/shm") {
         let path = dir.path().join("file");

@@ -351,7 +351,7 @@ mod tests {
         let flags = longshore_load_options { flags: 1 << 31, ..nothing_said(88) };
         assert!(understood(&flags).unwrap_err().message.contains("0x80000000"));
         let heap = longshore_load_options { heap: c"shm".as_ptr(), ..nothing_said(88) };
-        assert!(understood(&heap).unwrap_err().message.starts_with("'shm' is no heap"));
+        assert!(understood(&heap).unwrap_err().message.starts_with("unknown heap 'shm'"));
         for align_bytes in [3, 96, 1 << 31, u64::MAX] {
             let odd = longshore_load_options { align_bytes, ..nothing_said(88) };
             assert!(understood(&odd).unwrap_err().message.contains("no power of two"));

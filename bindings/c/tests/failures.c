@@ -138,7 +138,7 @@ static void options_that_mean_nothing(void) {
     refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "sizeof");
     options.size = sizeof options;
     options.heap = "shm";
-    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "'shm' is no heap");
+    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "unknown heap 'shm'");
     options.heap = NULL;
     options.mode = "mmap";
     refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "'mmap' is no read mode");

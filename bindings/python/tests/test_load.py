@@ -142,7 +142,7 @@ def test_several_checksums_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"heap": "mmap"}, "no heap"),
+        ({"heap": "mmap"}, "unknown heap"),
         ({"mode": "fast"}, "no read mode"),
         ({"format": "pt"}, "no format"),
         ({"verify": ["md5"]}, "no checksum"),

@@ -32,8 +32,8 @@ pub enum Heap {
 /// A word is not the name of a heap.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is no heap; there are auto, memfd, memfd:4k, hugetlb, udmabuf, dma-heap (that is, \
-     dma-heap:system) and dma-heap:NAME"
+    "unknown heap '{0}' (expected auto, memfd, memfd:4k, hugetlb, udmabuf, dma-heap (short for \
+     dma-heap:system) or dma-heap:NAME)"
 )]
 pub struct ParseHeapError(String);
 
