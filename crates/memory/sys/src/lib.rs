@@ -89,6 +89,12 @@ pub fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// Returns how long the calling thread has run on a processor (`CLOCK_THREAD_CPUTIME_ID`).
+pub fn thread_time() -> std::time::Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    std::time::Duration::try_from(time).unwrap_or_default()
+}
+
 /// Runs `call` again for as long as a signal interrupts it.
 pub(crate) fn retry_interrupted<T>(
     mut call: impl FnMut() -> std::io::Result<T>,

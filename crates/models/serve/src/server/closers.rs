@@ -22,7 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use longshore_sys::disposal::{self, Disposals};
-use longshore_sys::{answering, packet_socket};
+use longshore_sys::{answering, packet_socket, thread_time};
 
 use super::budget::TimeBudget;
 use super::users::{Of, User};
@@ -41,6 +41,9 @@ const THREADS_PER_USER_MAX: usize = 16;
 const HANGS_AFTER: Duration = Duration::from_secs(1);
 /// How many threads close descriptors of all users at once, before each user has one at most.
 const THREADS_MAX: usize = 512;
+/// The processor time of a call with a connection that takes a hundredth of it if the client does not make it
+/// slow.
+const SLOW: Duration = Duration::from_millis(1);
 /// The stack of a thread that closes, in bytes: it calls little more than `close(2)`.
 const STACK_BYTES: usize = 64 << 10;
 
@@ -116,6 +119,14 @@ pub(super) enum Queue {
     BeingEmptied,
 }
 
+/// How long a call with a connection took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    Usual,
+    /// Its client has the kernel work.
+    Slow,
+}
+
 impl Closers {
     /// Makes closers for at most `max` descriptors, beyond which users may have few each.
     pub(super) fn new(max: usize) -> Self {
@@ -188,14 +199,16 @@ impl Closers {
     /// Shuts a connection of this user down and closes it with everything that is queued on it,
     /// without waiting for it. If the user is to be left alone, another thread does all of that.
     pub(super) fn end(&self, user: User, connection: OwnedFd) {
-        if self.disposes && self.budget.is_used_up(user) {
-            return self.dispose(user, connection);
-        }
         self.budget.spend(user, || self.end_now(user, connection));
     }
 
     fn end_now(&self, user: User, connection: OwnedFd) {
-        packet_socket::shut_down(&connection);
+        if self.disposes && self.budget.is_used_up(user, Instant::now()) {
+            return self.dispose(user, connection);
+        }
+        if self.shut_down(&connection) == Pace::Slow && self.disposes {
+            return self.dispose(user, connection);
+        }
         let is_drained = packet_socket::drain(&connection);
         let mut waiting = lock(&self.waiting);
         if is_drained {
@@ -211,10 +224,22 @@ impl Closers {
         }
     }
 
+    /// Shuts a connection down. If that is slow, so is everything else that is done with it.
+    pub(super) fn shut_down(&self, connection: &OwnedFd) -> Pace {
+        let begin = thread_time();
+        packet_socket::shut_down(connection);
+        if thread_time().saturating_sub(begin) > SLOW { Pace::Slow } else { Pace::Usual }
+    }
+
     /// Closes the descriptors that are queued on a connection of this user that was shut down, without
     /// waiting for it. The connection remains open.
     pub(super) fn empty(&self, user: User, connection: &OwnedFd) -> Queue {
-        if packet_socket::drain(connection) || !self.disposes {
+        let is_used_up = self.disposes && self.budget.is_used_up(user, Instant::now());
+        if is_used_up {
+            return Queue::Full;
+        }
+        let is_drained = self.budget.spend(user, || packet_socket::drain(connection));
+        if is_drained || !self.disposes {
             return Queue::Empty;
         }
         match lock(&self.waiting).users.entry(user).or_default().disposals.empty(connection) {

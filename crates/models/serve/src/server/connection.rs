@@ -326,7 +326,7 @@ impl Connection {
     /// As [`Self::send`].
     pub(super) fn flush(&mut self, now: Instant) -> io::Result<()> {
         while let Some(next) = self.outgoing.front() {
-            if self.closers.budget.is_used_up(self.user) {
+            if self.closers.budget.is_used_up(self.user, now) {
                 return Ok(());
             }
             let memory =

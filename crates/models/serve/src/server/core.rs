@@ -20,7 +20,7 @@ use super::closers::Closers;
 use super::connection::{Came, Connection};
 use super::events::{Event, ServerProblem};
 use super::giving::BEAT_EVERY;
-use super::jobs::{Done, How, Jobs};
+use super::jobs::{Asker, Done, How, Jobs};
 use super::limits::Limits;
 use super::lingering::{Gone, Lingering};
 use super::names::Names;
@@ -188,7 +188,9 @@ impl Core {
     /// Waits for something to happen, and sees to it.
     fn turn(&mut self) -> Result<()> {
         // Those whose users have used up their time are as if they were not there.
-        let has_time = |connection: &Connection| !self.closers.budget.is_used_up(connection.user);
+        let begin = Instant::now();
+        let has_time =
+            |connection: &Connection| !self.closers.budget.is_used_up(connection.user, begin);
         let (ids, connections): (Vec<u64>, Vec<&Connection>) =
             self.connections.iter().filter(|(_, connection)| has_time(connection)).unzip();
         let mut watches = vec![
@@ -229,7 +231,7 @@ impl Core {
             .chain(self.lingering.next_time())
             .chain(self.awaiting_room.next_time())
             .chain(self.unread.next_time())
-            .chain(self.closers.budget.next_time());
+            .chain(self.closers.budget.next_time(begin));
         let deadlines = deadlines.chain(self.shelf.next_expiry()).chain(jobs);
         let deadline = deadlines.chain(retry).chain(beat).chain(self.start_ends).min();
         let ready =
@@ -269,6 +271,24 @@ impl Core {
     }
 
     fn on_done(&mut self, done: Done, now: Instant) {
+        let closers = Arc::clone(&self.closers);
+        match self.asker_of(&done) {
+            Some(user) => closers.budget.spend(user, || self.take_done(done, now)),
+            None => self.take_done(done, now),
+        }
+    }
+
+    /// Returns the user for whom a job was done, if it was done for one alone.
+    fn asker_of(&self, done: &Done) -> Option<User> {
+        let client = match done {
+            Done::Looked { asker: Asker::Client(id), .. } => Some(*id),
+            Done::FoundDeleted { .. } | Done::Swept { .. } => self.sweeps.first_client(),
+            Done::Looked { .. } | Done::Progress { .. } | Done::Loaded { .. } => None,
+        };
+        self.connections.get(&client?).map(|connection| connection.user)
+    }
+
+    fn take_done(&mut self, done: Done, now: Instant) {
         match done {
             Done::Looked { asker, looked } => self.on_looked(asker, looked, now),
             Done::Progress { id, progress } => self.on_progress(id, progress, now),
@@ -280,7 +300,7 @@ impl Core {
 
     fn on_ready(&mut self, id: u64, ready: Ready, now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        if self.closers.budget.is_used_up(connection.user) {
+        if self.closers.budget.is_used_up(connection.user, now) {
             return;
         }
         if ready.write {
@@ -325,7 +345,7 @@ impl Core {
         for id in ids {
             let is_late = |connection: &&Connection| {
                 connection.deadline().is_some_and(|deadline| deadline <= now)
-                    && !self.closers.budget.is_used_up(connection.user)
+                    && !self.closers.budget.is_used_up(connection.user, now)
             };
             let late = self.connections.get(id).filter(is_late);
             if let Some(why) = late.map(Connection::too_late) {
@@ -414,7 +434,7 @@ impl Core {
         let reply = Reply::Refused { reason, message: message.clone() };
         let user = self.users.of(peer.uid);
         self.has_served_others |= user != self.users.own();
-        if !self.closers.budget.is_used_up(user) {
+        if !self.closers.budget.is_used_up(user, Instant::now()) {
             // Nothing was sent on it before: there is room, or the client is gone.
             let send = || packet_socket::send(&socket, &reply.encode(), None);
             let _ = self.closers.budget.spend(user, send);

@@ -56,6 +56,11 @@ impl Sweeps {
         left.is_some_and(|left| left.is_none_or(|left| left.contains(&id)))
     }
 
+    /// Returns the client for whose list the sweep was begun, if it was begun for one.
+    pub(super) fn first_client(&self) -> Option<u64> {
+        self.now.keys().next().copied()
+    }
+
     /// Forgets a client that is gone.
     pub(super) fn forget_client(&mut self, gone: u64) {
         self.now.remove(&gone);

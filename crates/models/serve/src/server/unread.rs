@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use longshore_sys::packet_socket;
 
-use super::closers::{Closers, Queue};
+use super::closers::{Closers, Pace, Queue};
 use super::users::User;
 
 /// How often the connections are looked at. The kernel reports nothing when a client closes its end of
@@ -54,9 +54,11 @@ impl Unread {
 
     /// Shuts a connection of this user down, and counts it from now on.
     pub(super) fn end(&mut self, user: User, connection: OwnedFd, closers: &Closers, now: Instant) {
-        packet_socket::shut_down(&connection);
+        let pace = closers.budget.spend(user, || closers.shut_down(&connection));
         let mut ended = Ended { user, socket: connection, queue: Queue::Full };
-        ended.empty(closers);
+        if pace == Pace::Usual {
+            ended.empty(closers);
+        }
         self.connections.push(ended);
         self.next_look.get_or_insert(now + LOOK_EVERY);
     }

@@ -202,3 +202,33 @@ fn another_thread_is_started_only_if_one_hangs() {
     closers.retry();
     wait(|| lock(&closers.waiting).users[&user].queue.is_empty() && threads() == 1);
 }
+
+#[test]
+fn messages_of_a_client_that_makes_calls_slow_are_not_drained() {
+    // Enough for a call to take more than a millisecond.
+    const EPOLLS: usize = 100;
+    const COPIES: usize = 500;
+    let closers = closers(10);
+    let user = User::limited(7);
+    lock(&closers.waiting).users.entry(user).or_default().disposals = Disposals::endless();
+    let drained = || lock(&closers.waiting).drained.len();
+    for is_watched in [false, true] {
+        let (ours, theirs) = packet_socket::pair().unwrap();
+        packet_socket::send(&theirs, b"not received", None).unwrap();
+        let copies = if is_watched { COPIES } else { 0 };
+        let copies: Vec<OwnedFd> = (0..copies).map(|_| theirs.try_clone().unwrap()).collect();
+        let flags = rustix::event::epoll::CreateFlags::CLOEXEC;
+        let epolls: Vec<OwnedFd> =
+            (0..EPOLLS).map(|_| rustix::event::epoll::create(flags).unwrap()).collect();
+        for (epoll, copy) in
+            epolls.iter().flat_map(|epoll| copies.iter().map(move |it| (epoll, it)))
+        {
+            let data = rustix::event::epoll::EventData::new_u64(0);
+            let events = rustix::event::epoll::EventFlags::IN;
+            rustix::event::epoll::add(epoll, copy, data, events).unwrap();
+        }
+        closers.end(user, ours);
+        assert_eq!(drained(), 1, "only that of the client that does not");
+    }
+    assert_eq!(lock(&closers.waiting).users[&user].disposals.held(), 1);
+}

@@ -22,7 +22,9 @@ fn a_user_whose_time_is_used_up_waits_and_keeps_nobody_waiting() {
     still.core.closers.budget.count(user, Duration::from_millis(300));
     let told = still.answer(&honest);
     assert!(matches!(told[..], [Reply::Welcome { .. }]), "{told:?}");
-    assert!(heard(&hostile).is_empty() && still.core.closers.budget.is_used_up(user));
+    assert!(
+        heard(&hostile).is_empty() && still.core.closers.budget.is_used_up(user, Instant::now())
+    );
     let told = still.answer(&hostile);
     assert!(matches!(told[..], [Reply::Welcome { .. }]), "{told:?}");
 }
@@ -37,7 +39,9 @@ fn nothing_is_sent_to_a_user_whose_time_is_used_up_until_it_has_time_again() {
     still.core.closers.budget.count(user, Duration::from_millis(300));
     let loaded = still.loaded(model);
     still.core.on_loaded(model, Ok(loaded), still.now);
-    assert!(heard(&hostile).is_empty() && still.core.closers.budget.is_used_up(user));
+    assert!(
+        heard(&hostile).is_empty() && still.core.closers.budget.is_used_up(user, Instant::now())
+    );
     let told = still.answer(&hostile);
     assert!(matches!(told[..], [Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
 }
