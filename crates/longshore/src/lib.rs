@@ -1,7 +1,7 @@
 //! Moves bytes between files, memory and devices from userspace: model weights into memory that GPUs and
 //! processes share, and guest memory to device models and drivers.
 //!
-//! This crate re-exports the others, each wing by a feature, and has a function for the common case:
+//! This crate re-exports the other crates, by feature, and has a function for the common case:
 //!
 //! ```
 //! use longshore::Sealing;
@@ -9,23 +9,23 @@
 //! # let path = dir.path().join("model.bin");
 //! # std::fs::write(&path, b"weights")?;
 //!
-//! // The file's content in huge pages, read directly, page cache untouched.
+//! // Read the file into huge pages with direct I/O, past the page cache.
 //! let loaded = longshore::load(&path)?;
 //! println!("{} in {} pages", loaded.report.heap, loaded.report.pages);
 //!
-//! // Descriptors for devices and other processes; nobody can change the content.
+//! // Get descriptors for devices and other processes. No process can change the content any more.
 //! let shared = loaded.buffer.share(Sealing::Content)?;
 //! assert_eq!(shared.as_slice(), Some(&b"weights"[..]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! | part | feature | what it is for |
+//! | module | feature | purpose |
 //! | --- | --- | --- |
 //! | [`load`](mod@load) | `models` | plans, the overlapped reader, verification |
 //! | [`formats`] | `models` | safetensors, GGUF and index files: bytes in, ranges out |
 //! | [`serve`] | `models` | sharing on a node: a server that loads each model once, and its clients |
-//! | [`access`] | `devices` | reads and writes of memory by IOVA, as a device makes them; with `vm-memory` for code of rust-vmm |
-//! | [`domain`] | `devices` | a DMA API with bounce buffers; with `vfio` and `iommufd` for devices of this machine, with `tracing` a span for each operation |
+//! | [`access`] | `devices` | reads and writes of memory by IOVA, as a device makes them; the feature `vm-memory` adds rust-vmm's `GuestMemory` |
+//! | [`domain`] | `devices` | a DMA API with bounce buffers; the features `vfio` and `iommufd` add devices of this machine, and `tracing` adds a span for each operation |
 //! | [`pagetable`] | `devices` | IO page tables in every common format, and a walker that reads them in memory images |
 //! | [`vfio_user`] | `vfio-user` | a server for PCI devices that QEMU drives |
 //! | [`vhost_user`] | `vhost-user` | a server for virtio devices, also behind a virtual IOMMU |
@@ -33,10 +33,11 @@
 //! | [`iov`] | always | one cursor over every kind of memory, with copies, checksums and digests |
 //! | [`mem`] | always | address types, ranges, volatile views, `DmaMemory` |
 //!
-//! The feature `models` is on by default. Each other one turns on what it needs.
+//! The feature `models` is on by default. Each of the others turns on the features that it needs.
 //!
-//! The [`manual`] has a page for each job: loading models, sharing them, writing a driver, writing a
-//! device model, page tables, moving bytes, system calls. It needs the features `models` and `devices`.
+//! The [`manual`] has pages about loading models, sharing them, writing a driver, writing a device
+//! model, page tables, moving bytes, system calls and benchmarks. It needs the features `models` and
+//! `devices`.
 
 #[cfg(all(feature = "models", feature = "devices"))]
 pub mod manual;
@@ -61,10 +62,11 @@ pub use longshore_heap::{Buffer, Export, Heap, Sealing, SharedBuffer};
 #[cfg(feature = "models")]
 pub use longshore_load::{CancelToken, Loaded, Loader, Plan, Progress, ReadMode, SourceFile};
 
-/// Loads one whole file into memory that can be sealed and shared: heap `memfd`, mode `auto`.
+/// Loads one whole file into memory that can be sealed and shared. The heap is `memfd`, the read mode
+/// is `auto`.
 ///
 /// # Errors
-/// Those of [`Loader::load`]; nothing is left behind then.
+/// Those of [`Loader::load`]. A load that fails leaves no descriptor and no memory behind.
 #[cfg(feature = "models")]
 pub fn load(path: impl AsRef<std::path::Path>) -> load::Result<Loaded> {
     Loader::new().heap(Heap::Memfd).load(&Plan::from_path(path.as_ref())?)

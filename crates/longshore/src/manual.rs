@@ -1,6 +1,6 @@
-// The pages lie in `docs/`, where they read as well. A link in a page is a word in brackets. Where it
-// leads is said at the end of the file, for those who read it there, and here before the page, for
-// those who read it as a part of the reference: the first definition counts.
+// The pages are files in `docs/`, which can also be read there. A link in a page is a word in brackets.
+// It has two definitions: one at the end of the file, for readers of the file, and one here before the
+// page, for rustdoc. Rustdoc uses the first definition.
 #![doc = "[loading models]: loading_models
 [sharing models]: sharing_models
 [writing a driver]: writing_a_driver

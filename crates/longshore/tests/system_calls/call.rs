@@ -1,4 +1,4 @@
-//! System calls as the page writes them: `name`, or `name(WHICH)` where an argument decides what it does.
+//! System calls as the page writes them: `name`, or `name(WHICH)` if an argument selects the operation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,11 +7,11 @@ use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule}
 
 use crate::names;
 
-/// An argument that decides what a call does.
+/// The argument that selects the operation of a system call, such as the command of `fcntl`.
 struct Selector {
     call: &'static str,
     argument: u8,
-    /// The bits of the argument that decide.
+    /// The bits of the argument that select the operation.
     mask: u64,
     values: &'static [(&'static str, u64)],
 }
@@ -171,7 +171,7 @@ fn selector(call: &str) -> Option<&'static Selector> {
     SELECTORS.iter().find(|selector| selector.call == call)
 }
 
-/// A system call: by its number, with the argument that decides what it does, if it has one.
+/// A system call: its number, and the operation if an argument selects one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Call {
     pub(crate) number: i64,
@@ -181,37 +181,37 @@ pub(crate) struct Call {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Which {
     Any,
-    /// The value of the selector's bits.
+    /// The selector's bits have this value.
     Selected(u64),
-    /// The value of the first argument: a descriptor of the test.
+    /// The first argument is this descriptor of the test.
     First(u64),
 }
 
 impl Call {
-    /// The call that was made with these arguments.
+    /// Returns the call with these arguments.
     pub(crate) fn made(number: i64, arguments: &[u64]) -> Self {
         let selector = names::name(number).and_then(selector);
         let which = selector.map_or(Which::Any, |selector| {
             let argument = arguments[usize::from(selector.argument)];
-            // The kernel takes an `int`, which leaves the upper half to chance.
+            // The kernel reads an `int`: the upper half of the register is undefined.
             let argument = if selector.call == "ioctl" { argument } else { argument & 0xffff_ffff };
             Which::Selected(argument & selector.mask)
         });
         Self { number, which }
     }
 
-    /// The call with all arguments.
+    /// Returns the call with any arguments.
     pub(crate) fn any(number: i64) -> Self {
         Self { number, which: Which::Any }
     }
 
-    /// The call with this first argument.
+    /// Returns the call with this first argument.
     pub(crate) fn with_first(name: &str, first: u64) -> Self {
         let number = names::number(name).expect("a system call");
         Self { number, which: Which::First(first) }
     }
 
-    /// The rule that matches it; `None` matches each such call.
+    /// Returns the rule that matches the call; `None` if every call of the number matches.
     pub(crate) fn rule(&self) -> Option<SeccompRule> {
         let (argument, mask, value) = match self.which {
             Which::Any => return None,
@@ -241,7 +241,7 @@ impl FromStr for Call {
             None => (text, None),
         };
         let number = match name.strip_prefix('#') {
-            Some(number) => number.parse().map_err(|_| format!("'{name}' is no number"))?,
+            Some(number) => number.parse().map_err(|_| format!("'{name}' is not a number"))?,
             None => {
                 names::number(name).ok_or_else(|| format!("there is no system call '{name}'"))?
             }
@@ -249,7 +249,7 @@ impl FromStr for Call {
         let which = match (selector(name), which) {
             (None, None) => Which::Any,
             (None, Some(which)) => {
-                return Err(format!("'{name}' is not told apart by an argument '{which}'"));
+                return Err(format!("'{name}' has no argument that selects '{which}'"));
             }
             (Some(_), None) => return Err(format!("'{name}' needs an argument: '{name}(…)'")),
             (Some(selector), Some(which)) => {
@@ -264,7 +264,7 @@ impl FromStr for Call {
     }
 }
 
-/// As the page writes it, and as `from_str` reads it.
+/// Writes the call as the page does, and as `from_str` reads it.
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (names::name(self.number), self.which) {

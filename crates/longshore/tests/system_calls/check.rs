@@ -1,4 +1,4 @@
-//! Runs workloads under filters, and compares what they call with the lists.
+//! Runs workloads under filters, and compares their system calls with the lists.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,37 +20,39 @@ use crate::workloads::models;
 /// The first argument of a program that runs one workload.
 pub(crate) const WORKLOAD: &str = "--workload";
 
-/// A phase of a workload makes fewer different calls.
+/// The limit on the distinct calls of one phase; a phase that exceeds it fails.
 const CALLS_MAX: usize = 200;
 
-/// How often a call is looked for.
+/// The number of runs in which a call is searched for before it is reported as never made.
 const RUNS_MAX: u32 = 3;
 
 /// How a run ended.
 enum End {
     /// The phase made only calls that its filter permits.
     Finished,
-    /// It made this call.
+    /// The phase made this call, which its filter does not permit.
     Trapped(Call),
 }
 
-/// Runs workloads, in a folder with what they need.
+/// Runs workloads in a folder that contains their files.
 pub(crate) struct Runner {
     folder: TempDir,
     runs: AtomicUsize,
 }
 
 impl Runner {
+    /// Creates the folder and writes the model.
+    ///
     /// # Errors
-    /// Those of writing the files.
+    /// The I/O errors of that.
     pub(crate) fn new() -> io::Result<Self> {
-        // On a disk: a model is read directly from there.
+        // Not in /tmp, which can be a tmpfs: the model must be on a disk to be read with direct I/O.
         let folder = tempfile::tempdir_in("/var/tmp")?;
         models::write_model(folder.path())?;
         Ok(Self { folder, runs: AtomicUsize::new(0) })
     }
 
-    /// All calls that a phase makes beyond those that are permitted.
+    /// Returns the calls that a phase makes and that are not in `permitted`.
     pub(crate) fn unlisted(
         &self,
         workload: &str,
@@ -71,7 +73,8 @@ impl Runner {
         Err(format!("more than {CALLS_MAX} calls that are not listed"))
     }
 
-    /// The calls that are listed as always made, and that the phase did not make: each is refused in turn.
+    /// Returns the calls that are listed as `always` and that the phase does not make. To find them, it
+    /// refuses one call at a time.
     pub(crate) fn unmade(
         &self,
         workload: &str,
@@ -83,7 +86,7 @@ impl Runner {
         for call in &calls.always {
             let mut fewer = permitted.clone();
             fewer.remove(call);
-            // On a busy machine one run may go another way.
+            // On a busy machine a single run may not make the call.
             let mut is_made = false;
             for _ in 0..RUNS_MAX {
                 is_made = matches!(self.run(workload, phase, &fewer)?, End::Trapped(_));
@@ -98,7 +101,7 @@ impl Runner {
         Ok(unmade)
     }
 
-    /// Runs one phase of a workload under a filter that permits only these calls.
+    /// Runs one phase of a workload under a filter that permits only the calls in `permitted`.
     fn run(&self, workload: &str, phase: Phase, permitted: &BTreeSet<Call>) -> Result<End, String> {
         let number = self.runs.fetch_add(1, Ordering::Relaxed);
         let folder = self.folder.path().join(number.to_string());
@@ -109,13 +112,13 @@ impl Runner {
         let child = std::env::current_exe().and_then(|program| {
             let mut command = Command::new(program);
             command.args([WORKLOAD, workload, &place.to_string(), &permitted.join(" ")]);
-            // A backtrace makes calls of its own, also under the filter.
+            // Printing a backtrace makes more system calls, which the filter would trap.
             command.env(Files::VARIABLE, &folder).env("RUST_BACKTRACE", "0");
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
             command.spawn()
         });
         let mut child = child.map_err(|error| format!("the workload cannot start: {error}"))?;
-        // It ends by itself, or is at the end of the phase with all of its threads.
+        // Wait until the process exits, or until the phase is over and all threads sleep.
         let mut is_over = false;
         while !is_over && child.try_wait().is_ok_and(|status| status.is_none()) {
             thread::sleep(tasks::LOOK_EVERY);

@@ -1,4 +1,5 @@
-//! The filter of system calls, and the end of a program that makes a call that it does not permit.
+//! The seccomp filter, and the signal handler that ends the program at a call that the filter does not
+//! permit.
 #![expect(unsafe_code, reason = "handles a signal, and ends the program at once")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,20 +20,20 @@ use crate::call::Call;
 /// The exit status of a program that made a call that its filter does not permit.
 pub(crate) const TRAPPED: i32 = 77;
 
-/// How many words the report of such a call has: its number and its arguments.
+/// The number of words in the report of such a call: the call number and six arguments.
 pub(crate) const REPORT_WORDS: usize = 7;
 /// The word of a report that is set when the phase is over.
 const OVER_WORD: usize = REPORT_WORDS;
 /// The length of the report's file.
 const REPORT_BYTES: u64 = ((REPORT_WORDS + 1) * size_of::<u64>()) as u64;
 
-/// Where the report goes: memory of a file, because the descriptors of some threads are not those of the
-/// process.
+/// The report, in a mapped file. The handler cannot write to a descriptor, because some threads have a
+/// descriptor table of their own.
 static REPORT: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
-/// Whether a thread reports.
+/// `true` once a thread writes the report.
 static IS_REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Has the report written to this file.
+/// Creates the file of the report, and maps it.
 pub(crate) fn report_to(path: &Path) -> io::Result<()> {
     let file = File::options().read(true).write(true).create_new(true).open(path)?;
     file.set_len(REPORT_BYTES)?;
@@ -42,11 +43,11 @@ pub(crate) fn report_to(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What a program reports.
+/// The report of a program.
 pub(crate) struct Report {
     /// The call that its filter does not permit: its number and its arguments.
     pub(crate) words: [u64; REPORT_WORDS],
-    /// Whether the first thread has reached the end of the phase.
+    /// `true` if the first thread has reached the end of the phase.
     pub(crate) is_over: bool,
 }
 
@@ -62,12 +63,12 @@ pub(crate) fn read_report(path: &Path) -> io::Result<Report> {
 
 fn report_word(at: usize) -> &'static AtomicU64 {
     let report = REPORT.load(Ordering::Acquire);
-    // SAFETY: the file has so many words, and stays mapped.
+    // SAFETY: `at` is below the number of words of the file, which stays mapped.
     unsafe { &*report.wrapping_add(at) }
 }
 
-/// Reports that the phase is over, and waits for the test to end the process: other threads may still be
-/// at work.
+/// Reports that the phase is over, and waits for the test to kill the process. It does not exit,
+/// because other threads may still be at work.
 pub(crate) fn finish() -> ! {
     report_word(OVER_WORD).store(1, Ordering::Release);
     loop {
@@ -76,8 +77,8 @@ pub(crate) fn finish() -> ! {
     }
 }
 
-/// Installs a filter on all threads of this process: it permits these calls, and the rest ends the program
-/// with a report.
+/// Installs a filter on all threads of this process. It permits these calls; any other call ends the
+/// program with a report.
 pub(crate) fn install(permitted: &BTreeSet<Call>) -> Result<(), String> {
     handle_traps();
     let mut rules = BTreeMap::<i64, Vec<SeccompRule>>::new();
@@ -97,13 +98,13 @@ pub(crate) fn install(permitted: &BTreeSet<Call>) -> Result<(), String> {
         .map_err(|error| format!("the filter cannot be installed: {error}"))
 }
 
-/// Ends the process at once, while other threads of it may run.
+/// Ends the process at once, even while its other threads run.
 pub(crate) fn exit(status: i32) -> ! {
-    // SAFETY: nothing is to be kept of this process.
+    // SAFETY: no cleanup is needed, because nothing of this process is kept.
     unsafe { libc::_exit(status) }
 }
 
-/// Ends the process by SIGALRM if it hangs.
+/// Ends the process with SIGALRM if it hangs.
 pub(crate) fn limit_time() {
     const SECONDS: u32 = 60;
     // SAFETY: it only sets a timer.
@@ -116,7 +117,7 @@ fn handle_traps() {
     action.sa_sigaction =
         report as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
     action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: the handler calls only functions that are safe in one, and never returns.
+    // SAFETY: the handler calls only async-signal-safe functions, and never returns.
     let set = unsafe { libc::sigaction(libc::SIGSYS, &raw const action, ptr::null_mut()) };
     assert_eq!(set, 0, "SIGSYS can be handled");
 }
@@ -134,7 +135,7 @@ extern "C" fn report(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
         libc::REG_R9,
     ];
     if IS_REPORTED.swap(true, Ordering::AcqRel) {
-        // The other thread ends this one, too.
+        // Another thread writes the report, and ends the process.
         loop {
             std::hint::spin_loop();
         }
@@ -145,23 +146,23 @@ extern "C" fn report(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
     exit(TRAPPED)
 }
 
-/// In place of the C library's function: threads of the library block all signals, and the kernel ends a
-/// process where SIGSYS is blocked without calling the handler.
+/// Replaces the function of the C library, to keep SIGSYS unblocked: some threads of Longshore block all
+/// signals, and if SIGSYS is blocked, the kernel kills the process without calling the handler.
 #[unsafe(no_mangle)]
 extern "C" fn pthread_sigmask(
     how: c_int,
     set: *const libc::sigset_t,
     old: *mut libc::sigset_t,
 ) -> c_int {
-    /// Of the kernel: a bit for each signal.
+    /// The size of the kernel's signal set, which has a bit for each signal.
     const SET_BYTES: usize = 8;
     let wanted = (!set.is_null()).then(|| {
-        // SAFETY: the caller gives a set, which begins with the kernel's.
+        // SAFETY: the caller passes a valid `sigset_t`, whose first word is the kernel's set.
         let set = unsafe { set.cast::<u64>().read() };
         if how == libc::SIG_UNBLOCK { set } else { set & !(1 << (libc::SIGSYS - 1)) }
     });
     let set = wanted.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: the sets are null, or can be read and written as the caller promises.
+    // SAFETY: each set is null or valid, as the caller promises.
     let set = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, set, old, SET_BYTES) };
     if set == 0 { 0 } else { libc::EINVAL }
 }

@@ -1,9 +1,9 @@
 //! The system calls of each crate, compared with the lists of the manual (`docs/system-calls.md`).
 //!
-//! Each list has a workload (`workloads/`), which runs in a program of its own, once for each phase. When
-//! that phase begins, a filter is installed that permits only the calls of the list; another call ends the
-//! program with a report. Then each call that the list says is always made is taken out of the filter in
-//! turn: a workload that still runs to its end does not make it.
+//! Each list has a workload (`workloads/`), which runs in a process of its own, once for each phase.
+//! When that phase begins, a seccomp filter is installed that permits only the calls of the list. Any
+//! other call ends the process with a report. Then the test removes the calls listed as `always` from
+//! the filter, one at a time: if the workload still runs to its end, it does not make that call.
 //!
 //! `cargo test -p longshore --test system_calls -- --print` prints the calls of each workload and phase.
 

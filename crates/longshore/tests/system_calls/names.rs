@@ -1,4 +1,4 @@
-//! The names of all system calls of x86-64, to read the page and to name a call that is not on it.
+//! The names and numbers of all system calls of x86-64.
 
 macro_rules! table {
     ($($name:ident)*) => {
@@ -70,20 +70,20 @@ table! {
 
 const PREFIX: &str = "SYS_";
 
-/// Later than the numbers of the crate `libc`.
+/// System calls that the crate `libc` does not have yet.
 const LATER: &[(&str, i64)] = &[("SYS_cachestat", 451), ("SYS_statmount", 457)];
 
 fn table() -> impl Iterator<Item = &'static (&'static str, i64)> {
     TABLE.iter().chain(LATER)
 }
 
-/// The number of a system call.
+/// Returns the number of a system call.
 pub(crate) fn number(name: &str) -> Option<i64> {
     let is_name = |entry: &&(&str, i64)| entry.0.strip_prefix(PREFIX) == Some(name);
     table().find(is_name).map(|entry| entry.1)
 }
 
-/// The name of a system call.
+/// Returns the name of a system call.
 pub(crate) fn name(number: i64) -> Option<&'static str> {
     table().find(|entry| entry.1 == number).and_then(|entry| entry.0.strip_prefix(PREFIX))
 }

@@ -1,19 +1,19 @@
 //! The lists of system calls on the manual's page.
 //!
-//! A section with a table whose first column is `system call` is the list of a workload; the heading names
-//! it. Each row is a call, and each phase has a column that says `always`, `sometimes` or nothing.
+//! A section with a table whose first column is `system call` is the list of the workload in its
+//! heading. Each row is a call. Each phase has a column with `always`, `sometimes` or nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::call::Call;
 use crate::run::Phase;
 
-/// The page, as it is published.
+/// The text of the page.
 const PAGE: &str = include_str!("../../docs/system-calls.md");
 
 /// The section with the calls of the standard library and of the C library.
 pub(crate) const BASE: &str = "The base";
-/// In the place of a call: all calls of the base.
+/// A row with this text in the first column stands for all calls of the base.
 const BASE_ROW: &str = "the base";
 
 const COLUMNS: [&str; 5] = ["system call", "setup", "steady state", "teardown", "for"];
@@ -33,7 +33,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// All that the phase may make, without the base.
+    /// Returns all calls that the phase may make, without those of the base.
     pub(crate) fn listed(&self) -> BTreeSet<Call> {
         self.always.union(&self.sometimes).copied().collect()
     }
@@ -45,7 +45,7 @@ impl List {
     }
 }
 
-/// Reads the page: each list by its heading, and the base.
+/// Reads the page. Returns the base, and the other lists by their headings.
 pub(crate) fn read() -> Result<(BTreeSet<Call>, BTreeMap<String, List>), String> {
     parse(PAGE)
 }
@@ -99,9 +99,9 @@ fn parse(page: &str) -> Result<(BTreeSet<Call>, BTreeMap<String, List>), String>
 
 fn row(list: &mut List, cells: &[&str]) -> Result<(), String> {
     if cells.len() != COLUMNS.len() {
-        return Err(format!("{} cells in place of {}", cells.len(), COLUMNS.len()));
+        return Err(format!("the row has {} cells and not {}", cells.len(), COLUMNS.len()));
     }
-    // A table without calls: one row of dashes.
+    // The only row of a table without calls.
     if cells[0] == "none" {
         return Ok(());
     }
@@ -125,10 +125,10 @@ fn row(list: &mut List, cells: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// The cells of a row of a table.
+/// Returns the cells of a table row; `None` if the line is not one.
 fn cells(line: &str) -> Option<Vec<&str>> {
     let inner = line.trim().strip_prefix('|')?.strip_suffix('|')?;
-    // A bar within a cell is written `\|`.
+    // A `|` within a cell is written `\|`.
     let mut cells = Vec::new();
     let (mut start, bytes) = (0, inner.as_bytes());
     for at in 0..bytes.len() {

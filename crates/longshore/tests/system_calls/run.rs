@@ -1,4 +1,4 @@
-//! One workload in a program of its own, with a filter from the beginning of one phase on.
+//! The run of one workload in a process of its own, with a filter from the beginning of one phase on.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,7 +25,7 @@ impl Phase {
     pub(crate) const ALL: [Self; 3] = [Self::Setup, Self::Steady, Self::Teardown];
 }
 
-/// As the page calls it, and as an argument.
+/// Writes the phase as the page does.
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -36,19 +36,19 @@ impl fmt::Display for Phase {
     }
 }
 
-/// The workload's view of its run: it says which phase begins.
+/// The run of a workload, which calls [`Run::begin`] at the beginning of each phase.
 pub(crate) struct Run {
     under_test: Phase,
     permitted: BTreeSet<Call>,
 }
 
 impl Run {
-    /// A run that permits only these calls in one phase.
+    /// Makes a run that permits only these calls in one phase.
     pub(crate) fn new(under_test: Phase, permitted: BTreeSet<Call>) -> Self {
         let mut run = Self { under_test, permitted };
-        // The messages of panics.
+        // A panic writes a message.
         run.permit("write", libc::STDERR_FILENO);
-        // The end of a panic, and of a phase.
+        // A panic ends with the first, and a phase with the second.
         run.permitted.insert(Call::any(libc::SYS_exit_group));
         run.permitted.insert(Call::any(libc::SYS_pause));
         run
@@ -64,7 +64,7 @@ impl Run {
             filter::finish();
         }
         if phase == self.under_test {
-            // What threads still do belongs to the phase before.
+            // Calls that other threads still make belong to the phase before.
             while !tasks::others_wait() {
                 std::thread::sleep(tasks::LOOK_EVERY);
             }
@@ -72,12 +72,12 @@ impl Run {
         }
     }
 
-    /// Ends the last phase: what the workload drops now is no part of it.
+    /// Ends the last phase. It never returns, so local variables of the workload are not dropped.
     pub(crate) fn end(&self) -> ! {
         filter::finish()
     }
 
-    /// A gate for a thread.
+    /// Makes a gate for a thread, and its opener.
     pub(crate) fn gate(&mut self) -> (Opener, Gate) {
         let (opener, gate) = UnixStream::pair().unwrap();
         self.permit("write", opener.as_raw_fd());
@@ -85,8 +85,8 @@ impl Run {
         (Opener(File::from(OwnedFd::from(opener))), Gate(File::from(OwnedFd::from(gate))))
     }
 
-    /// Starts another program for the other end of a connection. Its steps are made when the workload says
-    /// so, and no filter is installed there.
+    /// Starts another process for the other end of a connection. It has no filter, and runs its steps
+    /// when the workload requests them.
     #[expect(clippy::zombie_processes, reason = "it ends after this program, whose end it notices")]
     pub(crate) fn peer(&mut self, name: &str) -> Peer {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -109,7 +109,8 @@ impl Opener {
     }
 }
 
-/// Where a thread waits until it is told to go on, by a call that the filter permits on this descriptor.
+/// A gate where a thread waits until [`Opener::open`] is called. The filter permits the read of its
+/// descriptor.
 pub(crate) struct Gate(File);
 
 impl Gate {
@@ -118,16 +119,16 @@ impl Gate {
     }
 }
 
-/// The folders of a run, and of its peers.
+/// The folders of a run and of its peers.
 pub(crate) struct Files {
-    /// For sockets.
+    /// The folder for sockets and for the report.
     pub(crate) run: PathBuf,
     /// The folder with a model, which all runs share.
     pub(crate) models: PathBuf,
 }
 
 impl Files {
-    /// The environment variable with the folder of a run, which is in that of all runs.
+    /// The environment variable with the folder of a run, whose parent is the folder of all runs.
     pub(crate) const VARIABLE: &str = "LONGSHORE_SYSTEM_CALLS";
 
     pub(crate) fn new() -> Self {
@@ -136,7 +137,7 @@ impl Files {
         Self { run, models }
     }
 
-    /// The file for the report of a call that the filter does not permit.
+    /// Returns the path of the report of a call that the filter does not permit.
     pub(crate) fn report(run: &Path) -> PathBuf {
         run.join("report")
     }
@@ -145,36 +146,36 @@ impl Files {
 /// The first argument of a peer.
 pub(crate) const PEER: &str = "--peer";
 
-/// Another program, which makes its steps when it is asked to.
+/// Another process, which runs its steps when the workload requests them.
 pub(crate) struct Peer {
     control: File,
     id: u32,
 }
 
 impl Peer {
-    /// The other program's process.
+    /// Returns the process ID.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
 
-    /// Has the other program make its next step, and returns when it is made.
+    /// Requests the next step, and waits until it is done.
     pub(crate) fn step(&mut self) {
         self.start();
         self.finish();
     }
 
-    /// Has the other program begin its next step.
+    /// Requests the next step.
     pub(crate) fn start(&mut self) {
         self.control.write_all(&[1]).unwrap();
     }
 
-    /// Waits for the step that was begun.
+    /// Waits until the requested step is done.
     pub(crate) fn finish(&mut self) {
         self.control.read_exact(&mut [0]).expect("the peer has made its step");
     }
 }
 
-/// The other program's view: when to make a step.
+/// The peer's end of the connection over which the workload requests steps.
 pub(crate) struct Steps(File);
 
 impl Steps {
@@ -182,7 +183,8 @@ impl Steps {
         Self(File::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap()))
     }
 
-    /// Waits until the workload asks for a step, and makes it. Ends the program if the workload has ended.
+    /// Waits until the workload requests a step, and runs it. Ends the process if the workload has
+    /// ended.
     pub(crate) fn step<R>(&mut self, step: impl FnOnce() -> R) -> R {
         if self.0.read_exact(&mut [0]).is_err() {
             filter::exit(0);

@@ -1,4 +1,4 @@
-//! What the program does, by its arguments: the test, one workload, or the other end of its connection.
+//! The entry point. The arguments select the test, one workload, or the peer of a workload.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -14,7 +14,7 @@ use crate::page::{self, List};
 use crate::run::{Files, PEER, Phase, Run, Steps};
 use crate::workloads;
 
-/// The first argument of a program that only installs a filter.
+/// The first argument of a process that only installs a filter.
 const PROBE: &str = "--probe";
 
 pub(crate) fn main() -> ExitCode {
@@ -41,7 +41,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// What a test harness does with these arguments, as far as it matters for one test.
+/// Handles the arguments of a test harness that apply to a single test.
 fn harness(arguments: &[&str]) -> ExitCode {
     const NAME: &str = "system_calls";
     let mut filters = arguments.iter().filter(|argument| !argument.starts_with('-')).peekable();
@@ -68,7 +68,7 @@ fn probe() -> ExitCode {
     }
 }
 
-/// Why no filter can be installed here, if so.
+/// Returns the reason why no filter can be installed here; `None` if one can.
 fn unavailable() -> Option<String> {
     let program = env::current_exe().expect("a program has a path");
     let output = Command::new(program).arg(PROBE).output().expect("it runs already");
@@ -79,7 +79,7 @@ fn unavailable() -> Option<String> {
 fn test() -> ExitCode {
     if let Some(reason) = unavailable() {
         println!("SKIPPED: no filter of system calls can be installed here: {reason}");
-        // In CI there is one.
+        // In CI a filter can be installed.
         return if env::var("CI").as_deref() == Ok("true") {
             ExitCode::FAILURE
         } else {
@@ -133,7 +133,7 @@ fn compare(base: &BTreeSet<Call>, lists: &BTreeMap<String, List>) -> Vec<String>
     failed.into_inner().expect("no thread panicked")
 }
 
-/// How a phase of a workload differs from its list.
+/// Returns the differences between a phase of a workload and its list.
 fn differences(
     runner: &Runner,
     name: &str,
@@ -162,7 +162,7 @@ fn differences(
     found.unwrap_or_else(|reason| vec![format!("{name}, {phase}: {reason}")])
 }
 
-/// Prints the calls of each workload, or of these, that the base does not have.
+/// Prints the calls of these workloads, or of all if `names` is empty, without the calls of the base.
 fn print(names: &[&str]) -> ExitCode {
     let (base, lists) = page::read().unwrap_or_else(|reason| {
         eprintln!("{reason}");

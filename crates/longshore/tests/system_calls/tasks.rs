@@ -1,20 +1,20 @@
-//! Whether the threads of a process wait.
+//! The states of the threads of a process, from `/proc/PID/task`.
 
 use std::fs;
 use std::io;
 use std::process;
 use std::time::Duration;
 
-/// How often to look.
+/// The interval at which the states are polled.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Whether all threads of this process wait but the first, which asks.
+/// Returns `true` if all threads of this process sleep except the first, which is the caller.
 pub(crate) fn others_wait() -> bool {
     let own = process::id();
     all_wait(own, |thread| thread == own).unwrap_or(false)
 }
 
-/// Whether all threads of a process wait.
+/// Returns `true` if all threads of a process sleep.
 pub(crate) fn wait_of(process: u32) -> bool {
     all_wait(process, |_| false).unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! The wing of devices, within one process and with the memory of another one.
+//! The crates `pagetable`, `access` and `domain`, also with the memory of another process.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::run::{Files, Phase, Run, Steps};
 const LEN: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
-/// A walker that remembers nothing.
+/// A walker without a TLB.
 struct NoTlb;
 
 impl Invalidate for NoTlb {
@@ -120,7 +120,7 @@ pub(crate) fn process(run: &mut Run) -> ! {
     run.end()
 }
 
-/// The file in which the other process writes where its memory is.
+/// The file into which the other process writes the address of its memory.
 const ADDRESS: &str = "address";
 
 pub(crate) fn process_with_memory(mut steps: Steps) {

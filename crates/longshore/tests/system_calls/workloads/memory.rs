@@ -1,4 +1,4 @@
-//! The ground floor: copies, cursors, asymmetric fences, buffers.
+//! The crates `mem`, `iov`, `sync` and `heap`: copies, cursors, asymmetric fences, buffers.
 #![expect(unsafe_code, reason = "copies from memory that is missing, and owns a biased value")]
 
 use std::io::IoSlice;
@@ -23,7 +23,7 @@ use crate::run::{Gate, Phase, Run};
 
 const LEN: usize = 64 << 10;
 
-/// Longer than an unmapping thread waits without sleeping.
+/// Longer than an unmapping thread spins before it sleeps.
 const BUSY: Duration = Duration::from_millis(20);
 
 /// A mapping of a file that has lost its second half.
@@ -49,7 +49,7 @@ pub(crate) fn mem(run: &mut Run) -> ! {
         longshore::mem::copy::copy(isa, from.as_ptr(), into.as_mut_ptr(), LEN)
     });
     assert!(done.is_ok() && into == from);
-    // SAFETY: as above; of the mapping the guard reports the missing pages.
+    // SAFETY: as above; the guard reports the missing pages of the mapping as a fault.
     let fault = dispatch_isa!(token, isa => unsafe {
         longshore::mem::copy::copy(isa, mapping.start().as_ptr(), into.as_mut_ptr(), LEN)
     });
@@ -87,22 +87,22 @@ pub(crate) fn iov(run: &mut Run) -> ! {
     run.end()
 }
 
-/// A slot that a thread uses until it is joined, which is before its grace period ends.
+/// A slot that another thread uses. That thread is joined before the grace periods are dropped.
 struct Held(NonNull<Slot<()>>);
 
-// SAFETY: a slot is for sessions of any thread.
+// SAFETY: a slot can be used by a session of any thread.
 unsafe impl Send for Held {}
 
-/// Makes the unmapping thread wait when the gate is opened, and ends when it is opened again.
+/// Makes the unmapping thread wait once the gate is opened, and returns when it is opened again.
 fn stay_busy(slot: &Held, barrier: Barrier, gate: &mut Gate, has_begun: &AtomicBool) {
-    // SAFETY: as the type says.
+    // SAFETY: the slot outlives this thread: see `Held`.
     let slot = unsafe { slot.0.as_ref() };
     let state = SessionState::new(barrier);
     gate.wait();
     state.enter(slot, || ());
     has_begun.store(true, Ordering::Release);
     let start = Instant::now();
-    // Without a system call.
+    // Spin, because sleeping is a system call.
     while start.elapsed() < BUSY {
         std::hint::spin_loop();
     }
@@ -134,13 +134,13 @@ pub(crate) fn sync(run: &mut Run) -> ! {
     for _ in 0..3 {
         state.enter(slot, || ());
         state.leave(slot);
-        // An unmapping, while a session is active.
+        // Unmap while a session is active.
         grace.wait();
         // SAFETY: this thread alone is the owner.
         unsafe { biased.own(|value| *value += 1) };
         biased.claim(|value| *value += 1);
     }
-    // And one while a session stays busy for long.
+    // Unmap while a session stays busy for long.
     opener.open();
     while !has_begun.load(Ordering::Acquire) {
         std::hint::spin_loop();
@@ -176,7 +176,7 @@ pub(crate) fn heap(run: &mut Run) -> ! {
     run.end()
 }
 
-/// What the standard library and the C library call for a program: the base.
+/// The base: system calls that the standard library and the C library make for any program.
 pub(crate) fn base(run: &mut Run) -> ! {
     let is_ready = Arc::new(AtomicBool::new(false));
 

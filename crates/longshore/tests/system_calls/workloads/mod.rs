@@ -1,4 +1,4 @@
-//! What programs do with each crate, in three phases.
+//! Typical uses of each crate, in three phases.
 
 mod devices;
 mod memory;
@@ -9,8 +9,8 @@ mod vhost;
 use crate::page::BASE;
 use crate::run::{Run, Steps};
 
-/// A use of a crate. It calls [`Run::begin`] where each phase begins; what is before the first one is not
-/// under a filter.
+/// A use of a crate. It calls [`Run::begin`] at the beginning of each phase. Calls before the first
+/// phase are not filtered.
 pub(crate) struct Workload {
     /// The heading of its list.
     pub(crate) name: &'static str,
@@ -35,12 +35,12 @@ pub(crate) const ALL: &[Workload] = &[
     Workload { name: "vhost-user", run: vhost::backend },
 ];
 
-/// The workload of this name.
+/// Returns the workload of this name.
 pub(crate) fn find(name: &str) -> Option<&'static Workload> {
     ALL.iter().find(|workload| workload.name == name)
 }
 
-/// The other end of a workload's connection.
+/// Returns the function that a workload's peer runs.
 pub(crate) fn peer(name: &str) -> fn(Steps) {
     match name {
         "a client of serve" => models::client_of_server,

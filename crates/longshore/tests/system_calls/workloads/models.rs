@@ -1,4 +1,4 @@
-//! The wing of models: formats, loading, a server and its clients.
+//! The crates `formats`, `load` and `serve`.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -36,7 +36,7 @@ pub(crate) fn write_model(folder: &Path) -> io::Result<()> {
     file.sync_all()
 }
 
-/// The model, of which nothing is in the page cache.
+/// Returns the path of the model, after evicting it from the page cache.
 fn model(folder: &Path) -> PathBuf {
     let path = folder.join(MODEL);
     longshore_sys::page_cache::evict(File::open(&path).unwrap()).unwrap();
@@ -68,7 +68,7 @@ pub(crate) fn load(run: &mut Run) -> ! {
     run.begin(Phase::Steady);
     let loader = || Loader::new().heap(Heap::Memfd).memory_max(1 << 30).digest(DigestKind::Crc32c);
     let loaded = loader().load(&opened.plan).unwrap();
-    // As where io_uring is forbidden.
+    // As on a machine that forbids io_uring.
     let by_threads = loader().use_uring(false).load(&opened.plan).unwrap();
 
     run.begin(Phase::Teardown);
@@ -107,7 +107,7 @@ pub(crate) fn server(run: &mut Run) -> ! {
     run.end()
 }
 
-/// Asks for the list, then attaches the model twice.
+/// Requests the list of models, then attaches the model twice.
 pub(crate) fn client_of_server(mut steps: Steps) {
     let files = Files::new();
     steps.step(|| connect(&files.run).list().unwrap());

@@ -16,7 +16,7 @@ use crate::run::{Files, Phase, Run, Steps};
 const SOCKET: &str = "device.sock";
 const LEN: u64 = 1 << 20;
 
-/// Writes a word to the address in its register, and interrupts.
+/// A device that writes a word to the address in its register, and raises an interrupt.
 struct Writer {
     config: ConfigSpace,
     space: Space,
@@ -92,7 +92,7 @@ pub(crate) fn vfio_user(run: &mut Run) -> ! {
     run.end()
 }
 
-/// Connects and maps memory, has the device write, disconnects.
+/// Connects, maps memory, makes the device write to it, and disconnects.
 pub(crate) fn vfio_user_client(mut steps: Steps) {
     let memory = Heap::Memfd.allocate(LEN).unwrap().share(Sealing::Size).unwrap();
     let (file, event) = (memory.export().memfd.unwrap(), event_fd::create().unwrap());

@@ -1,4 +1,4 @@
-//! A vhost-user back-end with one queue behind a virtual IOMMU, and a front-end of a few lines.
+//! A vhost-user back-end with one queue behind a virtual IOMMU, and a minimal front-end.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ use crate::run::{Files, Phase, Run, Steps};
 const SOCKET: &str = "queue.sock";
 const VERSION_1: u64 = 1 << 32;
 
-/// Answers each kick: a word in memory, and a call.
+/// Answers each kick with a new used index and a call.
 struct Echo;
 
 struct Running {
@@ -92,17 +92,17 @@ pub(crate) fn backend(run: &mut Run) -> ! {
     run.end()
 }
 
-/// The guest's memory, guest-physical, in the front-end, and behind the IOMMU.
+/// The start of the guest's memory: guest-physical, in the front-end's address space, and as an IOVA.
 const GUEST: u64 = 0x10_0000;
 const USER: u64 = 0x7000_0000_0000;
 const IOVA: u64 = 0xff00_0000;
 const MEMORY_BYTES: u64 = 4 << 20;
-/// The parts of the queue in it.
+/// The offsets of the queue's rings in that memory.
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const ENTRIES: u32 = 16;
-/// A bit for each page of guest-physical memory up to the end of this memory.
+/// The length of the dirty log: at least one bit for each page below the end of the guest's memory.
 const LOG_BYTES: u64 = 4096;
 
 const FEATURES: u64 = feature::PROTOCOL_FEATURES | VERSION_1 | ACCESS_PLATFORM;
@@ -112,7 +112,7 @@ const IOTLB_INVALIDATE: u8 = 3;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Starts the queue; has it answer, with new translations and a dirty log; stops it.
+/// Starts the queue, kicks it, also after an IOTLB invalidation and with a dirty log, and stops it.
 pub(crate) fn frontend(mut steps: Steps) {
     let mut frontend = steps.step(|| {
         let mut frontend = Frontend::connect();
@@ -136,7 +136,7 @@ pub(crate) fn frontend(mut steps: Steps) {
 
 struct Frontend {
     socket: UnixStream,
-    /// The other end of the channel for the back-end's requests.
+    /// The front-end's end of the channel for requests of the back-end.
     channel: UnixStream,
     memory: File,
     kick: OwnedFd,
@@ -181,7 +181,7 @@ impl Frontend {
         self.done(number::SET_VRING_ENABLE, &words(&[0, 1]), &[]);
     }
 
-    /// Has the device answer once, and answers its requests for translations.
+    /// Kicks the device and waits for its call. Answers its IOTLB misses meanwhile.
     fn turn(&mut self, index: u16) {
         use std::os::unix::fs::FileExt;
         self.memory.write_all_at(&index.to_le_bytes(), AVAILABLE + 2).unwrap();
@@ -222,7 +222,7 @@ impl Frontend {
         self.iotlb(IOVA + USED, IOTLB_INVALIDATE);
     }
 
-    /// Has writes logged, as a migration does.
+    /// Turns on the dirty log, as a migration does.
     fn log_writes(&mut self) {
         let log = memfd::create("log", memfd::Backing::Shmem).unwrap();
         memfd::set_len(&log, LOG_BYTES).unwrap();
@@ -238,14 +238,14 @@ impl Frontend {
         assert_eq!(unix_socket::send(&self.socket, &bytes, files).unwrap(), bytes.len());
     }
 
-    /// Sends a request that has an answer.
+    /// Sends a request and checks its reply.
     fn ask(&mut self, request: u32, payload: &[u8], files: &[BorrowedFd<'_>]) {
         self.send(request, payload, files, false);
         let (header, _) = receive(&self.socket);
         assert!(header.is_reply && header.request == request, "{header:?}");
     }
 
-    /// Sends a request that is acknowledged.
+    /// Sends a request and checks that it is acknowledged (`VHOST_USER_PROTOCOL_F_REPLY_ACK`).
     fn done(&mut self, request: u32, payload: &[u8], files: &[BorrowedFd<'_>]) {
         self.send(request, payload, files, true);
         let (header, payload) = receive(&self.socket);
