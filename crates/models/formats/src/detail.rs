@@ -1,4 +1,4 @@
-//! The texts of errors. Some depend on the format: what GGUF calls metadata is `__metadata__` in a
+//! The texts of errors. Some depend on the format: the metadata of GGUF is `__metadata__` in a
 //! safetensors file.
 
 use std::fmt;
@@ -31,7 +31,7 @@ impl fmt::Display for Detail<'_> {
                  again with a current llama.cpp",
             ),
             Reason::UnsupportedVersion { version } => {
-                write!(f, "it is of version {version}; 2 and 3 are read")
+                write!(f, "it is of version {version} (expected 2 or 3)")
             }
             Reason::BigEndian { version } => write!(
                 f,
@@ -45,7 +45,7 @@ impl fmt::Display for Detail<'_> {
                 let of = if format == Format::Gguf { "at least" } else { "the" };
                 write!(
                     f,
-                    "only {given_bytes} of {of} {needed_bytes} bytes before its data are there"
+                    "only {given_bytes} of {of} {needed_bytes} bytes before its data were given"
                 )
             }
             Reason::TooLarge { item, quantity, found, max } => {
@@ -55,10 +55,9 @@ impl fmt::Display for Detail<'_> {
                 write!(f, "{}: its name is not UTF-8", Shown(format, item))
             }
             Reason::NotUtf8 { item: None, offset } => match format {
-                Format::Safetensors => write!(
-                    f,
-                    "its header is not UTF-8: byte {offset} of the file begins no character"
-                ),
+                Format::Safetensors => {
+                    write!(f, "its header is not UTF-8 at byte {offset} of the file")
+                }
                 _ => write!(f, "it is not UTF-8 from byte {offset} on"),
             },
             Reason::Json { item, error } => write!(f, "{}{error}", Prefix(format, item.as_ref())),
@@ -79,7 +78,7 @@ impl fmt::Display for Detail<'_> {
             }
             Reason::BadAlignment { alignment_bytes: Some(bytes), .. } => write!(
                 f,
-                "its {} is {bytes}, no power of two of at least {}",
+                "its {} is {bytes}, which is not a power of two of at least {}",
                 gguf::ALIGNMENT_KEY,
                 gguf::ALIGNMENT_MIN
             ),
@@ -88,8 +87,8 @@ impl fmt::Display for Detail<'_> {
             }
             Reason::Unaligned { tensor, offset, alignment } => write!(
                 f,
-                "tensor {tensor} is at offset {offset}, which is no multiple of its alignment \
-                 {alignment}"
+                "tensor {tensor} is at offset {offset}, which is not a multiple of the file's \
+                 alignment {alignment}"
             ),
             Reason::Shape { tensor, shape, dtype, problem } => {
                 write!(f, "tensor {tensor} of shape {shape:?} and dtype {dtype} ")?;
@@ -114,8 +113,8 @@ impl fmt::Display for Detail<'_> {
             ),
             Reason::Trailing { bytes } => write!(
                 f,
-                "its tensors end at byte {}, but it goes on to byte {}: what is there belongs to \
-                 no tensor",
+                "its tensors end at byte {}, but the file ends at byte {}: the bytes between \
+                 belong to no tensor",
                 bytes.start, bytes.end
             ),
             Reason::Shards(problem) => write!(f, "{problem}"),
@@ -125,7 +124,7 @@ impl fmt::Display for Detail<'_> {
                 match (format, problem) {
                     (Format::Safetensors, AlignProblem::HeaderTooLong) => write!(
                         f,
-                        "its header would have more than the {} bytes there may be",
+                        "its header would be longer than the limit of {} bytes",
                         safetensors::HEADER_LEN_MAX_BYTES
                     ),
                     _ => write!(f, "{problem}"),
@@ -157,8 +156,8 @@ fn bad_start(start: Start, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Start::EmptyHeader => f.write_str("its header has no bytes"),
         Start::LongHeader { len_bytes, max_bytes } => write!(
             f,
-            "its first 8 bytes say that its header has {len_bytes} bytes, more than the \
-             {max_bytes} there may be"
+            "its first 8 bytes declare a header of {len_bytes} bytes, more than the limit of \
+             {max_bytes}"
         ),
         Start::HeaderByte(byte) => {
             write!(f, "its header begins with the byte {byte:#04x} and not with '{{'")
@@ -181,7 +180,7 @@ fn truncated(
 ) -> fmt::Result {
     match part {
         TruncatedPart::Start if format == Format::Gguf => {
-            write!(f, "it has {found} bytes, and the shortest there is has {needed}")
+            write!(f, "it has {found} bytes, but a GGUF file has at least {needed}")
         }
         TruncatedPart::Start => {
             write!(f, "it has {found} bytes, and the length of its header alone takes {needed}")
@@ -193,13 +192,13 @@ fn truncated(
         ),
         TruncatedPart::Value { item, offset } => write!(
             f,
-            "{}it was cut short in its header, or that is damaged: what begins at byte {offset} \
-             would end at byte {needed}, but it has {found}",
+            "{}the header was cut short or is damaged: the value at byte {offset} would end at \
+             byte {needed}, but the file has {found}",
             Prefix(format, item.as_ref())
         ),
         TruncatedPart::Elements { quantity, count } => write!(
             f,
-            "it says that it has {count} {}, for which it is too short; was it cut short?",
+            "it declares {count} {}, but is too short for them; was it cut short?",
             plural(*quantity)
         ),
         TruncatedPart::Data { len_bytes } => write!(
@@ -229,13 +228,13 @@ fn too_large(
     let Some(found) = found else {
         return match (quantity, item) {
             (Quantity::Tensors, _) if format == Format::Safetensors => {
-                write!(f, "it describes more than {max} tensors, the most that are read")
+                write!(f, "it describes more than {max} tensors, which is the limit")
             }
             (Quantity::Tensors, _) => {
-                write!(f, "it names more than {max} tensors, the most that are read")
+                write!(f, "it names more than {max} tensors, which is the limit")
             }
             (Quantity::ArrayDepth, _) => {
-                write!(f, "{}arrays are in more than {max} arrays", Prefix(format, item))
+                write!(f, "{}arrays are nested more than {max} deep", Prefix(format, item))
             }
             (Quantity::MetadataEntries, Some(item)) => {
                 write!(f, "{} has more than {max} entries", Shown(format, item))
@@ -248,14 +247,13 @@ fn too_large(
     };
     write!(f, "{}", Prefix(format, item))?;
     match quantity {
-        Quantity::FileBytes => write!(f, "it has {found} bytes, more than the {max} of any"),
-        Quantity::HeaderBytes => write!(
-            f,
-            "its header goes on to byte {found} at least, more than the {max} there may be"
-        ),
+        Quantity::FileBytes => write!(f, "it has {found} bytes, more than the limit of {max}"),
+        Quantity::HeaderBytes => {
+            write!(f, "the header has {found} bytes or more, which is above the limit of {max}")
+        }
         Quantity::NameBytes => write!(f, "its name has {found} bytes, more than {max}"),
         Quantity::Tensors | Quantity::MetadataEntries => {
-            write!(f, "it says that it has {found} {}; {max} are read at most", plural(quantity))
+            write!(f, "it declares {found} {}, more than the limit of {max}", plural(quantity))
         }
         Quantity::Dimensions | Quantity::ArrayDepth | Quantity::Shards => {
             write!(f, "it has {found} {}, more than {max}", plural(quantity))
@@ -299,7 +297,7 @@ fn unknown_dtype(dtype: &UnknownDtype, f: &mut fmt::Formatter<'_>) -> fmt::Resul
         UnknownDtype::Name(name) => {
             let known = safetensors::Dtype::ALL.iter().map(|dtype| dtype.name());
             let known = known.collect::<Vec<_>>().join(", ");
-            write!(f, "unknown dtype {name}; there are {known}")
+            write!(f, "unknown dtype {name} (expected {known})")
         }
         UnknownDtype::Number(number) => match removed_dtype(*number) {
             Some(removed) => write!(
@@ -326,10 +324,13 @@ fn bad_shape(format: Format, problem: &ShapeProblem, f: &mut fmt::Formatter<'_>)
         }
         ShapeProblem::Overflow { .. } => f.write_str("has more than 2^64 bits"),
         ShapeProblem::PartialByte { bits } => {
-            write!(f, "has {bits} bits, which are no whole bytes")
+            write!(f, "has {bits} bits, which is not a whole number of bytes")
         }
         ShapeProblem::PartialBlock { row, block } => {
-            write!(f, "has rows of {row} elements, which are no whole blocks of {block}")
+            write!(
+                f,
+                "has rows of {row} elements, which is not a multiple of the block size {block}"
+            )
         }
         ShapeProblem::OtherLength { needed_bytes, given_bytes } => {
             write!(f, "has {needed_bytes} bytes, but its data_offsets span {given_bytes}")
@@ -356,7 +357,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The part of a file that the rest of the text is about, if it is not the whole.
+/// The part of a file that the rest of the text is about; nothing if that is the whole file.
 struct Prefix<'a>(Format, Option<&'a Item>);
 
 impl fmt::Display for Prefix<'_> {

@@ -6,15 +6,15 @@ use crate::detail::Detail;
 use crate::format::Format;
 use crate::reason::Reason;
 
-/// A file that is not of the format it is meant to be of.
+/// The error for a file that is not valid in the expected format.
 ///
-/// [`fmt::Display`] writes one line. Text out of the file is shortened and
-/// [`printable`](crate::printable) in it.
+/// [`fmt::Display`] writes one line. Text from the file is shortened in it, and made
+/// [`printable`](crate::printable).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a valid {format} file: {}", self.detail())]
 pub struct Error {
     format: Format,
-    /// Boxed, so that the result of a parser is as short without an error as it can be.
+    /// Boxed to keep the `Result` of a parser small.
     reason: Box<Reason>,
 }
 
@@ -26,18 +26,18 @@ impl Error {
         Self { format, reason: reason.into() }
     }
 
-    /// Returns the format that the file was meant to be of.
+    /// Returns the expected format of the file.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Returns what is wrong with the file, for programs.
+    /// Returns the problem of the file, for programs.
     pub fn reason(&self) -> &Reason {
         &self.reason
     }
 
-    /// Returns the text of the reason, as the end of a sentence about the file: where the file is wrong,
-    /// what was expected, and what can be done.
+    /// Returns the text of the reason, as the end of a sentence about the file: the place of the
+    /// problem, the expected content, and what can be done.
     pub fn detail(&self) -> impl fmt::Display + '_ {
         Detail { format: self.format, reason: &self.reason }
     }
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_for_programs() {
+    fn a_program_can_match_on_the_reason() {
         let error = header_error(r#"{"a":{"dtype":"F3\u001b"}}"#);
         let Reason::UnknownDtype { tensor, dtype: UnknownDtype::Name(name) } = error.reason()
         else {

@@ -1,8 +1,8 @@
-//! The formats of files.
+//! File formats.
 
 use std::fmt;
 
-/// A format of a file.
+/// A file format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Format {
@@ -14,7 +14,7 @@ pub enum Format {
     Gguf,
 }
 
-/// The name of the format in messages.
+/// Writes the name of the format in messages.
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -1,4 +1,4 @@
-//! What the headers of all formats have in common.
+//! The header of a file of any format.
 
 use std::ops::Range;
 
@@ -12,38 +12,38 @@ use crate::quoted::QuotedName;
 use crate::reason::{AlignProblem, Reason};
 use crate::{gguf, safetensors};
 
-/// What a file holds, checked, of whatever format it is.
+/// The checked header of a file of any format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Header {
-    /// Of a safetensors file.
+    /// The header of a safetensors file.
     Safetensors(safetensors::Header),
-    /// Of a GGUF file.
+    /// The header of a GGUF file.
     Gguf(gguf::Header),
 }
 
-/// A tensor of a file of whatever format.
+/// A tensor of a file of any format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorView<'a> {
-    /// Its name, unlike every other's in the file. It may hold any character.
+    /// The name, which is unique in the file. It may contain any character.
     pub name: &'a str,
-    /// What its elements are.
+    /// The type of the elements.
     pub dtype: Dtype,
-    /// Its dimensions, outermost first in every format; none for a scalar. GGUF files have them the
-    /// other way round, which is how ggml shows them.
+    /// The dimensions, outermost first in every format; none for a scalar. GGUF files store them
+    /// innermost first, and ggml displays them in that order.
     pub shape: &'a [u64],
-    /// Its bytes in the file.
+    /// The range of the data in the file, in bytes.
     pub data: Range<u64>,
 }
 
 impl TensorView<'_> {
-    /// The length of its data in bytes.
+    /// Returns the length of the data in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.data.end - self.data.start
     }
 
-    /// Whether it only fills a gap ([`safetensors::PADDING_PREFIX`]).
+    /// Returns `true` if the tensor only fills a gap ([`safetensors::PADDING_PREFIX`]).
     pub fn is_padding(&self) -> bool {
         matches!(self.dtype, Dtype::Safetensors(dtype) if safetensors::is_padding(self.name, dtype))
     }
@@ -58,7 +58,7 @@ impl Header {
         }
     }
 
-    /// Where the data begins: the length of all before it, in bytes.
+    /// Returns the offset of the data in the file, in bytes.
     pub fn data_offset(&self) -> u64 {
         match self {
             Self::Safetensors(header) => header.data_offset,
@@ -66,7 +66,7 @@ impl Header {
         }
     }
 
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     pub fn tensor_count(&self) -> usize {
         match self {
             Self::Safetensors(header) => header.tensors.len(),
@@ -74,30 +74,31 @@ impl Header {
         }
     }
 
-    /// The tensors, in the order of their data.
+    /// Returns the tensors in the order of their data.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
         (0..self.tensor_count()).map(|index| self.view(index))
     }
 
-    /// The tensor of that name, found by looking at one after the other.
+    /// Returns the tensor of this name. The search is linear.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         self.tensors().find(|tensor| tensor.name == name)
     }
 
-    /// Whether every tensor that has data begins at a multiple of `alignment` in the file.
+    /// Returns `true` if every tensor that has data begins at a multiple of `alignment` in the file.
+    /// Padding is not checked.
     pub fn is_aligned(&self, alignment: Granule) -> bool {
         let mut all = self.tensors().filter(|it| it.len_bytes() > 0 && !it.is_padding());
         all.all(|tensor| alignment.is_aligned(tensor.data.start))
     }
 
-    /// Lays the tensors of a file of `file_len_bytes` out anew, so that each begins at a multiple of
-    /// `alignment`. Returns the content that takes the place of the file, a whole file of its format
-    /// with the same tensors and metadata, and the header of that. A file whose tensors lie so already
-    /// stays as it is.
+    /// Computes an aligned layout of a file of `file_len_bytes`, in which each tensor begins at a
+    /// multiple of `alignment`. Returns the layout, which is a whole file of the same format with the
+    /// same tensors and metadata, and the header of that file. If the tensors are aligned already, the
+    /// file stays as it is.
     ///
     /// # Errors
-    /// [`Error`] if the format has no room for such a file, or if the fields of this header were
-    /// changed so that two tensors share bytes, or one lies outside the file.
+    /// [`Error`] if the format cannot represent such a file, or if the fields of this header were
+    /// changed so that two tensors overlap or one lies outside the file.
     pub fn align(self, file_len_bytes: u64, alignment: Granule) -> Result<(Image, Self)> {
         let format = self.format();
         let failed = |problem| Error::new(format, Reason::CannotAlign { alignment, problem });
@@ -118,8 +119,8 @@ impl Header {
         }
     }
 
-    /// Checks that the tensors lie in a file of `len_bytes`, one behind the other. A header that was
-    /// parsed has only such, but its fields are public, and readers rely on parts that share no byte.
+    /// Checks that the tensors do not overlap and lie in a file of `len_bytes`. That is so in a parsed
+    /// header, but its fields are public, and readers rely on parts that do not overlap.
     fn check_tensors(&self, len_bytes: u64) -> std::result::Result<(), AlignProblem> {
         let mut end = 0;
         for tensor in self.tensors() {

@@ -1,28 +1,28 @@
-//! Files with the same tensors at other places.
+//! Aligned layouts: files with the same tensors at other offsets.
 
 use longshore_mem::Granule;
 
-/// Consecutive bytes of a file that stay together on their way into the buffer.
+/// A range of a file that is contiguous in the buffer, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Part {
-    /// Where they begin in the file.
+    /// The offset in the file.
     pub file_offset: u64,
-    /// Where they go, from the beginning of the image or of the buffer.
+    /// The offset in the aligned layout or in the buffer.
     pub buffer_offset: u64,
-    /// How many they are.
+    /// The length in bytes.
     pub len_bytes: u64,
 }
 
 impl Part {
-    /// Makes a part of these bytes.
+    /// Makes a part from two offsets and a length.
     pub const fn new(file_offset: u64, buffer_offset: u64, len_bytes: u64) -> Self {
         Self { file_offset, buffer_offset, len_bytes }
     }
 }
 
-/// The content that takes the place of a file in a buffer: a header of its own at the beginning, and
-/// parts of the file behind it.
+/// An aligned layout: the content that a buffer has in place of a file. It begins with a header of its
+/// own, followed by parts of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     head: Vec<u8>,
@@ -32,9 +32,9 @@ pub struct Image {
 }
 
 impl Image {
-    /// Makes the image of `len_bytes` with these parts, in any order. Returns `None` if two of them
-    /// share a byte, of the file or of the image, if one shares a byte with the head, or if the head or
-    /// a part does not end within `len_bytes`.
+    /// Makes a layout of `len_bytes` with these parts, in any order. Returns `None` if two parts overlap
+    /// in the file or in the layout, if a part overlaps the head, or if the head or a part ends behind
+    /// `len_bytes`.
     pub fn new(
         head: Vec<u8>,
         parts: Vec<Part>,
@@ -58,7 +58,7 @@ impl Image {
         (head_len <= len_bytes && in_file && in_image).then_some(image)
     }
 
-    /// As [`Self::new`], of parts that share no byte.
+    /// Makes a layout like [`Self::new`], without checking that the parts do not overlap.
     pub(crate) fn of_parts(
         head: Vec<u8>,
         mut parts: Vec<Part>,
@@ -67,7 +67,7 @@ impl Image {
     ) -> Self {
         parts.retain(|part| part.len_bytes > 0);
         parts.sort_unstable_by_key(|part| part.file_offset);
-        // What stays side by side is one part.
+        // Merge parts that are adjacent in both.
         parts.dedup_by(|next, last| {
             let follows = last.file_offset.checked_add(last.len_bytes) == Some(next.file_offset)
                 && last.buffer_offset.checked_add(last.len_bytes) == Some(next.buffer_offset)
@@ -80,34 +80,34 @@ impl Image {
         Self { head, parts, len_bytes, alignment }
     }
 
-    /// Makes the image of a file of `len_bytes` as it is.
+    /// Makes the layout of a file of `len_bytes` that stays as it is.
     pub fn whole(len_bytes: u64, alignment: Granule) -> Self {
         Self::of_parts(Vec::new(), vec![Part::new(0, 0, len_bytes)], len_bytes, alignment)
     }
 
-    /// Returns the bytes that come before all parts; none if the file is taken as it is.
+    /// Returns the bytes before all parts; none if the file stays as it is.
     pub fn head(&self) -> &[u8] {
         &self.head
     }
 
-    /// Returns the parts in the order of the file, their places counted from the beginning of the
-    /// image. No two share a byte, of the file or of the image, nor one with the head. Bytes of the
-    /// image that are in none are zeros.
+    /// Returns the parts in the order of the file. Their buffer offsets are relative to the beginning of
+    /// the layout. The parts overlap neither each other, in the file or in the layout, nor the head.
+    /// Bytes of the layout that are in no part and not in the head are zero.
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// Takes the image apart into its head and its parts.
+    /// Splits the layout into its head and its parts.
     pub fn into_parts(self) -> (Vec<u8>, Vec<Part>) {
         (self.head, self.parts)
     }
 
-    /// Returns the length of the image in bytes.
+    /// Returns the length of the layout in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Returns what the beginning of the image has to be a multiple of.
+    /// Returns the alignment that the beginning of the layout needs.
     pub fn alignment(&self) -> Granule {
         self.alignment
     }

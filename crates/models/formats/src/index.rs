@@ -1,8 +1,8 @@
-//! Models in several files, and the index that says which tensor is in which.
+//! The index of a model in several safetensors files, which maps each tensor to its file.
 //!
-//! `model.safetensors.index.json` holds `{"metadata": {"total_size": n}, "weight_map": {tensor:
-//! file}}`; the files, called shards, are beside it. An index is as little to be trusted as the
-//! shards are: a name in it must not lead out of its folder.
+//! `model.safetensors.index.json` contains `{"metadata": {"total_size": n}, "weight_map": {tensor:
+//! file}}`. The files, called shards, are in the same folder or below it. An index is untrusted input,
+//! like the shards: a name in it must not lead out of the folder.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -19,38 +19,38 @@ use crate::safetensors::{Dtype, HEADER_LEN_MAX_BYTES, Header, TENSORS_MAX};
 /// The name of the format in messages.
 const FORMAT: Format = Format::SafetensorsIndex;
 
-/// The longest index that is read, in bytes: as a header, since it says less of each tensor.
+/// The length limit of an index, in bytes. It is that of a header, which has more text for each tensor.
 pub const INDEX_LEN_MAX_BYTES: u64 = HEADER_LEN_MAX_BYTES;
 
-/// The most shards a model may have: they are numbered with five digits.
+/// The limit on the shards of a model, whose numbers have five digits.
 pub const SHARDS_MAX: usize = 99_999;
 
-/// The shortest entry of a weight map there is.
+/// The length of the shortest possible entry of a weight map.
 const ENTRY_LEN_MIN: usize = r#""":"a""#.len();
 
-/// The most heap memory, in bytes, that reading an index of `len_bytes` takes at any moment,
-/// without the headers of the shards: its text, the names of the tensors, what it takes to undo the
-/// escapes of the longest string, and 48 MiB for the lists of [`TENSORS_MAX`] tensors and
+/// Returns an upper bound on the heap memory, in bytes, that parsing an index of `len_bytes` takes at
+/// any time, without the headers of the shards. It covers the text, the names of the tensors, the
+/// buffer for unescaping the longest string, and 48 MiB for the lists of [`TENSORS_MAX`] tensors and
 /// [`SHARDS_MAX`] shards.
 pub const fn parse_memory_max_bytes(len_bytes: u64) -> u64 {
     len_bytes.saturating_mul(5).saturating_add(48 << 20)
 }
 
-/// Which tensor is in which shard of a model.
+/// The index of a model: the shard of each tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardIndex {
-    /// In the order of their names.
+    /// The names, sorted.
     shards: Vec<String>,
-    /// Names of tensors and positions in `shards`, in the order of the names.
+    /// The names of tensors, sorted, with indices into `shards`.
     tensors: Vec<(String, u32)>,
     total_size_bytes: Option<u64>,
 }
 
 impl ShardIndex {
-    /// Reads an index out of the whole content of a file, of at most [`INDEX_LEN_MAX_BYTES`].
+    /// Parses an index from the whole content of a file, of at most [`INDEX_LEN_MAX_BYTES`].
     ///
     /// # Errors
-    /// [`Error`] with what is wrong with it.
+    /// [`Error`] if it is not a valid index.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         check_len(bytes.len() as u64)?;
         let claims = Claims::parse(bytes).map_err(|reason| Error::new(FORMAT, reason))?;
@@ -60,7 +60,7 @@ impl ShardIndex {
             let item = Item::Tensor(QuotedName::new(&pair[0].0));
             return Err(Error::new(FORMAT, Reason::Duplicate { item }));
         }
-        // Numbered as they came; from here on as they are sorted.
+        // The parser numbered the shards in the order of the text. Renumber them in sorted order.
         let mut place_by_number = vec![0; claims.shards.len()];
         for (place, number) in (0..).zip(claims.shards.values()) {
             place_by_number[*number as usize] = place;
@@ -75,31 +75,31 @@ impl ShardIndex {
         })
     }
 
-    /// The names of the shards, each once and sorted. None leads out of the folder by itself.
+    /// Returns the names of the shards, each once and sorted. They are relative paths without `..`, so
+    /// only a symbolic link can lead out of the folder.
     pub fn shards(&self) -> &[String] {
         &self.shards
     }
 
-    /// The names of the tensors, sorted, and of the shards they are in.
+    /// Returns the names of the tensors, sorted, each with the name of its shard.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.tensors.iter().map(|(name, shard)| (name.as_str(), self.shard_name(*shard)))
     }
 
-    /// How many bytes of tensors there are in all shards, as far as the index says. Tools count
-    /// it in different ways.
+    /// Returns the number of bytes that the index declares for the tensors of all shards, if it has one.
+    /// Tools count it in different ways.
     pub fn total_size_bytes(&self) -> Option<u64> {
         self.total_size_bytes
     }
 
-    /// Checks the headers of the shards, in the order of [`Self::shards`]: every tensor of the
-    /// index is in its shard, and none is in two. Tensors that the index does not name may be
-    /// there.
+    /// Checks the headers of the shards, in the order of [`Self::shards`]: every tensor of the index is
+    /// in its shard, and no tensor is in two. Shards may contain tensors that the index does not name.
     ///
-    /// A total size is only refused where no way of counting gives it. Known ways are the bytes of
-    /// the tensors, with truth values counted as bits, and the length of the files.
+    /// The total size must lie between the bytes of the tensors, with a boolean counted as one bit, and
+    /// the length of all files, because tools count it in these ways.
     ///
     /// # Errors
-    /// [`Error`] of the index, with what does not fit together.
+    /// [`Error`] of the index, if it contradicts the headers.
     pub fn check(&self, headers: &[Header]) -> Result<()> {
         let problem = self.contradiction(headers);
         problem.map_or(Ok(()), |problem| Err(Error::new(FORMAT, Reason::Shards(problem))))
@@ -160,10 +160,10 @@ impl ShardIndex {
     }
 }
 
-/// Checks that an index of `len_bytes` is not too long to be read.
+/// Checks the length of an index before it is read.
 ///
 /// # Errors
-/// [`Error`] if it has more than [`INDEX_LEN_MAX_BYTES`].
+/// [`Error`] if `len_bytes` is above [`INDEX_LEN_MAX_BYTES`].
 pub fn check_len(len_bytes: u64) -> Result<()> {
     if len_bytes > INDEX_LEN_MAX_BYTES {
         return Err(Error::new(
@@ -179,7 +179,7 @@ pub fn check_len(len_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Returns why a shard may not have this name, if it may not.
+/// Returns the problem of a shard name, if it has one.
 fn unusable(name: &str) -> Option<ShardNameProblem> {
     if name.is_empty() {
         return Some(ShardNameProblem::Empty);
@@ -194,18 +194,18 @@ fn unusable(name: &str) -> Option<ShardNameProblem> {
     if path.components().any(|part| part == Component::ParentDir) {
         return Some(ShardNameProblem::ParentDirectory);
     }
-    // Components leave out what does not matter: './', '//' and a '/' at the end.
+    // `components` drops './', '//' and a '/' at the end.
     let plain: PathBuf =
         path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
     (plain.as_os_str() != path.as_os_str()).then_some(ShardNameProblem::NotPlain)
 }
 
-/// What an index says, not yet sorted.
+/// The content of an index, not yet sorted.
 #[derive(Default)]
 struct Claims {
-    /// Names and the number of their shard.
+    /// The names of tensors, with the numbers of their shards.
     tensors: Vec<(String, u32)>,
-    /// Numbers by name.
+    /// The numbers of shards, by name.
     shards: BTreeMap<String, u32>,
     total_size_bytes: Option<u64>,
 }
@@ -263,7 +263,7 @@ impl<'de> Expect<'de> for IndexObject<'_> {
     }
 }
 
-/// A key that matters, or an empty string for any other.
+/// A key of the format, or an empty string for any other key.
 struct Key;
 
 impl Expect<'_> for Key {
@@ -326,7 +326,7 @@ impl<'de> Expect<'de> for WeightMap<'_> {
     }
 }
 
-/// The metadata, of which only the total size is of use.
+/// The metadata. Only the total size is kept.
 struct MetadataObject;
 
 impl<'de> Expect<'de> for MetadataObject {
@@ -353,7 +353,7 @@ impl<'de> Expect<'de> for MetadataObject {
     }
 }
 
-/// A number of bytes. Some tools write it as a float; what is no whole number says nothing.
+/// A number of bytes, which some tools write as a float. A value that is not a whole number is ignored.
 struct TotalSize;
 
 impl Expect<'_> for TotalSize {
@@ -410,7 +410,7 @@ mod tests {
     const THREE: &str = r#"{"weight_map":{"b":"m-2","a":"m-1","c":"m-2"},"metadata":{"total_size":24.0,"format":[1]},"more":{}}"#;
 
     #[test]
-    fn shards_are_told_once_and_in_order() {
+    fn shards_are_listed_once_and_sorted() {
         let index = parse(THREE).unwrap();
         assert_eq!(index.shards(), ["m-1", "m-2"]);
         let tensors: Vec<_> = index.tensors().collect();
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_index() {
+    fn text_that_is_not_an_index_is_refused() {
         for (text, expected) in [
             ("", "it cannot be read: EOF while parsing a value at line 1 column 0"),
             ("{}", "its weight_map is missing or names no tensor"),
@@ -467,22 +467,21 @@ mod tests {
         }
         let latin = ShardIndex::parse(b"{\"\xe4").unwrap_err();
         assert_eq!(reason(&latin), "it is not UTF-8 from byte 2 on");
-        for passed_over in ["null", "\"24\"", "-1", "0.5", "1e300"] {
-            let text = format!(
-                r#"{{"weight_map":{{"a":"x"}},"metadata":{{"total_size":{passed_over}}}}}"#
-            );
-            assert_eq!(parse(&text).unwrap().total_size_bytes(), None, "{passed_over}");
+        for ignored in ["null", "\"24\"", "-1", "0.5", "1e300"] {
+            let text =
+                format!(r#"{{"weight_map":{{"a":"x"}},"metadata":{{"total_size":{ignored}}}}}"#);
+            assert_eq!(parse(&text).unwrap().total_size_bytes(), None, "{ignored}");
         }
     }
 
     #[test]
-    fn shards_must_have_what_the_index_names_and_no_more_than_once() {
+    fn each_tensor_must_be_in_its_shard_and_in_no_other() {
         let index = parse(THREE).unwrap();
         let check = |first: &[(&str, Dtype, u64)], second: &[(&str, Dtype, u64)]| {
             index.check(&[header(first), header(second)]).map_err(|error| reason(&error))
         };
         let (u8, bool) = (Dtype::U8, Dtype::Bool);
-        // Counted as tensors, as files, and with truth values as bits.
+        // The total size counts tensors, then files, then tensors with booleans as bits.
         check(&[("a", u8, 8)], &[("b", u8, 8), ("c", u8, 8)]).unwrap();
         check(&[("a", u8, 1)], &[("unnamed", u8, 1), ("b", u8, 1), ("c", u8, 1)]).unwrap();
         check(&[("a", u8, 16)], &[("b", bool, 64), ("c", bool, 0)]).unwrap();
@@ -495,17 +494,17 @@ mod tests {
             (
                 &[("a", u8, 8)],
                 &[("b", u8, 8)],
-                r#"tensor "c" is not in the shard "m-2" that it names, nor in any other; are the shards and the index of the same version?"#,
+                r#"tensor "c" is not in the shard "m-2" that the index names, nor in any other; are the shards and the index of the same version?"#,
             ),
             (
                 &[("a", u8, 8), ("c", u8, 8)],
                 &[("b", u8, 8)],
-                r#"tensor "c" is not in the shard "m-2" that it names, but in "m-1"; are the shards and the index of the same version?"#,
+                r#"tensor "c" is not in the shard "m-2" that the index names, but in "m-1"; are the shards and the index of the same version?"#,
             ),
             (
                 &[("a", u8, 9)],
                 &[("b", u8, 8), ("c", u8, 8)],
-                "it says that the tensors have 24 bytes, but in the shards they have 25; name the shards one by one to load them as they are",
+                "it declares 24 bytes of tensors, but the shards have 25; name the shards one by one to load them as they are",
             ),
         ] {
             assert_eq!(check(first, second).unwrap_err(), expected);

@@ -1,8 +1,7 @@
-//! Reading JSON that nobody vouches for.
+//! A reader of untrusted JSON.
 //!
-//! Two things are kept from a hostile text: memory beyond what its reader means to spend (what is
-//! not wanted is skipped, never stored, and what is in the wrong place is refused without being
-//! copied into the message), and the stack (nesting ends at serde_json's limit of 128).
+//! Hostile text can exhaust neither memory nor the stack. Unknown values are skipped and not stored, a
+//! value of the wrong type is not copied into the error, and serde_json limits nesting to 128 levels.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -11,12 +10,12 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 
 use crate::reason::{Item, JsonError, Reason};
 
-/// What is expected at one place of the text. Every kind of value is refused but those whose
-/// method is overridden.
+/// The value that is expected at one place of the text. A type accepts the kinds of values whose methods
+/// it overrides, and refuses all others.
 pub(super) trait Expect<'de>: Sized {
-    /// What is made of it.
+    /// The Rust value that is made from the text.
     type Value;
-    /// Its name, with an article, for messages.
+    /// The name of the expected value, with an article, for messages.
     const WHAT: &'static str;
 
     fn null<E: Error>(self) -> Result<Self::Value, E> {
@@ -56,7 +55,7 @@ fn other<'de, T: Expect<'de>, E: Error>(found: &str) -> E {
     E::custom(format_args!("expected {}, found {found}", T::WHAT))
 }
 
-/// Holds the text against an [`Expect`].
+/// Passes values of the text to an [`Expect`].
 pub(super) struct At<T>(pub(super) T);
 
 impl<'de, T: Expect<'de>> DeserializeSeed<'de> for At<T> {
@@ -107,7 +106,7 @@ impl<'de, T: Expect<'de>> Visitor<'de> for At<T> {
     }
 }
 
-/// A string, copied out.
+/// A string, which is copied.
 pub(super) struct Text;
 
 impl Expect<'_> for Text {
@@ -131,7 +130,7 @@ impl Expect<'_> for Unsigned {
     }
 }
 
-/// Anything, read and dropped. Unlike serde's `IgnoredAny` it counts as nesting.
+/// Any value, which is dropped. Unlike serde's `IgnoredAny`, it is subject to the nesting limit.
 pub(super) struct Skip;
 
 impl<'de> Expect<'de> for Skip {
@@ -175,7 +174,7 @@ impl<'de> Expect<'de> for Skip {
     }
 }
 
-/// The reason a text is refused, which no error of the JSON reader can carry.
+/// The reason why a text is refused. `serde_json::Error` cannot carry it.
 #[derive(Default)]
 pub(super) struct Refusal(RefCell<Option<Noted>>);
 
@@ -187,14 +186,14 @@ enum Noted {
 }
 
 impl Refusal {
-    /// Notes the reason and makes the error that ends the reading. The first note stays: it is the
-    /// innermost.
+    /// Records the reason, and returns the error that ends the reading. The first record stays, because
+    /// it is the innermost.
     pub(super) fn refuse<E: Error>(&self, reason: impl FnOnce() -> Reason) -> E {
         self.0.borrow_mut().get_or_insert_with(|| Noted::Reason(reason()));
         E::custom("refused")
     }
 
-    /// Notes the part of the text that `error` is about, unless there is a note already.
+    /// Records the part of the text that `error` is about, unless there is a record already.
     pub(super) fn within<E: Error>(&self, error: E, item: impl FnOnce() -> Item) -> E {
         self.0.borrow_mut().get_or_insert_with(|| Noted::Item(item()));
         error
@@ -203,7 +202,7 @@ impl Refusal {
     /// Reads all of `text` as `expected`.
     ///
     /// # Errors
-    /// The reason noted, else the error of the JSON reader.
+    /// The recorded reason, or else the error of the JSON reader.
     pub(super) fn read<'de, T: Expect<'de>>(
         &self,
         text: &'de str,
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_expected_is_named_and_what_is_there_is_not_copied() {
+    fn an_error_names_the_expected_value_and_does_not_copy_the_text() {
         let long = format!("\"{}\"", "x".repeat(10_000));
         for (text, found) in [
             (long.as_str(), "a string"),

@@ -1,7 +1,8 @@
-//! File formats of model weights: which tensors are in a file, and where. Bytes in, ranges out.
+//! Parsers of the file formats of model weights. They return the tensors of a file and the range of
+//! each: bytes in, ranges out.
 //!
-//! Nothing here opens or reads a file. A caller reads the beginning of one, however it gets at it,
-//! and has it parsed:
+//! This crate opens and reads no files. The caller reads the beginning of a file, from wherever it is
+//! stored, and passes it to a parser:
 //!
 //! ```text
 //!   beginning of a file ──┬─► safetensors::Header::parse ──┬─► Header ──► TensorView: name, dtype,
@@ -10,9 +11,8 @@
 //!                                                                    a multiple of an alignment
 //! ```
 //!
-//! Files come from anywhere, so nothing in them is trusted: a header is checked as a whole, against
-//! the length of its file too, and reading it takes a documented amount of memory at most, whatever
-//! is in it.
+//! Files are untrusted input. A header is checked as a whole, also against the length of its file. The
+//! memory that parsing takes has a documented upper bound for any content.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,13 @@
-//! Text out of files that goes into messages.
+//! Text from files, made safe for messages.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// Characters of a name that go into a message.
+/// The number of characters of a name that a message shows.
 const QUOTED_CHARS_MAX: usize = 100;
 
-/// A name out of a file, shortened to its first 100 characters. [`fmt::Display`] writes it in quotes and
-/// [`printable`].
+/// A name from a file, shortened to its first 100 characters. [`fmt::Display`] writes it in quotes, and
+/// makes it [`printable`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotedName {
     start: Box<str>,
@@ -21,7 +21,7 @@ impl QuotedName {
         Self { start: name[..cut].into(), len_bytes: name.len() }
     }
 
-    /// Returns the first 100 characters of the name as they are in the file. They may be any.
+    /// Returns the first 100 characters of the name, unescaped. Any characters are possible.
     pub fn as_str(&self) -> &str {
         &self.start
     }
@@ -42,13 +42,14 @@ impl fmt::Display for QuotedName {
     }
 }
 
-/// Returns a name out of a file for a message: in quotes, [`printable`], and not longer than a line.
+/// Returns a name from a file for a message: in quotes, [`printable`], and shortened to 100 characters.
 pub fn quoted(name: &str) -> String {
     QuotedName::new(name).to_string()
 }
 
-/// Returns text out of a file, fit for a terminal: control characters, and others that are not seen or
-/// change how what follows is seen, are written as Rust writes them in a string.
+/// Returns text from a file in a form that is safe to print on a terminal. Control characters, and
+/// others that are invisible or change how the following text is displayed, are escaped as in a Rust
+/// string.
 ///
 /// ```
 /// let name = longshore_formats::printable("weight\u{1b}[2J");
@@ -56,7 +57,7 @@ pub fn quoted(name: &str) -> String {
 /// ```
 pub fn printable(text: &str) -> Cow<'_, str> {
     let is_plain = |char: char| {
-        // These are escaped in a string for another reason.
+        // `escape_debug` escapes these, too, but they are safe on a terminal.
         matches!(char, '"' | '\'' | '\\') || char.escape_debug().len() == 1
     };
     if text.chars().all(is_plain) {
@@ -78,11 +79,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_shown_without_harm() {
+    fn names_are_escaped_and_shortened() {
         assert_eq!(quoted("a\"b\u{1b}[0m\n"), r#""a"b\u{1b}[0m\n""#);
         assert_eq!(quoted(&"é".repeat(100)), format!("\"{}\"", "é".repeat(100)));
         assert_eq!(quoted(&"é".repeat(101)), format!("\"{}…\" (202 bytes)", "é".repeat(100)));
-        // An override of the direction of writing.
+        // A right-to-left override.
         assert_eq!(printable("a\u{202e}b\\c"), "a\\u{202e}b\\c");
         assert!(matches!(printable("model.layers.0 'ä'"), Cow::Borrowed(_)));
     }

@@ -390,7 +390,7 @@ fn one_entry(key: &str, kind: ValueType, value: Vec<u8>) -> Vec<u8> {
 fn ten_million_tensors_are_refused_within_the_bound() {
     assert_eq!(
         within_bound(&many_tensors(TENSORS_MAX + 1, 0)).unwrap(),
-        "it says that it has 1048577 tensors; 1048576 are read at most"
+        "it declares 1048577 tensors, more than the limit of 1048576"
     );
     // What is only said costs nothing, though the file has room for it.
     for (at, what) in [(8, "tensors"), (16, "entries of metadata")] {
@@ -398,13 +398,13 @@ fn ten_million_tensors_are_refused_within_the_bound() {
             let mut head = many_tensors(1, 0);
             head[at..at + 8].copy_from_slice(&u64::to_le_bytes(count));
             let refused = within_bound(&head).unwrap();
-            assert!(refused.starts_with(&format!("it says that it has {count} {what}; ")));
+            assert!(refused.starts_with(&format!("it declares {count} {what}, ")));
         }
         let mut head = many_tensors(0, 0);
         head[at..at + 8].copy_from_slice(&30_000u64.to_le_bytes());
         let file_len = head.len() as u64;
         let (refused, peak) = peak_bytes(|| Header::parse(&head, file_len));
-        assert!(refused.unwrap_err().detail().to_string().contains("for which it is too short"));
+        assert!(refused.unwrap_err().detail().to_string().contains("but is too short for them"));
         assert!(peak < 4096, "{peak}");
     }
 }
@@ -424,9 +424,9 @@ fn the_most_of_everything_is_read_within_the_bound() {
     // Another entry, for the alignment, has no room.
     let header = parse(&most.head()).unwrap();
     let refused = header.encode_aligned(Granule::SIZE_4K).unwrap_err().to_string();
-    assert!(refused.ends_with("its header would become longer than there may be"), "{refused}");
+    assert!(refused.ends_with("its header would exceed the limits"), "{refused}");
     let more = File { entries: entries(METADATA_ENTRIES_MAX + 1), ..most };
-    assert!(within_bound(&more.head()).unwrap().ends_with("32768 are read at most"));
+    assert!(within_bound(&more.head()).unwrap().ends_with("more than the limit of 32768"));
 }
 
 #[test]
@@ -453,11 +453,11 @@ fn hostile_values_stay_within_the_bound() {
                 ValueType::Array,
                 array(ValueType::Bool, LEN, &[1, 2].repeat(LEN as usize / 2)),
             ),
-            "a truth value is 2",
+            "a boolean is 2",
         ),
         (
             one_entry(&long[..65_535], ValueType::Array, array(ValueType::String, 1 << 60, &[])),
-            "would end at byte 9223372036854841391, but it has 1099511627776",
+            "would end at byte 9223372036854841391, but the file has 1099511627776",
         ),
     ] {
         let refused = within_bound(&head).unwrap();
@@ -471,7 +471,7 @@ fn a_header_without_end_is_read_to_the_limit_and_no_further() {
     let mut head =
         one_entry("key", ValueType::String, (HEADER_LEN_MAX_BYTES + 1).to_le_bytes().to_vec());
     let refused = within_bound(&head).unwrap();
-    assert!(refused.contains("more than the 134217728 there may be"), "{refused}");
+    assert!(refused.contains("above the limit of 134217728"), "{refused}");
     // As long as may be, of which the most is a hole.
     head = one_entry("key", ValueType::String, (HEADER_LEN_MAX_BYTES - 47).to_le_bytes().to_vec());
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
@@ -628,7 +628,7 @@ fn splits_with_the_same_or_too_few_tensors_are_refused() {
     write(2, &["b"], 3);
     assert_eq!(reason(open()), r#"tensor "b" is in two splits, 1 and 2"#);
     write(2, &["c", "d"], 3);
-    let expected = "split 1 says that all have 3 tensors together, but they have 4; are they of the \
+    let expected = "split 1 declares 3 tensors in all splits, but they have 4; are they of the \
                     same version?";
     assert_eq!(reason(open()), expected);
 }

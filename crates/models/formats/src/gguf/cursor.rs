@@ -1,45 +1,45 @@
-//! Reading the head of a file from front to back, never past what the file can have.
+//! A cursor that reads a header from front to back, within the length of the file.
 
 use super::limits::{HEADER_LEN_MAX_BYTES, NAME_LEN_MAX_BYTES};
 use super::value_type::ValueType;
 use crate::reason::{Quantity, Reason, TruncatedPart, ValueProblem};
 
-/// Arrays in arrays in arrays: how deep they may be. Nothing known has more than two.
+/// The limit on the nesting of arrays. Known files nest them at most two deep.
 pub(super) const ARRAY_DEPTH_MAX: usize = 4;
 
-/// Why reading stopped.
+/// The reason why reading stopped.
 #[derive(Debug)]
 pub(super) enum Stop {
     /// The header is wrong.
     Refused(Box<Reason>),
-    /// The header needs all bytes up to here, and they may be in the file.
+    /// The header goes on behind the bytes given, and the file is long enough for it.
     Short {
-        /// Where the next value ends, from the beginning of the file.
+        /// The offset in the file of the end of the next value.
         end: usize,
     },
 }
 
 pub(super) type Step<T> = Result<T, Stop>;
 
-/// Makes a refusal.
+/// Returns a refusal.
 #[cold]
 pub(super) fn refuse<T>(reason: Reason) -> Step<T> {
     Err(Stop::Refused(Box::new(reason)))
 }
 
-/// Makes a refusal of a number above its limit.
+/// Returns the refusal of a number above its limit.
 #[cold]
 fn too_large<T>(quantity: Quantity, found: Option<u64>, max: u64) -> Step<T> {
     refuse(Reason::TooLarge { item: None, quantity, found, max })
 }
 
-/// Makes a refusal of a value.
+/// Returns the refusal of a value.
 #[cold]
 fn bad_value<T>(problem: ValueProblem) -> Step<T> {
     refuse(Reason::BadValue { item: None, problem })
 }
 
-/// A place in the beginning of a file.
+/// A position in the beginning of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -48,22 +48,22 @@ pub(super) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// At the beginning of `bytes`, the beginning of a file of this length.
+    /// Makes a cursor at the start of `bytes`, which are the beginning of a file of this length.
     pub(super) fn new(bytes: &'a [u8], file_len_bytes: u64) -> Self {
         Self { bytes, at: 0, file_len_bytes }
     }
 
-    /// How far it is from the beginning.
+    /// Returns the offset from the beginning.
     pub(super) fn at(&self) -> usize {
         self.at
     }
 
-    /// How many bytes of a header there can be from here on.
+    /// Returns an upper bound on the rest of the header, in bytes.
     pub(super) fn left_max(&self) -> u64 {
         self.file_len_bytes.min(HEADER_LEN_MAX_BYTES) - self.at as u64
     }
 
-    /// The next bytes.
+    /// Reads `len_bytes` bytes.
     pub(super) fn take(&mut self, len_bytes: u64) -> Step<&'a [u8]> {
         if len_bytes > self.left_max() {
             let end = u128::from(len_bytes) + self.at as u128;
@@ -74,10 +74,10 @@ impl<'a> Cursor<'a> {
                     found_bytes: self.file_len_bytes,
                 });
             }
-            // Fits: not above the length of the file.
+            // The cast is lossless: `end` is at most the length of the file.
             return too_large(Quantity::HeaderBytes, Some(end as u64), HEADER_LEN_MAX_BYTES);
         }
-        // Fits: below the limit of a header.
+        // The cast is lossless: the length is below the limit of a header.
         let end = self.at + len_bytes as usize;
         let Some(taken) = self.bytes.get(self.at..end) else { return Err(Stop::Short { end }) };
         self.at = end;
@@ -99,13 +99,13 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// The bytes of a string.
+    /// Reads the bytes of a string.
     pub(super) fn string(&mut self) -> Step<&'a [u8]> {
         let len_bytes = self.u64()?;
         self.take(len_bytes)
     }
 
-    /// The bytes of a key or of the name of a tensor.
+    /// Reads the bytes of a key or of the name of a tensor.
     pub(super) fn name(&mut self) -> Step<&'a [u8]> {
         let len_bytes = self.u64()?;
         if len_bytes > NAME_LEN_MAX_BYTES {
@@ -120,12 +120,12 @@ impl<'a> Cursor<'a> {
             .map_or_else(|| bad_value(ValueProblem::UnknownType { number }), Ok)
     }
 
-    /// Goes past a value and checks all of it but the encoding of strings.
+    /// Skips a value, and checks all of it except the encoding of strings.
     pub(super) fn skip_value(&mut self, kind: ValueType) -> Step<()> {
         self.skip(kind, 1, 0)
     }
 
-    /// Goes past so many values of a type, which are in so many arrays.
+    /// Skips `count` values of a type that are nested in `depth` arrays.
     pub(super) fn skip(&mut self, kind: ValueType, count: u64, depth: usize) -> Step<()> {
         if let Some(size) = kind.size_bytes() {
             let taken = self.take(count.saturating_mul(size))?;
@@ -136,7 +136,7 @@ impl<'a> Cursor<'a> {
             }
             return Ok(());
         }
-        // At least a length each. This bounds the loop by the length of the header.
+        // Each value has at least a length of 8 bytes. This bounds the loop by the length of the header.
         if count.saturating_mul(8) > self.left_max() {
             self.take(count.saturating_mul(8))?;
         }

@@ -1,13 +1,13 @@
-//! What the elements of a tensor are, and how they are packed into blocks.
+//! The element types of ggml, and how elements are packed into blocks.
 
 use std::fmt;
 
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal, $elements:literal in $bytes:literal;)*) => {
-        /// What the elements of a tensor are, as ggml has it. [`fmt::Display`] writes ggml's own
-        /// name.
+        /// The type of a tensor's elements, as ggml defines it. [`fmt::Display`] writes ggml's own name.
         ///
-        /// Elements come in blocks of some length, each with its scales, and a row is whole blocks.
+        /// Elements are stored in blocks of a fixed length, each with its scales. A row is a whole
+        /// number of blocks.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum Dtype {
@@ -15,38 +15,38 @@ macro_rules! dtypes {
         }
 
         impl Dtype {
-            /// Every one there is, in the order of their numbers.
+            /// All types, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Its number in a file.
+            /// Returns the number that files use for the type.
             pub const fn number(self) -> u32 {
                 match self {
                     $(Self::$variant => $number,)*
                 }
             }
 
-            /// Its name, such as `Q4_K`.
+            /// Returns the name, such as `Q4_K`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
                 }
             }
 
-            /// How many elements are in a block.
+            /// Returns the number of elements in a block.
             pub const fn block_elements(self) -> u64 {
                 match self {
                     $(Self::$variant => $elements,)*
                 }
             }
 
-            /// How many bytes a block has.
+            /// Returns the size of a block in bytes.
             pub const fn block_bytes(self) -> u64 {
                 match self {
                     $(Self::$variant => $bytes,)*
                 }
             }
 
-            /// The one of this number.
+            /// Returns the type with this number.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number {
                     $($number => Some(Self::$variant),)*
@@ -54,7 +54,7 @@ macro_rules! dtypes {
                 }
             }
 
-            /// The one of this name.
+            /// Returns the type with this name.
             pub fn from_name(name: &str) -> Option<Self> {
                 match name {
                     $($name => Some(Self::$variant),)*
@@ -80,18 +80,18 @@ dtypes! {
     Q5_1 = 7, "Q5_1", 32 in 24;
     /// 8 bits and a scale.
     Q8_0 = 8, "Q8_0", 32 in 34;
-    /// 8 bits, a scale and a sum, for intermediate results. Its size is that of the Python package
-    /// gguf; in the memory of ggml, which never writes it to files, it has become 36 bytes.
+    /// 8 bits, a scale and a sum, for intermediate results. The block size is that of the Python package
+    /// gguf. In ggml itself, which never writes this type to files, a block now has 36 bytes.
     Q8_1 = 9, "Q8_1", 32 in 40;
-    /// 2 bits with scales of scales.
+    /// 2 bits in super-blocks, whose scales are quantized.
     Q2K = 10, "Q2_K", 256 in 84;
-    /// 3 bits with scales of scales.
+    /// 3 bits in super-blocks, whose scales are quantized.
     Q3K = 11, "Q3_K", 256 in 110;
-    /// 4 bits with scales of scales.
+    /// 4 bits in super-blocks, whose scales are quantized.
     Q4K = 12, "Q4_K", 256 in 144;
-    /// 5 bits with scales of scales.
+    /// 5 bits in super-blocks, whose scales are quantized.
     Q5K = 13, "Q5_K", 256 in 176;
-    /// 6 bits with scales of scales.
+    /// 6 bits in super-blocks, whose scales are quantized.
     Q6K = 14, "Q6_K", 256 in 210;
     /// 8 bits and sums, for intermediate results.
     Q8K = 15, "Q8_K", 256 in 292;
@@ -129,9 +129,9 @@ dtypes! {
     Tq1_0 = 34, "TQ1_0", 256 in 54;
     /// -1, 0 or 1, four in a byte.
     Tq2_0 = 35, "TQ2_0", 256 in 66;
-    /// 4-bit floats of the OCP microscaling formats with their scale.
+    /// 4-bit floats of the OCP microscaling formats, with a shared scale.
     Mxfp4 = 39, "MXFP4", 32 in 17;
-    /// 4-bit floats with an 8-bit float as the scale of each 16.
+    /// 4-bit floats, with an 8-bit float as the scale of each 16 elements.
     Nvfp4 = 40, "NVFP4", 64 in 36;
     /// 1 bit and a scale.
     Q1_0 = 41, "Q1_0", 128 in 18;
@@ -145,7 +145,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// The name of a type that ggml had under this number and has no more.
+/// Returns the name of a type that ggml has removed and that had this number.
 pub(crate) fn removed(number: u32) -> Option<&'static str> {
     Some(match number {
         4 => "Q4_2",

@@ -1,4 +1,4 @@
-//! Headers written anew, for files whose tensors lie at other places.
+//! An encoder of headers, for files whose tensors are at other offsets.
 
 use longshore_mem::Granule;
 
@@ -12,43 +12,44 @@ use super::value_type::ValueType;
 use crate::image::{Image, Part};
 use crate::reason::AlignProblem;
 
-/// A [`Header`] written for a file of some alignment.
+/// A [`Header`] that was encoded for a file of another alignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Encoded {
     /// The beginning of the file, up to the padding before the data.
     pub head: Vec<u8>,
-    /// Where the data begins. From the end of `head` to here there are zeros, as between and behind
-    /// tensors; with a large alignment those are many.
+    /// The offset of the data in the file. The bytes from the end of `head` to here are zero, and so is
+    /// the padding between and behind tensors. They are not in `head`, because a large alignment needs
+    /// many of them.
     pub data_offset: u64,
-    /// Where in the file the data of each tensor begins, in the order of [`Header::tensors`].
+    /// The offset in the file of each tensor's data, in the order of [`Header::tensors`].
     pub offsets: Vec<u64>,
-    /// The length of the file in bytes. The last tensor is padded too, as ggml's writers do.
+    /// The length of the file in bytes, with padding behind the last tensor, as ggml writes it.
     pub file_len_bytes: u64,
 }
 
-/// A header that cannot be written for this alignment.
+/// The error for a header that cannot be encoded for an alignment.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[error("a GGUF file cannot have its tensors aligned to {alignment}: {problem}")]
 pub struct EncodeError {
-    /// The alignment asked for.
+    /// The requested alignment.
     pub alignment: Granule,
     /// The problem.
     pub problem: AlignProblem,
 }
 
 impl Header {
-    /// Writes the header of a file with the same metadata and tensors, each tensor at a multiple of
-    /// `alignment`, one right behind the other in the order of [`Header::tensors`]. Its
-    /// `general.alignment` says so; all else stays, byte for byte.
+    /// Encodes the header of a file with the same metadata and tensors, in which each tensor is at the
+    /// next multiple of `alignment`, in the order of [`Header::tensors`]. The new header declares that
+    /// alignment in `general.alignment`. All other metadata stays the same, byte for byte.
     ///
-    /// If that is the alignment it has, the tensors stay where they are, gaps and all, and the
-    /// bytes are those that it was read from.
+    /// If the file has that alignment already, the tensors stay where they are, with all gaps between
+    /// them, and the result is the bytes from which the header was parsed.
     ///
     /// # Errors
-    /// [`EncodeError`] where the alignment is below 8 bytes or above 2 GiB, which the format cannot
-    /// say, and where the header or the file would become longer than they may be.
+    /// [`EncodeError`] if the alignment is below 8 bytes or above 2 GiB, which the format does not
+    /// support, or if the header would exceed its limits or the file 2^64 bytes.
     pub fn encode_aligned(&self, alignment: Granule) -> Result<Encoded, EncodeError> {
         let refused = |problem| EncodeError { alignment, problem };
         let bytes = u32::try_from(alignment.bytes()).ok().filter(|bytes| *bytes >= ALIGNMENT_MIN);
@@ -91,17 +92,17 @@ impl Header {
         head
     }
 
-    /// The length of the header with these metadata, without padding.
+    /// Returns the length of the header with this metadata, without padding.
     fn unpadded_len(&self, metadata: &Metadata) -> u64 {
         let descriptions: usize = self.tensors.iter().map(description_len).sum();
         (OPENING_BYTES + metadata.bytes.len() + descriptions) as u64
     }
 
-    /// The image of a file with the same metadata and tensors, each tensor at a multiple of
-    /// `alignment`, and its header.
+    /// Computes an aligned layout with the same metadata and tensors, each tensor at a multiple of
+    /// `alignment`. Returns the layout and its header. An alignment below 8 bytes is raised to 8.
     ///
     /// # Errors
-    /// As [`Header::encode_aligned`], but for an alignment below 8 bytes, which 8 is a multiple of.
+    /// Those of [`Header::encode_aligned`].
     pub(crate) fn aligned(&self, alignment: Granule) -> Result<(Image, Self), EncodeError> {
         let least = Granule::new(u64::from(ALIGNMENT_MIN)).unwrap_or(alignment);
         let alignment = alignment.max(least);
@@ -109,7 +110,7 @@ impl Header {
             self.encode_aligned(alignment)?;
         let mut header = Self { alignment, data_offset, ..self.clone() };
         if header.metadata.get(ALIGNMENT_KEY).is_some() || alignment != ALIGNMENT_DEFAULT {
-            // Fits: it was encoded.
+            // The cast is lossless: `encode_aligned` has checked it.
             header.metadata.set_u32(ALIGNMENT_KEY, alignment.bytes() as u32);
         }
         let mut parts = Vec::with_capacity(offsets.len());
@@ -121,8 +122,8 @@ impl Header {
         Ok((Image::of_parts(head, parts, file_len_bytes, alignment), header))
     }
 
-    /// Where the data begin behind a header of this length, and each tensor's; and where the file
-    /// ends, unless that is past 2^64.
+    /// Returns the offset of the data behind a header of this length, the offset of each tensor, and the
+    /// length of the file; `None` for the length if it is above 2^64.
     fn places(&self, alignment: Granule, unpadded: u64) -> (u64, Vec<u64>, Option<u64>) {
         let data_offset = alignment.bytes() * unpadded.div_ceil(alignment.bytes());
         let mut end = Some(data_offset);
@@ -136,7 +137,7 @@ impl Header {
         (data_offset, offsets, end)
     }
 
-    /// The tensors in the order of their descriptions.
+    /// Returns the indices of the tensors in the order of their descriptions.
     fn as_described(&self) -> impl Iterator<Item = usize> {
         let count = self.tensors.len();
         let in_order = self.described.len() != count;
@@ -159,14 +160,14 @@ impl Tensor {
     }
 }
 
-/// A string behind its length.
+/// Writes the length of a string, and the string.
 pub(super) fn push_string(text: &[u8], into: &mut Vec<u8>) {
     into.extend((text.len() as u64).to_le_bytes());
     into.extend(text);
 }
 
 impl Metadata {
-    /// Adds an entry behind all others. There must be none of this name.
+    /// Appends an entry. No other entry may have this name.
     pub(super) fn push(&mut self, key: &str, value: Value<'_>) {
         push_string(key.as_bytes(), &mut self.bytes);
         let kind = value.value_type();
@@ -177,7 +178,7 @@ impl Metadata {
         self.entries.push(Entry { key: key.to_owned(), kind, value });
     }
 
-    /// Gives the entry of this name, a `uint32` if there is one, this value.
+    /// Sets the entry of this name, or adds it as a `uint32`. An entry of this name must be a `uint32`.
     fn set_u32(&mut self, key: &str, number: u32) {
         let found = self.entries.iter().find(|entry| entry.key == key);
         match found.filter(|entry| entry.kind == ValueType::U32) {

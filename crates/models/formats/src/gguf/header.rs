@@ -7,22 +7,22 @@ use longshore_mem::Granule;
 use super::dtype::Dtype;
 use super::metadata::Metadata;
 
-/// What a GGUF file holds, checked.
+/// The checked header of a GGUF file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Header {
     /// The version of the format: 2 or 3.
     pub version: u32,
-    /// Typed values by name.
+    /// The typed metadata values by name.
     pub metadata: Metadata,
     /// The tensors, in the order of their data.
     pub tensors: Vec<Tensor>,
-    /// What the offsets of all tensors in the file are multiples of.
+    /// The alignment of all tensors in the file.
     pub alignment: Granule,
-    /// Where the data begins: the length of all before it, in bytes.
+    /// The offset of the data in the file, in bytes.
     pub data_offset: u64,
-    /// Which of `tensors` the file describes first, second and so on; empty where that is their
-    /// order.
+    /// The indices into `tensors` in the order in which the file describes them; empty if both orders
+    /// are the same.
     pub(super) described: Vec<u32>,
 }
 
@@ -30,38 +30,37 @@ pub struct Header {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tensor {
-    /// Its name, unlike every other's in the file. It may hold any character.
+    /// The name, which is unique in the file. It may contain any character.
     pub name: String,
-    /// What its elements are.
+    /// The type of the elements.
     pub dtype: Dtype,
-    /// Its dimensions, outermost first; none for a scalar. The file has them the other way round.
-    /// The last is the length of a row, whole blocks of the dtype. If one is zero there is no
-    /// data.
+    /// The dimensions, outermost first; none for a scalar. The file stores them innermost first. The
+    /// last one is the length of a row, a multiple of the block size of `dtype`. If one is zero, the
+    /// tensor has no data.
     pub shape: Vec<u64>,
-    /// Its bytes in the file.
+    /// The range of the data in the file, in bytes.
     pub data: Range<u64>,
 }
 
 impl Tensor {
-    /// Makes a tensor of these elements and dimensions at these bytes of the file.
+    /// Makes the description of a tensor whose data is at this range of the file.
     pub fn new(name: impl Into<String>, dtype: Dtype, shape: Vec<u64>, data: Range<u64>) -> Self {
         Self { name: name.into(), dtype, shape, data }
     }
 
-    /// The length of its data in bytes.
+    /// Returns the length of the data in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.data.end - self.data.start
     }
 }
 
 impl Header {
-    /// Where the last tensor ends, in bytes from the beginning of the file. There may be more of
-    /// the file behind it.
+    /// Returns the offset of the end of the last tensor in the file, in bytes. The file can be longer.
     pub fn data_end(&self) -> u64 {
         self.tensors.last().map_or(self.data_offset, |last| last.data.end)
     }
 
-    /// The tensor of that name, found by looking at one after the other.
+    /// Returns the tensor of this name. The search is linear.
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }

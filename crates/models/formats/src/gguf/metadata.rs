@@ -24,10 +24,10 @@ pub enum Value<'a> {
     I32(i32),
     /// IEEE 754 single precision.
     F32(f32),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
-    /// Text. The format says that it is UTF-8, but writers put tokens there that are not, so that
-    /// is not checked: [`Value::as_str`].
+    /// A string. The specification requires UTF-8, but some writers store tokens that are not UTF-8, so
+    /// the parser does not check it. See [`Value::as_str`].
     String(&'a [u8]),
     /// Values of one type.
     Array(Array<'a>),
@@ -59,7 +59,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The text, if it is text and UTF-8.
+    /// Returns the value if it is a string in UTF-8.
     pub fn as_str(&self) -> Option<&'a str> {
         match self {
             Self::String(bytes) => std::str::from_utf8(bytes).ok(),
@@ -67,7 +67,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The number, if it is an integer of any width that is not negative.
+    /// Returns the value if it is an integer of any width that is not negative.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Self::U8(number) => Some(number.into()),
@@ -82,7 +82,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Reads one. `None` where the bytes are none, which is not so of those that were checked.
+    /// Reads a value. Returns `None` if the bytes are not a value of this type, which cannot happen with
+    /// bytes that were checked.
     fn read(kind: ValueType, cursor: &mut Cursor<'a>) -> Option<Self> {
         Some(match kind {
             ValueType::U8 => Self::U8(u8::from_le_bytes(cursor.array().ok()?)),
@@ -102,7 +103,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Values of one type, as they are in the file.
+/// An array of values of one type, in the encoding of the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Array<'a> {
     pub(super) element: ValueType,
@@ -111,28 +112,28 @@ pub struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    /// What its elements are.
+    /// Returns the type of the elements.
     pub fn element_type(&self) -> ValueType {
         self.element
     }
 
-    /// How many elements it has.
+    /// Returns the number of elements.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it has no element.
+    /// Returns `true` if the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its elements as they are in the file: numbers in little-endian order, strings and arrays
-    /// each behind their length.
+    /// Returns the elements in the encoding of the file: numbers in little-endian order, a string behind
+    /// its length, an array behind its element type and length.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Its elements, one after the other.
+    /// Returns an iterator over the elements.
     pub fn values(&self) -> Values<'a> {
         let cursor = Cursor::new(self.bytes, self.bytes.len() as u64);
         Values { element: self.element, left: self.len, cursor }
@@ -147,14 +148,14 @@ impl<'a> Array<'a> {
     }
 }
 
-/// Its type and length: arrays are long.
+/// Writes the element type and the length, because arrays are long.
 impl fmt::Debug for Array<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}; {}]", self.element, self.len)
     }
 }
 
-/// The elements of an [`Array`].
+/// An iterator over the elements of an [`Array`].
 #[derive(Clone, Debug)]
 pub struct Values<'a> {
     element: ValueType,
@@ -171,15 +172,15 @@ impl<'a> Iterator for Values<'a> {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        // No array is longer than the header it is in.
+        // The cast is lossless: an array is not longer than its header.
         (self.left as usize, Some(self.left as usize))
     }
 }
 
 impl ExactSizeIterator for Values<'_> {}
 
-/// Typed values by name, in the order of the file. They are kept as they are there, and read when
-/// they are asked for.
+/// Typed values by name, in the order of the file. They are kept in the encoding of the file, and
+/// decoded when they are requested.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Metadata {
     /// All entries: key, type, value.
@@ -192,34 +193,34 @@ pub struct Metadata {
 pub(super) struct Entry {
     pub(super) key: String,
     pub(super) kind: ValueType,
-    /// Where in the bytes its value is.
+    /// The range of the value in the bytes of the metadata.
     pub(super) value: Range<u32>,
 }
 
 impl Metadata {
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is none.
+    /// Returns `true` if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The value of that name, found by looking at one after the other.
+    /// Returns the value of this name. The search is linear.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
         let entry = self.entries.iter().find(|entry| entry.key == key)?;
         self.value(entry)
     }
 
-    /// Every name and its value.
+    /// Returns an iterator over the names and values.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
         self.entries.iter().filter_map(|entry| Some((entry.key.as_str(), self.value(entry)?)))
     }
 
-    /// Every name and where its entry begins in the file: the length of the name, the name, the type,
-    /// the value.
+    /// Returns an iterator over the names and the offsets of their entries in the file. An entry is the
+    /// length of the name, the name, the type and the value.
     pub fn offsets(&self) -> impl Iterator<Item = (&str, u64)> {
         self.entries.iter().map(|entry| {
             let before = size_of::<u64>() + entry.key.len() + size_of::<u32>();

@@ -1,4 +1,4 @@
-//! GGUF: typed metadata, descriptions of tensors, and their data at aligned offsets.
+//! GGUF: typed metadata, descriptions of tensors, and the data of the tensors at aligned offsets.
 //!
 //! ```text
 //!   0      4         8          16         24                              data_offset
@@ -8,23 +8,31 @@
 //!   └──────┴─────────┴──────────┴──────────┴──────────┴─────────────┴─────┴─────────┴─────┴────────
 //! ```
 //!
-//! Versions 2 and 3 are read, in little-endian order; they differ in nothing else. The facts are
-//! those of [the format's specification], `docs/gguf.md` of ggml.
+//! This module reads versions 2 and 3, in little-endian order. Version 3 differs from version 2 only in
+//! that it permits big-endian files, too. The source is [the format's specification], `docs/gguf.md` of
+//! ggml.
 //!
-//! A header comes from whoever made the file, and nothing in it says how long it is. It is read
-//! piece by piece as far as it goes and not much further, and [`Header::parse`] checks all of it and
-//! spends at most [`parse_memory_max_bytes`] on it. Refused is what the specification
-//! forbids: what does not fit into the file or the numbers' width, types that do not exist,
-//! tensors that overlap, are not aligned or are no whole blocks, names that occur twice. Limited
-//! are [`HEADER_LEN_MAX_BYTES`], [`TENSORS_MAX`], [`METADATA_ENTRIES_MAX`] and arrays in arrays.
+//! A header is untrusted input, and does not state its own length. [`Header::parse_beginning`] requests
+//! more bytes as it needs them. [`Header::parse`] checks the whole header, and takes at most
+//! [`parse_memory_max_bytes`] of memory.
 //!
-//! Let pass is what files in use have though it is not in the specification: names of tensors
-//! longer than 64 bytes, keys that are not in lower case, strings that are not UTF-8. And what ggml
-//! refuses though the specification does not: arrays in arrays, bytes that belong to no tensor
-//! between tensors, and descriptions in another order than the data.
+//! The parser refuses:
 //!
-//! Names of tensors and keys are as they are in the file, so they may hold control characters:
-//! [`crate::printable`] makes them fit for a terminal.
+//! - files that the specification forbids: lengths that do not fit into the file or into 64 bits,
+//!   unknown types, tensors that overlap, are not aligned or have an incomplete block, names that occur
+//!   twice;
+//! - more than [`HEADER_LEN_MAX_BYTES`], [`TENSORS_MAX`], [`METADATA_ENTRIES_MAX`] or four levels of
+//!   nested arrays.
+//!
+//! It accepts:
+//!
+//! - files that violate the specification in ways that are common: tensor names longer than 64 bytes,
+//!   keys that are not in lower case, strings that are not UTF-8;
+//! - files that ggml refuses although the specification allows them: nested arrays, gaps between
+//!   tensors, and descriptions in another order than the data.
+//!
+//! Tensor names and keys are not escaped, so they may contain control characters.
+//! [`crate::printable`] makes them safe to print on a terminal.
 //!
 //! [the format's specification]: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 

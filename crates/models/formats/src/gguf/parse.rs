@@ -1,4 +1,4 @@
-//! The head of a file, gone through twice: to see how far it goes, and to take it apart.
+//! The parser of headers. It makes two passes: one finds the end of the header, and one parses it.
 
 use longshore_mem::Granule;
 
@@ -17,17 +17,18 @@ use crate::reason::{
     Item, LooksLike, Quantity, Reason, ShapeProblem, Start, TruncatedPart, UnknownDtype,
 };
 
-/// The shortest entry of metadata: the length of its key, a type and a byte.
+/// The length of the shortest metadata entry: the length of its key, a type and a byte.
 const ENTRY_LEN_MIN: u64 = 8 + 4 + 1;
-/// The shortest description of a tensor: the length of its name, no dimension, type and offset.
+/// The length of the shortest description of a tensor: the length of its name, the number of dimensions,
+/// the type and the offset.
 const DESCRIPTION_LEN_MIN: u64 = 8 + 4 + 4 + 8;
 
 impl Header {
-    /// Reads a header out of `bytes`, the beginning of a file of `file_len_bytes` that has the
-    /// header in it.
+    /// Parses the header in `bytes`, the beginning of a file of `file_len_bytes`. They must contain the
+    /// whole header.
     ///
     /// # Errors
-    /// [`Error`] with what is wrong with the file, also if it has more of a header than `bytes`.
+    /// [`Error`] if the file is not valid, or if its header is longer than `bytes`.
     pub fn parse(bytes: &[u8], file_len_bytes: u64) -> Result<Self> {
         let file_len_bytes = file_len_bytes.max(bytes.len() as u64);
         extent(bytes, file_len_bytes)
@@ -35,11 +36,12 @@ impl Header {
             .map_err(|stop| refused(stop, bytes.len()))
     }
 
-    /// As [`Self::parse`], of bytes that this takes and reuses for the metadata, so that a long header
-    /// is not held twice. Returns [`Parsed::Short`] with them if the header goes on behind them.
+    /// Parses a header like [`Self::parse`], but takes the bytes and reuses them for the metadata, so
+    /// that a long header is not in memory twice. If the header is longer, returns the bytes in
+    /// [`Parsed::Short`].
     ///
     /// # Errors
-    /// [`Error`] with what is wrong with the file.
+    /// [`Error`] if the file is not valid.
     pub fn parse_beginning(mut bytes: Vec<u8>, file_len_bytes: u64) -> Result<Parsed> {
         let len_bytes = bytes.len();
         match extent(&bytes, file_len_bytes) {
@@ -54,17 +56,17 @@ impl Header {
     }
 }
 
-/// What [`Header::parse_beginning`] found.
+/// The result of [`Header::parse_beginning`].
 #[derive(Debug)]
 pub enum Parsed {
     /// The header.
     Complete(Header),
-    /// A header that goes on behind the bytes that were given.
+    /// The header is longer than the bytes given.
     Short {
-        /// Those bytes.
+        /// The bytes given.
         bytes: Vec<u8>,
-        /// How many bytes of the file the header needs at least: more than were given, and at most
-        /// [`HEADER_LEN_MAX_BYTES`](super::HEADER_LEN_MAX_BYTES) and the length of the file.
+        /// The number of bytes that the header needs at least: more than were given, and at most the
+        /// length of the file and [`HEADER_LEN_MAX_BYTES`](super::HEADER_LEN_MAX_BYTES).
         end: usize,
     },
 }
@@ -83,19 +85,19 @@ fn cut_short<T>(part: TruncatedPart, needed_bytes: u128, found_bytes: u64) -> St
     refuse(Reason::Truncated { part, needed_bytes, found_bytes })
 }
 
-/// How far the parts of a header go.
+/// The counts of a header and the ends of its parts.
 #[derive(Debug)]
 struct Extent {
     version: u32,
     tensors: u64,
     entries: u64,
-    /// Where the metadata ends.
+    /// The offset of the end of the metadata.
     metadata_end: usize,
-    /// Where the last description of a tensor ends.
+    /// The offset of the end of the last description of a tensor.
     end: usize,
 }
 
-/// Finds out how far the header goes, without keeping anything of it.
+/// Finds the end of the header, without allocating memory for it.
 fn extent(bytes: &[u8], file_len_bytes: u64) -> Step<Extent> {
     let mut cursor = Cursor::new(bytes, file_len_bytes);
     if file_len_bytes < OPENING_BYTES as u64 {
@@ -160,7 +162,7 @@ enum Named {
 }
 
 impl Named {
-    /// The part by its name, or by its number if it has none.
+    /// Returns the part by its name, or by its number if the name is empty or unknown.
     fn item(self, number: u64, name: &[u8]) -> Item {
         let name = (!name.is_empty()).then(|| QuotedName::new(&String::from_utf8_lossy(name)));
         match (self, name) {
@@ -172,7 +174,7 @@ impl Named {
     }
 }
 
-/// Notes which part of the header a refusal is about.
+/// Adds the part of the header to a refusal.
 fn within(mut stop: Stop, part: Named, number: u64, name: &[u8]) -> Stop {
     if let Stop::Refused(reason) = &mut stop {
         match &mut **reason {
@@ -185,7 +187,7 @@ fn within(mut stop: Stop, part: Named, number: u64, name: &[u8]) -> Stop {
     stop
 }
 
-/// Innermost first, as they are in the file.
+/// Reads the dimensions of a tensor: the encoded numbers, innermost first.
 fn dimensions<'a>(cursor: &mut Cursor<'a>) -> Step<&'a [u8]> {
     let count = cursor.u32()?;
     if count > DIMENSIONS_MAX {
@@ -199,7 +201,7 @@ fn dimensions<'a>(cursor: &mut Cursor<'a>) -> Step<&'a [u8]> {
     cursor.take(u64::from(count) * 8)
 }
 
-/// Takes apart all of a header.
+/// Parses a header whose extent is known.
 fn header(mut bytes: Vec<u8>, extent: &Extent, file_len_bytes: u64) -> Step<Header> {
     let mut cursor = Cursor::new(&bytes, bytes.len() as u64);
     cursor.take(OPENING_BYTES as u64)?;
@@ -217,7 +219,7 @@ fn header(mut bytes: Vec<u8>, extent: &Extent, file_len_bytes: u64) -> Step<Head
         .checked_round_up(extent.end as u64)
         .map_or_else(|| cut_short(TruncatedPart::Header, 1 << 64, file_len_bytes), Ok)?;
     if claims.is_empty() {
-        // Without data there need be no padding before it.
+        // A file without tensors may end without the padding before the data.
         data_offset = data_offset.min(file_len_bytes);
     }
     let (tensors, described) = place(claims, alignment, data_offset, file_len_bytes)?;
@@ -231,7 +233,7 @@ fn entries(cursor: &mut Cursor<'_>, count: u64) -> Step<Vec<Entry>> {
         let kind = cursor.value_type()?;
         let start = cursor.at();
         cursor.skip_value(kind)?;
-        // Fits: below the limit of a header.
+        // The cast is lossless: offsets are below the limit of a header.
         let place = |at: usize| (at - OPENING_BYTES) as u32;
         entries.push(Entry { key, kind, value: place(start)..place(cursor.at()) });
     }
@@ -242,7 +244,7 @@ fn entries(cursor: &mut Cursor<'_>, count: u64) -> Step<Vec<Entry>> {
     Ok(entries)
 }
 
-/// A key or the name of a tensor.
+/// Reads a key or the name of a tensor.
 fn name(cursor: &mut Cursor<'_>, part: Named, number: u64) -> Step<String> {
     let bytes = cursor.name()?;
     match std::str::from_utf8(bytes) {
@@ -254,7 +256,7 @@ fn name(cursor: &mut Cursor<'_>, part: Named, number: u64) -> Step<String> {
     }
 }
 
-/// A name that more than one has.
+/// Returns a name that occurs more than once, if there is one.
 fn twice<T>(all: &[T], name: impl Fn(&T) -> &String) -> Option<&String> {
     let mut order: Vec<u32> = (0..all.len() as u32).collect();
     let name = |index: u32| name(&all[index as usize]);
@@ -280,7 +282,7 @@ fn alignment(metadata: &Metadata) -> Step<Granule> {
     }
 }
 
-/// One description of a tensor; its data are relative to where the data begin.
+/// Reads the description of a tensor. The range in it is relative to the beginning of the data.
 fn description(cursor: &mut Cursor<'_>, number: u64) -> Step<Tensor> {
     let name = name(cursor, Named::Tensor, number)?;
     let dimensions = dimensions(cursor)?;
@@ -310,14 +312,15 @@ fn description(cursor: &mut Cursor<'_>, number: u64) -> Step<Tensor> {
     Ok(Tensor { data: offset..end, name, dtype, shape })
 }
 
-/// The length of the data. Even before a zero the product of the dimensions must not overflow.
+/// Returns the length of the data; `None` if the product of the dimensions overflows, even if a later
+/// dimension is zero.
 pub(super) fn len_bytes(shape: &[u64], dtype: Dtype) -> Option<u64> {
     let elements = shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size))?;
     (elements / dtype.block_elements()).checked_mul(dtype.block_bytes())
 }
 
-/// Holds the tensors against each other and the file, and sorts them by where their data are.
-/// Returns them and the order they came in, if it was another.
+/// Checks the tensors against each other and the file, and sorts them by the offset of their data.
+/// Returns them and their order in the file, which is empty if it is the same.
 fn place(
     mut tensors: Vec<Tensor>,
     alignment: Granule,
@@ -342,7 +345,7 @@ fn place(
         }
     }
     let key = |tensor: &Tensor| (tensor.data.start, tensor.data.end);
-    // The names give tensors without data an order.
+    // Tensors without data can have the same offset: sort those by name.
     let compare = |a: &Tensor, b: &Tensor| key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name));
     let mut described = Vec::new();
     if !tensors.is_sorted_by(|a, b| compare(a, b).is_le()) {
@@ -369,7 +372,7 @@ fn place(
     Ok((tensors, described))
 }
 
-/// Returns the kind of a file that is no GGUF file.
+/// Guesses the kind of a file that is not a GGUF file.
 fn looks_like(first: &[u8]) -> Option<LooksLike> {
     let known: [(&[u8], LooksLike); 7] = [
         (b"version https://git-lfs", LooksLike::GitLfsPointer),
@@ -380,7 +383,7 @@ fn looks_like(first: &[u8]) -> Option<LooksLike> {
         (b"FUGG", LooksLike::SwappedGguf),
         (b"PK\x03\x04", LooksLike::ZipArchive),
     ];
-    // The length of its header may look like anything.
+    // A safetensors file begins with the length of its header, which has no fixed bytes.
     if first.get(4..9) == Some(b"\0\0\0\0{") {
         return Some(LooksLike::Safetensors);
     }

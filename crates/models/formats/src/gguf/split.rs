@@ -1,9 +1,9 @@
-//! Models in several files, as llama.cpp's `gguf-split` makes them.
+//! Models in several files (splits), as llama.cpp's `gguf-split` writes them.
 //!
-//! Each is a GGUF file with some of the tensors. Their names end in `-00001-of-00003.gguf`, and
-//! their metadata say the same: `split.no` counts from zero, `split.count` is how many there are,
-//! `split.tensors.count` how many tensors all have together. The metadata of the model are in the
-//! first.
+//! Each split is a GGUF file with some of the tensors. Its name ends in `-00001-of-00003.gguf`, and its
+//! metadata has the same numbers: `split.no`, counted from zero, and `split.count`, the number of
+//! splits. `split.tensors.count` is the number of tensors in all splits. The first split has the
+//! metadata of the model.
 
 use super::header::Header;
 use super::limits::FORMAT;
@@ -15,17 +15,17 @@ const NUMBER_KEY: &str = "split.no";
 const COUNT_KEY: &str = "split.count";
 const TENSORS_KEY: &str = "split.tensors.count";
 
-/// The name of one of several splits, taken apart.
+/// The parsed file name of a split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitName {
-    /// All before the numbers, as it is: names need not be UTF-8.
+    /// The bytes before the numbers, which need not be UTF-8.
     prefix: Vec<u8>,
     number: u64,
     count: u64,
 }
 
 impl SplitName {
-    /// Takes apart the name of a file that ends in `-NNNNN-of-NNNNN.gguf`; `None` for another name.
+    /// Parses a file name that ends in `-NNNNN-of-NNNNN.gguf`. Returns `None` for any other name.
     pub fn from_file_name(file_name: &[u8]) -> Option<Self> {
         let (prefix, end) = file_name.split_at_checked(file_name.len().checked_sub(20)?)?;
         let end = std::str::from_utf8(end).ok()?;
@@ -38,17 +38,17 @@ impl SplitName {
         Some(Self { prefix: prefix.to_owned(), number, count })
     }
 
-    /// Returns which of the splits it is, counted from 1.
+    /// Returns the number of the split, counted from 1.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Returns how many splits there are.
+    /// Returns the number of splits.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Returns whether it is the first of more than one.
+    /// Returns `true` for the first of several splits.
     pub fn is_first_of_several(&self) -> bool {
         self.count > 1 && self.number == 1
     }
@@ -62,8 +62,8 @@ impl SplitName {
 }
 
 impl Header {
-    /// Compares the name of a file with what its metadata say of splits. Returns the name taken apart
-    /// if the file is the first of several; `None` if it stands for itself alone.
+    /// Compares the name of a file with the split numbers in its metadata. Returns the parsed name if
+    /// the file is the first of several splits; `None` if it is to be loaded alone.
     ///
     /// # Errors
     /// [`Error`] if the name and the metadata contradict each other.
@@ -88,10 +88,10 @@ impl Header {
         }
     }
 
-    /// Checks that the metadata say that this is the split `number`, counted from 1, of `count`.
+    /// Checks that the metadata declares this file to be split `number`, counted from 1, of `count`.
     ///
     /// # Errors
-    /// [`Error`] if they do not.
+    /// [`Error`] if it does not.
     pub fn check_split(&self, number: u64, count: u64) -> Result<()> {
         let claimed = (self.number_of(NUMBER_KEY), self.number_of(COUNT_KEY));
         if claimed == (number.checked_sub(1), Some(count)) {
@@ -105,17 +105,17 @@ impl Header {
         }))
     }
 
-    /// Returns a whole number of the metadata.
+    /// Returns an integer from the metadata.
     fn number_of(&self, key: &str) -> Option<u64> {
         self.metadata.get(key)?.as_u64()
     }
 }
 
-/// Checks that splits, given in their order, belong together: no tensor is in two, and together they
-/// have as many as each says.
+/// Checks that splits, given in order, belong together: no tensor is in two of them, and the number of
+/// all tensors is the one that each split declares.
 ///
 /// # Errors
-/// [`Error`] of the first split if they do not.
+/// [`Error`] if they do not.
 pub fn check_splits<'a>(headers: impl IntoIterator<Item = &'a Header>) -> Result<()> {
     let headers: Vec<&Header> = headers.into_iter().collect();
     let mut names: Vec<(&str, u64)> = Vec::new();

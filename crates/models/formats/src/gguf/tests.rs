@@ -1,5 +1,4 @@
-//! Hostile headers of the fuzzer's corpus, one by one, and what is said of each; headers written
-//! anew; models in splits.
+//! Hostile headers from the corpus of the fuzzer and the error of each, and encoded headers.
 
 use std::fs;
 use std::path::Path;
@@ -34,7 +33,7 @@ fn a_header_is_read() {
         (&a.name[..], a.dtype, &a.shape[..], &a.data),
         ("a", Dtype::F32, &[8][..], &(160..192))
     );
-    // The file has the length of a row first.
+    // The file stores the length of a row first.
     assert_eq!((&b.name[..], b.dtype, &b.shape[..]), ("b", Dtype::Q4_0, &[2, 32][..]));
     assert_eq!((&b.data, b.len_bytes(), header.data_end()), (&(192..228), 36, 228));
     assert_eq!((header.tensor("b"), header.tensor("c")), (Some(b), None));
@@ -81,7 +80,7 @@ fn every_value_is_read() {
 }
 
 #[test]
-fn what_is_in_use_is_let_pass() {
+fn deviations_that_are_in_use_are_accepted() {
     for (name, names) in [
         ("sound_empty", &[][..]),
         ("sound_no_tensors_no_padding", &[]),
@@ -103,32 +102,32 @@ fn what_is_in_use_is_let_pass() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
-    let beyond = "it was cut short in its header, or that is damaged: what begins at byte";
+fn each_error_states_the_problem() {
+    let beyond = "the header was cut short or is damaged: the value at byte";
     for (name, reason) in [
-        ("empty", "it has 0 bytes, and the shortest there is has 24".to_owned()),
-        ("magic_alone", "it has 4 bytes, and the shortest there is has 24".to_owned()),
-        ("cut_in_counts", "it has 20 bytes, and the shortest there is has 24".to_owned()),
+        ("empty", "it has 0 bytes, but a GGUF file has at least 24".to_owned()),
+        ("magic_alone", "it has 4 bytes, but a GGUF file has at least 24".to_owned()),
+        ("cut_in_counts", "it has 20 bytes, but a GGUF file has at least 24".to_owned()),
         (
             "cut_in_key",
-            "it says that it has 2 tensors, for which it is too short; was it cut short?".to_owned(),
+            "it declares 2 tensors, but is too short for them; was it cut short?".to_owned(),
         ),
         (
             "cut_in_tensor",
-            format!(r#"tensor "a": {beyond} 78 would end at byte 82, but it has 80"#),
+            format!(r#"tensor "a": {beyond} 78 would end at byte 82, but the file has 80"#),
         ),
         (
             "cut_in_data",
             r#"it was cut short: tensor "b" ends at byte 228, but it has 227 bytes; fetch or copy it again"#.to_owned(),
         ),
         ("zeros", "it begins with the bytes 00 00 00 00 and not with GGUF".to_owned()),
-        ("version_0", "it is of version 0; 2 and 3 are read".to_owned()),
+        ("version_0", "it is of version 0 (expected 2 or 3)".to_owned()),
         (
             "version_1",
             "it is of version 1, which is no longer in use and not read; convert the model again \
              with a current llama.cpp".to_owned(),
         ),
-        ("version_4", "it is of version 4; 2 and 3 are read".to_owned()),
+        ("version_4", "it is of version 4 (expected 2 or 3)".to_owned()),
         (
             "big_endian",
             "it is big-endian (version 3), and only little-endian files are read; convert it with \
@@ -136,26 +135,25 @@ fn what_is_wrong_is_said() {
         ),
         (
             "tensors_ten_million",
-            "it says that it has 10000000 tensors; 1048576 are read at most".to_owned(),
+            "it declares 10000000 tensors, more than the limit of 1048576".to_owned(),
         ),
         (
             "tensors_2_63",
-            "it says that it has 9223372036854775808 tensors; 1048576 are read at most".to_owned(),
+            "it declares 9223372036854775808 tensors, more than the limit of 1048576".to_owned(),
         ),
         (
             "tensors_too_many_for_it",
-            "it says that it has 1000000 tensors, for which it is too short; was it cut short?"
-                .to_owned(),
+            "it declares 1000000 tensors, but is too short for them; was it cut short?".to_owned(),
         ),
         (
             "entries_2_64",
-            "it says that it has 18446744073709551615 entries of metadata; 32768 are read at most"
+            "it declares 18446744073709551615 entries of metadata, more than the limit of 32768"
                 .to_owned(),
         ),
         (
             "entries_too_many_for_it",
-            "it says that it has 1000 entries of metadata, for which it is too short; was it cut \
-             short?".to_owned(),
+            "it declares 1000 entries of metadata, but is too short for them; was it cut short?"
+                .to_owned(),
         ),
         (
             "key_2_63",
@@ -165,29 +163,29 @@ fn what_is_wrong_is_said() {
         ("key_twice", r#"its metadata has the key "general.architecture" twice"#.to_owned()),
         (
             "key_control",
-            r#"metadata "\u{1b}[2J\n": a value has the type 99, and there are 0 to 12"#.to_owned(),
+            r#"metadata "\u{1b}[2J\n": a value has the unknown type 99 (expected 0 to 12)"#.to_owned(),
         ),
         (
             "string_2_64",
-            format!(r#"metadata "x": {beyond} 45 would end at byte 18446744073709551660, but it has 64"#),
+            format!(r#"metadata "x": {beyond} 45 would end at byte 18446744073709551660, but the file has 64"#),
         ),
-        ("value_type_13", r#"metadata "x": a value has the type 13, and there are 0 to 12"#.to_owned()),
-        ("bool_2", r#"metadata "x": a truth value is 2, and neither 0 nor 1"#.to_owned()),
-        ("array_of_bool_2", r#"metadata "x": a truth value is 2, and neither 0 nor 1"#.to_owned()),
-        ("array_of_type_13", r#"metadata "x": a value has the type 13, and there are 0 to 12"#.to_owned()),
+        ("value_type_13", r#"metadata "x": a value has the unknown type 13 (expected 0 to 12)"#.to_owned()),
+        ("bool_2", r#"metadata "x": a boolean is 2 (expected 0 or 1)"#.to_owned()),
+        ("array_of_bool_2", r#"metadata "x": a boolean is 2 (expected 0 or 1)"#.to_owned()),
+        ("array_of_type_13", r#"metadata "x": a value has the unknown type 13 (expected 0 to 12)"#.to_owned()),
         (
             "array_overflow",
-            format!(r#"metadata "x": {beyond} 49 would end at byte 18446744073709551664, but it has 64"#),
+            format!(r#"metadata "x": {beyond} 49 would end at byte 18446744073709551664, but the file has 64"#),
         ),
         (
             "array_of_2_63_strings",
-            format!(r#"metadata "x": {beyond} 49 would end at byte 18446744073709551664, but it has 64"#),
+            format!(r#"metadata "x": {beyond} 49 would end at byte 18446744073709551664, but the file has 64"#),
         ),
-        ("depth_5", r#"metadata "nested": arrays are in more than 4 arrays"#.to_owned()),
-        ("depth_100000", r#"metadata "nested": arrays are in more than 4 arrays"#.to_owned()),
-        ("alignment_0", "its general.alignment is 0, no power of two of at least 8".to_owned()),
-        ("alignment_4", "its general.alignment is 4, no power of two of at least 8".to_owned()),
-        ("alignment_48", "its general.alignment is 48, no power of two of at least 8".to_owned()),
+        ("depth_5", r#"metadata "nested": arrays are nested more than 4 deep"#.to_owned()),
+        ("depth_100000", r#"metadata "nested": arrays are nested more than 4 deep"#.to_owned()),
+        ("alignment_0", "its general.alignment is 0, which is not a power of two of at least 8".to_owned()),
+        ("alignment_4", "its general.alignment is 4, which is not a power of two of at least 8".to_owned()),
+        ("alignment_48", "its general.alignment is 48, which is not a power of two of at least 8".to_owned()),
         ("alignment_u64", "its general.alignment is of type uint64, not uint32".to_owned()),
         (
             "alignment_2_31",
@@ -211,11 +209,11 @@ fn what_is_wrong_is_said() {
         ),
         (
             "half_a_block",
-            r#"tensor "a" of shape [2, 48] and dtype Q4_0 has rows of 48 elements, which are no whole blocks of 32"#.to_owned(),
+            r#"tensor "a" of shape [2, 48] and dtype Q4_0 has rows of 48 elements, which is not a multiple of the block size 32"#.to_owned(),
         ),
         (
             "scalar_of_blocks",
-            r#"tensor "a" of shape [] and dtype Q4_0 has rows of 1 elements, which are no whole blocks of 32"#.to_owned(),
+            r#"tensor "a" of shape [] and dtype Q4_0 has rows of 1 elements, which is not a multiple of the block size 32"#.to_owned(),
         ),
         (
             "dtype_removed",
@@ -231,7 +229,7 @@ fn what_is_wrong_is_said() {
         ),
         (
             "offset_unaligned",
-            r#"tensor "a" is at offset 16, which is no multiple of its alignment 32 B"#.to_owned(),
+            r#"tensor "a" is at offset 16, which is not a multiple of the file's alignment 32 B"#.to_owned(),
         ),
         (
             "offset_2_64",
@@ -251,7 +249,7 @@ fn what_is_wrong_is_said() {
 }
 
 #[test]
-fn what_is_another_format_is_named() {
+fn an_error_names_the_format_that_the_file_has() {
     for (name, what) in [
         ("safetensors", "a safetensors file"),
         ("git_lfs_pointer", "git lfs pull"),
@@ -264,12 +262,12 @@ fn what_is_another_format_is_named() {
 }
 
 #[test]
-fn a_header_that_was_not_given_in_full() {
+fn an_incomplete_header_is_refused() {
     let bytes = case("sound_two_tensors");
     let error = Header::parse(&bytes[..50], bytes.len() as u64).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "not a valid GGUF file: only 50 of at least 52 bytes before its data are there"
+        "not a valid GGUF file: only 50 of at least 52 bytes before its data were given"
     );
 }
 
@@ -306,12 +304,12 @@ fn for_another_alignment_the_tensors_move() {
     assert_eq!((&encoded.offsets[..], encoded.file_len_bytes), (&[4096, 8192][..], 12288));
     let again = Header::parse(&encoded.head, encoded.file_len_bytes).unwrap();
     assert_eq!(again.metadata.get(ALIGNMENT_KEY), Some(Value::U32(4096)));
-    // In the order of the data; the file still describes the second first.
+    // The tensors are in the order of the data; the file still describes the second one first.
     let names: Vec<&str> = again.tensors.iter().map(|tensor| &tensor.name[..]).collect();
     assert_eq!((&names[..], &again.described[..]), (&["a", "b"][..], &[1, 0][..]));
     assert_eq!(again.tensors[1].data, 8192..8224);
 
-    // A file that names its alignment goes on to, in its place.
+    // If a file declares its alignment, the entry stays in its place and gets the new value.
     let header = sound("sound_alignment_4096");
     let encoded = header.encode_aligned(Granule::new(32).unwrap()).unwrap();
     let again = Header::parse(&encoded.head, encoded.file_len_bytes).unwrap();
@@ -320,6 +318,6 @@ fn for_another_alignment_the_tensors_move() {
     assert_eq!(encoded.file_len_bytes, again.data_end());
     for bytes in [4, 1 << 32] {
         let refused = header.encode_aligned(Granule::new(bytes).unwrap()).unwrap_err();
-        assert!(refused.to_string().ends_with("8 B to 2 GiB can be said in one"), "{refused}");
+        assert!(refused.to_string().ends_with("alignments of 8 B to 2 GiB"), "{refused}");
     }
 }

@@ -1,41 +1,41 @@
-//! The types that values of the metadata have.
+//! The types of metadata values.
 
 use std::fmt;
 
 macro_rules! value_types {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal, $size:expr;)*) => {
-        /// What a value of the metadata is. [`fmt::Display`] writes the format's own name.
+        /// The type of a metadata value. [`fmt::Display`] writes the format's own name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum ValueType {
             $($(#[$doc])* $variant,)*
         }
 
         impl ValueType {
-            /// Every one there is, in the order of their numbers.
+            /// All types, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Its number in a file.
+            /// Returns the number that files use for the type.
             pub const fn number(self) -> u32 {
                 match self {
                     $(Self::$variant => $number,)*
                 }
             }
 
-            /// Its name, such as `uint32`.
+            /// Returns the name, such as `uint32`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
                 }
             }
 
-            /// The size of a value in bytes, where all have the same.
+            /// Returns the size of a value in bytes; `None` if it depends on the value.
             pub const fn size_bytes(self) -> Option<u64> {
                 match self {
                     $(Self::$variant => $size,)*
                 }
             }
 
-            /// The one of this number.
+            /// Returns the type with this number.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number {
                     $($number => Some(Self::$variant),)*
@@ -61,11 +61,11 @@ value_types! {
     I32 = 5, "int32", Some(4);
     /// IEEE 754 single precision.
     F32 = 6, "float32", Some(4);
-    /// A truth value in a byte.
+    /// A boolean in a byte.
     Bool = 7, "bool", Some(1);
-    /// A length and so many bytes.
+    /// A length, and that number of bytes.
     String = 8, "string", None;
-    /// The type of its elements, their number, and the elements.
+    /// The type of the elements, their number, and the elements.
     Array = 9, "array", None;
     /// Unsigned 64-bit integer.
     U64 = 10, "uint64", Some(8);

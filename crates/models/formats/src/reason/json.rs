@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// An error of the JSON reader. [`fmt::Display`] writes what was expected, what was found and where;
-/// strings of the text are not in it.
+/// An error of the JSON reader. [`fmt::Display`] writes the expected value, the kind of value found, and
+/// the line and column. It writes no strings of the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonError {
     kind: JsonErrorKind,
@@ -30,12 +30,12 @@ impl JsonError {
         self.kind
     }
 
-    /// Returns the line of the text where reading ended, counted from 1.
+    /// Returns the line at which reading stopped, counted from 1.
     pub fn line(&self) -> usize {
         self.line
     }
 
-    /// Returns the byte of the line where reading ended, counted from 1.
+    /// Returns the byte within the line at which reading stopped, counted from 1.
     pub fn column(&self) -> usize {
         self.column
     }

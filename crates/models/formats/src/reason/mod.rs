@@ -1,5 +1,5 @@
-//! The reasons why a file is not of its format. [`Error::detail`](crate::Error::detail) writes each as
-//! text.
+//! The reasons why a file is not valid in its format. [`Error::detail`](crate::Error::detail) writes
+//! each as text.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,15 +16,15 @@ mod several_files;
 pub use json::{JsonError, JsonErrorKind};
 pub use several_files::{ShardNameProblem, ShardProblem, SplitProblem};
 
-/// What is wrong with a file.
+/// The problem of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The file does not begin as a file of the format does.
+    /// The beginning of the file is not that of the format.
     BadStart {
         /// The beginning of the file.
         start: Start,
-        /// The kind of file that begins so, if one is known.
+        /// The kind of file that has this beginning, if it is known.
         looks_like: Option<LooksLike>,
     },
     /// The version of the format is not supported.
@@ -41,17 +41,17 @@ pub enum Reason {
     Truncated {
         /// The part of the file that is not complete.
         part: TruncatedPart,
-        /// The shortest file that has the part, in bytes. A length in a damaged file can be so large
-        /// that this is above 2^64.
+        /// The length in bytes that the file needs at least to contain the part. In a damaged file this
+        /// can be above 2^64.
         needed_bytes: u128,
         /// The length of the file.
         found_bytes: u64,
     },
-    /// The caller gave the parser less than the header. This says nothing about the file.
+    /// The caller passed only a part of the header to the parser. The file may be valid.
     HeaderIncomplete {
-        /// How many bytes were given.
+        /// The number of bytes passed.
         given_bytes: usize,
-        /// How many bytes the header has; of a GGUF file, at least.
+        /// The length of the header; for a GGUF file, a lower bound.
         needed_bytes: usize,
     },
     /// A length, a number of elements or a depth is above the limit.
@@ -60,19 +60,19 @@ pub enum Reason {
         item: Option<Item>,
         /// The kind of number.
         quantity: Quantity,
-        /// The number; `None` if it is not known how far it is above the limit.
+        /// The number; `None` if only the fact that it is above the limit is known.
         found: Option<u64>,
         /// The limit.
         max: u64,
     },
     /// Text is not UTF-8.
     NotUtf8 {
-        /// The part of the file that has this as its name; `None` for the text of the file.
+        /// The part of the file whose name is not UTF-8; `None` if it is the text of the file.
         item: Option<Item>,
-        /// The offset of the first byte that begins no character, in the name or in the file.
+        /// The offset of the first invalid byte, in the name or in the file.
         offset: u64,
     },
-    /// The text is not the JSON that is expected.
+    /// The text is not the expected JSON.
     Json {
         /// The part of the file, if it is not the whole.
         item: Option<Item>,
@@ -134,9 +134,9 @@ pub enum Reason {
     EndBeforeStart {
         /// The tensor.
         tensor: QuotedName,
-        /// Where the tensor begins.
+        /// The offset at which the tensor begins.
         start: u64,
-        /// Where the tensor ends.
+        /// The offset at which the tensor ends.
         end: u64,
     },
     /// Two tensors share bytes. The ranges are from the beginning of the file in a GGUF file, and from
@@ -167,7 +167,7 @@ pub enum Reason {
     Shards(ShardProblem),
     /// The splits of a model do not fit together.
     Splits(SplitProblem),
-    /// There is no such file with its tensors aligned.
+    /// The tensors of the file cannot be aligned.
     CannotAlign {
         /// The alignment.
         alignment: Granule,
@@ -180,22 +180,22 @@ pub enum Reason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Start {
-    /// A safetensors header of no bytes.
+    /// An empty safetensors header.
     EmptyHeader,
     /// A safetensors header that is too long.
     LongHeader {
         /// The length that the file declares.
         len_bytes: u64,
-        /// The longest header that is read.
+        /// The limit.
         max_bytes: u64,
     },
     /// A safetensors header that begins with this byte.
     HeaderByte(u8),
-    /// Other bytes than the magic number.
+    /// Bytes that are not the magic number.
     Magic([u8; 4]),
 }
 
-/// A kind of file that is often taken for another.
+/// A kind of file that is often mistaken for a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LooksLike {
@@ -209,9 +209,9 @@ pub enum LooksLike {
     Safetensors,
     /// A GGUF file.
     Gguf,
-    /// A GGUF file with its bytes swapped.
+    /// A file that begins with `FUGG`, the byte-swapped magic number of GGUF.
     SwappedGguf,
-    /// A file of ggml from before GGUF.
+    /// A ggml file from before GGUF.
     OldGgml,
     /// A zip archive.
     ZipArchive,
@@ -219,21 +219,19 @@ pub enum LooksLike {
     Pickle,
 }
 
-/// The kind of file, and what to do about it.
+/// Writes the kind of file, and what to do about it.
 impl fmt::Display for LooksLike {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::GitLfsPointer => {
-                "it is a Git LFS pointer and not the file: fetch that with 'git lfs pull'"
-            }
+            Self::GitLfsPointer => "it is a Git LFS pointer: fetch the file with 'git lfs pull'",
             Self::WebPage => "it looks like a web page: the download went wrong",
             Self::Json => {
-                "it looks like JSON: the index of shards is known by the name *.index.json"
+                "it looks like JSON: the name of an index of shards must end in .index.json"
             }
             Self::Safetensors => "it looks like a safetensors file",
             Self::Gguf => "it is a GGUF file",
             Self::SwappedGguf => "it is GGUF with its bytes swapped",
-            Self::OldGgml => "it is a file of the time before GGUF: convert the model again",
+            Self::OldGgml => "it is a ggml file from before GGUF: convert the model again",
             Self::ZipArchive => "it is a zip archive, perhaps one that PyTorch wrote",
             Self::Pickle => "it is a Python pickle, perhaps one that PyTorch wrote",
         })
@@ -244,7 +242,7 @@ impl fmt::Display for LooksLike {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TruncatedPart {
-    /// The first bytes, which every file of the format has.
+    /// The fixed beginning of every file of the format.
     Start,
     /// The header.
     Header,
@@ -252,10 +250,10 @@ pub enum TruncatedPart {
     Value {
         /// The part of the header that the value belongs to.
         item: Option<Item>,
-        /// Where the value begins in the file.
+        /// The offset of the value in the file.
         offset: u64,
     },
-    /// As many elements as the header declares.
+    /// The elements that the header declares.
     Elements {
         /// The kind of element.
         quantity: Quantity,
@@ -277,7 +275,7 @@ pub enum TruncatedPart {
 pub enum Item {
     /// The tensor of this name.
     Tensor(QuotedName),
-    /// The tensor that the file describes at this place, counted from 1.
+    /// The tensor with this number in the header, counted from 1.
     TensorNumber(u64),
     /// A field in the description of a tensor.
     TensorField {
@@ -288,9 +286,9 @@ pub enum Item {
     },
     /// The metadata.
     Metadata,
-    /// The entry of the metadata that has this name.
+    /// The entry of the metadata with this name.
     MetadataEntry(QuotedName),
-    /// The entry of the metadata at this place, counted from 1.
+    /// The entry of the metadata with this number, counted from 1.
     MetadataNumber(u64),
     /// The `weight_map` of an index.
     WeightMap,
@@ -312,13 +310,13 @@ pub enum Quantity {
     MetadataEntries,
     /// Dimensions of a tensor.
     Dimensions,
-    /// Arrays in arrays.
+    /// The nesting depth of arrays.
     ArrayDepth,
     /// Shards of a model.
     Shards,
 }
 
-/// The type of elements that is unknown.
+/// An unknown element type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UnknownDtype {
@@ -333,13 +331,13 @@ pub enum UnknownDtype {
 #[non_exhaustive]
 pub enum ValueProblem {
     /// The type of the value is unknown.
-    #[error("a value has the type {number}, and there are 0 to 12")]
+    #[error("a value has the unknown type {number} (expected 0 to 12)")]
     UnknownType {
         /// The number of the type.
         number: u32,
     },
-    /// A truth value is neither 0 nor 1.
-    #[error("a truth value is {byte}, and neither 0 nor 1")]
+    /// A boolean is neither 0 nor 1.
+    #[error("a boolean is {byte} (expected 0 or 1)")]
     NotBool {
         /// The value.
         byte: u8,
@@ -355,44 +353,44 @@ pub enum ShapeProblem {
         /// The offset of the tensor, from the beginning of the data.
         offset: u64,
     },
-    /// The elements are not whole bytes.
+    /// The bits of all elements are not a whole number of bytes.
     PartialByte {
-        /// The bits of all elements.
+        /// The number of bits of all elements.
         bits: u64,
     },
-    /// The rows are not whole blocks of the type of the elements.
+    /// The length of a row is not a multiple of the block size of the element type.
     PartialBlock {
-        /// The elements of a row.
+        /// The number of elements in a row.
         row: u64,
-        /// The elements of a block.
+        /// The number of elements in a block.
         block: u64,
     },
-    /// The file gives the tensor more or fewer bytes than its elements have.
+    /// The length of the tensor's range is not the length of its elements.
     OtherLength {
-        /// The length of the elements.
+        /// The length of the elements in bytes.
         needed_bytes: u64,
-        /// The length that the file gives.
+        /// The length of the range in bytes.
         given_bytes: u64,
     },
 }
 
-/// Why there is no file with the same tensors at multiples of an alignment.
+/// The reason why the tensors of a file cannot be aligned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AlignProblem {
     /// The format cannot declare this alignment.
-    #[error("8 B to 2 GiB can be said in one")]
+    #[error("the format supports alignments of 8 B to 2 GiB")]
     Unsupported,
     /// The header would be too long or have too many entries.
-    #[error("its header would become longer than there may be")]
+    #[error("its header would exceed the limits")]
     HeaderTooLong,
     /// The file would be too long.
     #[error("the file would become longer than 2^64 bytes")]
     FileTooLong,
     /// A tensor of the header shares bytes with the tensor before it, or lies outside the file.
     #[error(
-        "tensor {tensor} has bytes {data:?}, which are not in the file of {file_len_bytes} bytes \
-         behind the tensor before it"
+        "tensor {tensor} has bytes {data:?}, which overlap the tensor before it or lie outside the \
+         file of {file_len_bytes} bytes"
     )]
     Misplaced {
         /// The tensor.

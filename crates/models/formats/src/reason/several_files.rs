@@ -14,7 +14,7 @@ pub enum ShardProblem {
         /// The problem.
         problem: ShardNameProblem,
     },
-    /// Another number of headers was given than the index has shards.
+    /// The number of headers is not the number of shards in the index.
     #[error("it has {shards} shards, and {given} headers were given")]
     HeaderCount {
         /// The number of shards.
@@ -34,8 +34,8 @@ pub enum ShardProblem {
     },
     /// A tensor is not in the shard that the index names.
     #[error(
-        "tensor {tensor} is not in the shard {shard} that it names, {}; are the shards and the index \
-         of the same version?", instead(found.as_ref())
+        "tensor {tensor} is not in the shard {shard} that the index names, {}; are the shards and the \
+         index of the same version?", instead(found.as_ref())
     )]
     OtherShard {
         /// The tensor.
@@ -45,15 +45,15 @@ pub enum ShardProblem {
         /// The shard that has the tensor, if there is one.
         found: Option<QuotedName>,
     },
-    /// The tensors of all shards have another length than the index declares.
+    /// The length of the tensors of all shards is not the one that the index declares.
     #[error(
-        "it says that the tensors have {total_size_bytes} bytes, but in the shards they have \
-         {found_bytes}; name the shards one by one to load them as they are"
+        "it declares {total_size_bytes} bytes of tensors, but the shards have {found_bytes}; name the \
+         shards one by one to load them as they are"
     )]
     TotalSize {
         /// The length that the index declares.
         total_size_bytes: u64,
-        /// The length that the tensors have at least.
+        /// The minimum length of the tensors, with a boolean counted as one bit.
         found_bytes: u128,
     },
 }
@@ -62,24 +62,24 @@ fn instead(found: Option<&QuotedName>) -> String {
     found.map_or("nor in any other".to_owned(), |other| format!("but in {other}"))
 }
 
-/// Why a shard may not have a name: it must be of a file in the folder of the index or below, written
-/// in the one way there is to write it.
+/// A problem of a shard name. It must be the normalized relative path of a file in the folder of the
+/// index or below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardNameProblem {
     /// The name is empty.
     #[error("is empty")]
     Empty,
-    /// The name has a NUL in it.
+    /// The name contains a NUL.
     #[error("has a NUL in it")]
     Nul,
     /// The name is an absolute path.
     #[error("is absolute")]
     Absolute,
-    /// The name has `..` in it.
+    /// The name contains `..`.
     #[error("has '..' in it")]
     ParentDirectory,
-    /// There is a shorter way to write the name.
+    /// The path is not normalized: it contains `./` or `//`, or ends in `/`.
     #[error("is not a plain relative name")]
     NotPlain,
 }
@@ -88,28 +88,28 @@ pub enum ShardNameProblem {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SplitProblem {
-    /// The name of a file is that of another split.
+    /// The name of a file belongs to another split than its metadata.
     #[error(
         "by its name it is split {number} of {count}, but by its metadata {found_number} of \
-         {found_count}; give it its own name back"
+         {found_count}; restore its original name"
     )]
     Misnamed {
-        /// The number in the name.
+        /// The split number in the name.
         number: u64,
-        /// How many splits there are, by the name.
+        /// The number of splits in the name.
         count: u64,
-        /// The number in the metadata.
+        /// The split number in the metadata.
         found_number: u64,
-        /// How many splits there are, by the metadata.
+        /// The number of splits in the metadata.
         found_count: u64,
     },
-    /// The name of the first split is not one by which the others can be found.
+    /// The names of the other splits cannot be derived from the name of the first.
     #[error(
         "it is the first of {count} splits, and the others are found only if its name ends in \
          -00001-of-{count:05}.gguf"
     )]
     Unnamed {
-        /// How many splits there are.
+        /// The number of splits.
         count: u64,
     },
     /// A file is not the split that its name declares.
@@ -118,11 +118,11 @@ pub enum SplitProblem {
          split.count {}", shown(*found_number), shown(*found_count)
     )]
     OtherSplit {
-        /// The number in the name.
+        /// The split number in the name.
         number: u64,
-        /// How many splits there are, by the name.
+        /// The number of splits in the name.
         count: u64,
-        /// The `split.no` of the metadata, which counts from 0, if there is one.
+        /// The `split.no` of the metadata, if there is one. It counts from 0.
         found_number: Option<u64>,
         /// The `split.count` of the metadata, if there is one.
         found_count: Option<u64>,
@@ -137,10 +137,10 @@ pub enum SplitProblem {
         /// The number of the second split.
         second: u64,
     },
-    /// A split declares another number of tensors than the splits have.
+    /// The number of tensors that a split declares is not the number that all splits have.
     #[error(
-        "split {number} says that all have {count} tensors together, but they have {found_count}; \
-         are they of the same version?"
+        "split {number} declares {count} tensors in all splits, but they have {found_count}; are they \
+         of the same version?"
     )]
     TensorCount {
         /// The number of the split.

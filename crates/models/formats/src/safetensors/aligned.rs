@@ -1,4 +1,4 @@
-//! The same tensors, each at a multiple of an alignment.
+//! Aligned layouts of safetensors files.
 
 use std::io::{self, Write};
 use std::ops::Range;
@@ -11,37 +11,36 @@ use super::limits::{HEADER_LEN_MAX_BYTES, PREFIX_BYTES};
 use crate::image::{Image, Part};
 use crate::reason::AlignProblem;
 
-/// What the names of tensors begin with that fill a gap.
+/// The prefix of the names of padding tensors.
 ///
-/// The format allows none between tensors, so where the sizes of tensors leave one, a tensor of
-/// [`Dtype::U8`] that means nothing fills it. Longshore does not list those.
+/// The format allows no gaps between tensors. An aligned layout fills them with padding tensors of
+/// [`Dtype::U8`], whose content has no meaning. Longshore does not list those.
 pub const PADDING_PREFIX: &str = "__padding__.";
 
-/// Whether the tensor of this name and type only fills a gap.
+/// Returns `true` if the tensor of this name and type is padding.
 pub(crate) fn is_padding(name: &str, dtype: Dtype) -> bool {
     dtype == Dtype::U8 && name.starts_with(PADDING_PREFIX)
 }
 
 impl Tensor {
-    /// Whether it only fills a gap ([`PADDING_PREFIX`]).
+    /// Returns `true` if the tensor is padding ([`PADDING_PREFIX`]).
     pub fn is_padding(&self) -> bool {
         is_padding(&self.name, self.dtype)
     }
 }
 
 impl Header {
-    /// Lays the tensors out anew, each at a multiple of `alignment`, as a whole safetensors file of
-    /// its own: its image, and the header that it begins with.
+    /// Computes an aligned layout, a whole safetensors file in which each tensor is at a multiple of
+    /// `alignment`. Returns the layout and its header.
     ///
-    /// Tensors without data come first, in the order of their names. Those whose size is a multiple
-    /// of the alignment follow in the order of the file and leave no gap; each of the others but the
-    /// last may need one filled behind it.
+    /// Tensors without data come first, in the order of their names. Then come, in the order of the
+    /// file, the tensors whose size is a multiple of the alignment, which need no padding. The other
+    /// tensors come last. Each may need padding behind it, except the last.
     ///
-    /// A header that would be too long is refused before anything is allocated for it, but for 16
-    /// bytes a tensor.
+    /// If the header would be too long, this fails after allocating 16 bytes for each tensor.
     ///
     /// # Errors
-    /// Why there is no such file.
+    /// The reason why the tensors cannot be aligned.
     pub(crate) fn aligned(&self, alignment: Granule) -> Result<(Image, Self), AlignProblem> {
         let layout = Layout::of(&self.tensors, alignment);
         let head = self.encode(&layout)?;
@@ -63,8 +62,8 @@ impl Header {
         Ok((image, header))
     }
 
-    /// The beginning of a file laid out so. The data follow at a multiple of the alignment: blanks
-    /// are put behind the text.
+    /// Returns the beginning of the file, up to the data. The text of the header is padded with spaces,
+    /// so that the data begins at a multiple of the alignment.
     fn encode(&self, layout: &Layout<'_>) -> Result<Vec<u8>, AlignProblem> {
         let mut counted = Counted(0);
         self.write_text(layout, &mut counted)?;
@@ -73,7 +72,7 @@ impl Header {
         let header_len = end.map(|end| end - PREFIX_BYTES as u64);
         let header_len = header_len.filter(|len| *len <= HEADER_LEN_MAX_BYTES);
         let header_len = header_len.ok_or(AlignProblem::HeaderTooLong)?;
-        // Fits: below the limit above.
+        // The cast is lossless: the length is below the limit above.
         let data_offset = PREFIX_BYTES + header_len as usize;
         let mut head = Vec::with_capacity(data_offset);
         head.extend_from_slice(&header_len.to_le_bytes());
@@ -82,10 +81,10 @@ impl Header {
         Ok(head)
     }
 
-    /// Writes the header as JSON, the metadata first and then the tensors in the order of their
-    /// data, whose places are told from the end of the header.
+    /// Writes the header as JSON: the metadata, then the tensors in the order of their data. Their
+    /// offsets are relative to the end of the header.
     fn write_text(&self, layout: &Layout<'_>, into: &mut impl Write) -> Result<(), AlignProblem> {
-        // Nothing else fails: neither what is counted nor what is kept in memory.
+        // Writing to memory cannot fail, so the only error is the limit of `Counted`.
         let failed = |_: io::Error| AlignProblem::HeaderTooLong;
         into.write_all(b"{").map_err(failed)?;
         let mut comma = "";
@@ -103,7 +102,7 @@ impl Header {
     }
 }
 
-/// Counts what is written, and refuses more than a header may have.
+/// Counts the bytes written, and fails above the limit of a header.
 struct Counted(u64);
 
 impl Write for Counted {
@@ -120,21 +119,20 @@ impl Write for Counted {
     }
 }
 
-/// The tensors of a file, and what fills the gaps between them where each is at a multiple of an
-/// alignment.
+/// The tensors of a file in the order of an aligned layout.
 struct Layout<'a> {
     in_order: Vec<&'a Tensor>,
-    /// Numbers that no padding may have, sorted: a tensor has the name.
+    /// The numbers, sorted, that padding tensors must not use, because a tensor has that name.
     taken: Vec<u64>,
     alignment: Granule,
 }
 
-/// A tensor at its place in a [`Layout`], or what fills a gap.
+/// A tensor at its place in a [`Layout`], or a padding tensor.
 struct Placed<'a> {
     from: Option<&'a Tensor>,
-    /// Of a padding.
+    /// The number of a padding tensor.
     number: u64,
-    /// Told from the beginning of the data.
+    /// The range, relative to the beginning of the data.
     data: Range<u64>,
 }
 
@@ -145,7 +143,7 @@ impl<'a> Layout<'a> {
         let number = |tensor: &&Tensor| tensor.name.strip_prefix(PADDING_PREFIX)?.parse().ok();
         let mut taken: Vec<u64> = in_order.iter().filter_map(number).collect();
         taken.sort_unstable();
-        // Whoever reads the file orders tensors at one place by name.
+        // The parser sorts tensors at the same offset by name.
         let empty = |tensor: &Tensor| tensor.len_bytes() == 0;
         let key = |tensor: &&'a Tensor| {
             let name = empty(tensor).then_some(tensor.name.as_str());
@@ -155,7 +153,7 @@ impl<'a> Layout<'a> {
         Self { in_order, taken, alignment }
     }
 
-    /// Calls `each` with one after the other, paddings too, and returns the length of the data.
+    /// Calls `each` with all tensors in order, including padding, and returns the length of the data.
     fn each(
         &self,
         mut each: impl FnMut(&Placed<'a>) -> Result<(), AlignProblem>,
@@ -178,7 +176,7 @@ impl<'a> Layout<'a> {
 }
 
 impl Placed<'_> {
-    /// The tensor in a file whose data begin at `data_offset`.
+    /// Returns the tensor in a file whose data begins at `data_offset`.
     fn tensor(&self, data_offset: u64) -> Tensor {
         let data = self.data.start + data_offset..self.data.end + data_offset;
         match self.from {
@@ -218,7 +216,8 @@ mod tests {
     use crate::reason::Reason;
     use crate::safetensors::limits::FORMAT;
 
-    /// A header with tensors of these sizes, one after the other, and data from `data_offset` on.
+    /// Returns a header with tensors of these sizes, one after the other, and data from `data_offset`
+    /// on.
     fn header(sizes: &[u64], data_offset: u64) -> Header {
         let mut end = data_offset;
         let tensors = sizes.iter().enumerate().map(|(index, size)| {
@@ -234,7 +233,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_image_is_a_file_with_the_same_tensors(
+        fn an_aligned_layout_is_a_file_with_the_same_tensors(
             sizes in prop::collection::vec(0u64..300, 0..20), log2 in 0u32..13, offset in 0u64..100,
         ) {
             let alignment = Granule::new(1 << log2).unwrap();
@@ -242,7 +241,7 @@ mod tests {
             let (image, after) = before.aligned(alignment).unwrap();
             let read = Header::parse(image.head(), image.len_bytes()).unwrap();
             prop_assert_eq!(&read.metadata, &before.metadata);
-            // What is read is told by name where two are at the same place.
+            // Compare by name, because tensors without data can be at the same offset.
             for tensor in &after.tensors {
                 prop_assert_eq!(read.tensor(&tensor.name), Some(tensor));
             }
@@ -270,7 +269,7 @@ mod tests {
             prop_assert!(image.parts().is_sorted_by(|a, b| a.file_offset + a.len_bytes < b.file_offset
                 || a.file_offset + a.len_bytes == b.file_offset
                     && a.buffer_offset + a.len_bytes != b.buffer_offset));
-            // Laid out once more it stays as it is, paddings and all.
+            // Aligning the result again changes nothing.
             let (again, _) = after.aligned(alignment).unwrap();
             prop_assert_eq!(again.head(), image.head());
             let (again, _) = read.aligned(alignment).unwrap();
@@ -290,9 +289,9 @@ mod tests {
     }
 
     #[test]
-    fn paddings_have_names_that_no_tensor_has() {
+    fn padding_has_names_that_no_tensor_has() {
         let mut before = header(&[4, 4, 4, 4], 100);
-        // As tensors that mean something: of another type, or of another name after all.
+        // These are not padding, because their type is F32.
         for (tensor, name) in before.tensors.iter_mut().zip(["0", "2", "18446744073709551615", "x"])
         {
             tensor.name = format!("{PADDING_PREFIX}{name}");

@@ -1,10 +1,10 @@
-//! What the elements of a tensor are.
+//! The element types of the format.
 
 use std::fmt;
 
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $bits:literal;)*) => {
-        /// What the elements of a tensor are. [`fmt::Display`] writes the format's own name.
+        /// The type of a tensor's elements. [`fmt::Display`] writes the format's own name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum Dtype {
@@ -12,24 +12,24 @@ macro_rules! dtypes {
         }
 
         impl Dtype {
-            /// Every one there is, in the order of the format's reference implementation.
+            /// All types, in the order of the format's reference implementation.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The name in a file's header, such as `BF16`.
+            /// Returns the name in the header of a file, such as `BF16`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
                 }
             }
 
-            /// The size of one element in bits: 4, 6 or a multiple of 8.
+            /// Returns the size of one element in bits: 4, 6 or a multiple of 8.
             pub const fn bits(self) -> u64 {
                 match self {
                     $(Self::$variant => $bits,)*
                 }
             }
 
-            /// The one of this name.
+            /// Returns the type with this name.
             pub fn from_name(name: &str) -> Option<Self> {
                 match name {
                     $($name => Some(Self::$variant),)*
@@ -41,7 +41,7 @@ macro_rules! dtypes {
 }
 
 dtypes! {
-    /// A truth value in a byte.
+    /// A boolean in a byte.
     Bool = "BOOL", 8;
     /// 4-bit float of the OCP microscaling formats (E2M1), two in a byte.
     F4 = "F4", 4;

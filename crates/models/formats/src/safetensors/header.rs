@@ -5,16 +5,16 @@ use std::ops::Range;
 
 use super::dtype::Dtype;
 
-/// What a safetensors file holds, checked.
+/// The checked header of a safetensors file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Header {
-    /// The tensors, in the order of their data. Together they are the file from `data_offset` to
-    /// its end, without gap or overlap.
+    /// The tensors, in the order of their data. They fill the file from `data_offset` to its end,
+    /// without gap or overlap.
     pub tensors: Vec<Tensor>,
     /// Free-form strings by name.
     pub metadata: BTreeMap<String, String>,
-    /// Where the data begins: the length of all before it, in bytes.
+    /// The offset of the data in the file, in bytes.
     pub data_offset: u64,
 }
 
@@ -22,41 +22,41 @@ pub struct Header {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tensor {
-    /// Its name, unlike every other's in the file. It may hold any character.
+    /// The name, which is unique in the file. It may contain any character.
     pub name: String,
-    /// What its elements are.
+    /// The type of the elements.
     pub dtype: Dtype,
-    /// Its dimensions, outermost first; none for a scalar. If one is zero there is no data.
+    /// The dimensions, outermost first; none for a scalar. If one is zero, the tensor has no data.
     pub shape: Vec<u64>,
-    /// Its bytes in the file.
+    /// The range of the data in the file, in bytes.
     pub data: Range<u64>,
 }
 
 impl Tensor {
-    /// Makes a tensor of these elements and dimensions at these bytes of the file.
+    /// Makes the description of a tensor whose data is at this range of the file.
     pub fn new(name: impl Into<String>, dtype: Dtype, shape: Vec<u64>, data: Range<u64>) -> Self {
         Self { name: name.into(), dtype, shape, data }
     }
 
-    /// The length of its data in bytes.
+    /// Returns the length of the data in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.data.end - self.data.start
     }
 }
 
 impl Header {
-    /// Makes the header of a file whose data begins at `data_offset`. The tensors are in the order of
-    /// their data, without gap or overlap.
+    /// Makes the header of a file whose data begins at `data_offset`. The tensors must be in the order
+    /// of their data, without gap or overlap.
     pub fn new(tensors: Vec<Tensor>, metadata: BTreeMap<String, String>, data_offset: u64) -> Self {
         Self { tensors, metadata, data_offset }
     }
 
-    /// The length in bytes of the file that this is the header of.
+    /// Returns the length of the whole file in bytes.
     pub fn file_len_bytes(&self) -> u64 {
         self.tensors.last().map_or(self.data_offset, |last| last.data.end)
     }
 
-    /// The tensor of that name, found by looking at one after the other.
+    /// Returns the tensor of this name. The search is linear.
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }

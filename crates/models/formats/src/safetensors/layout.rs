@@ -1,22 +1,22 @@
-//! Whether the tensors of a header fill the data of the file exactly.
+//! The check that the tensors of a header fill the data of the file exactly.
 
 use super::header::Tensor;
 use crate::dtype::Dtype;
 use crate::quoted::QuotedName;
 use crate::reason::{Item, Reason, ShapeProblem};
 
-/// Sorts tensors by where their data lies and checks that each has a name of its own and the size
-/// that its shape says, and that they neither overlap nor leave anything out. Returns the length
-/// of the data in bytes.
+/// Sorts tensors by the offset of their data. Checks that the names are unique, that the size of each
+/// tensor is that of its shape, and that there is no overlap and no gap. Returns the length of the data
+/// in bytes.
 ///
 /// # Errors
-/// Why they are refused.
+/// The first problem found.
 pub(super) fn check(tensors: &mut [Tensor]) -> Result<u64, Reason> {
     tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
         return Err(Reason::Duplicate { item: Item::Tensor(QuotedName::new(&pair[0].name)) });
     }
-    // The names give tensors without data an order.
+    // Tensors without data can have the same offset: sort those by name.
     let key = |tensor: &Tensor| (tensor.data.start, tensor.data.end);
     tensors.sort_unstable_by(|a, b| key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name)));
     let mut previous: Option<&Tensor> = None;
@@ -51,7 +51,7 @@ fn follows(tensor: &Tensor, previous: Option<&Tensor>) -> Result<(), Reason> {
 
 fn has_its_size(tensor: &Tensor) -> Result<(), Reason> {
     let Tensor { name, dtype, shape, data } = tensor;
-    // In this order and with this width even before a zero, as the reference implementation.
+    // An overflow is an error even if a later dimension is zero, as in the reference implementation.
     let bits = shape
         .iter()
         .try_fold(1u64, |elements, dimension| elements.checked_mul(*dimension))

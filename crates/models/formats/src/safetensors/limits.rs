@@ -1,34 +1,39 @@
-//! Numbers of the format, and how much of it is read.
+//! Constants of the format, and limits of this parser.
 
 use crate::format::Format;
 
 /// The name of the format in messages.
 pub(super) const FORMAT: Format = Format::Safetensors;
-/// The width of the header's length at the beginning of the file.
+/// The width of the header length at the beginning of the file.
 pub(super) const PREFIX_BYTES: usize = 8;
 
-/// The longest header there may be, in bytes: the limit of the format's reference implementation.
+/// The limit on the length of a header, in bytes: that of the format's reference implementation.
 pub const HEADER_LEN_MAX_BYTES: u64 = 100_000_000;
 
-/// The most tensors that are read. The largest published models have some 10^5 over all their
-/// shards; this leaves ten times that for one file.
+/// The limit on the number of tensors in a file. The largest published models have about 10^5 in all
+/// their shards, a tenth of this limit.
 pub const TENSORS_MAX: usize = 1 << 20;
 
-/// The most dimensions a tensor may have: what the frameworks that write such files allow.
+/// The limit on the dimensions of a tensor: that of the frameworks which write such files.
 pub const DIMENSIONS_MAX: usize = 64;
 
-/// The most entries of metadata that are read; training tools write some hundred.
+/// The limit on the number of metadata entries. Training tools write a few hundred.
 pub const METADATA_ENTRIES_MAX: usize = 1 << 15;
 
-/// The most heap memory, in bytes, that reading a header of `header_len_bytes` takes at any
-/// moment, whatever is in it.
+/// Returns an upper bound on the heap memory, in bytes, that parsing a header of `header_len_bytes`
+/// takes at any time, for any content.
 ///
-/// Term by term, for a header of n bytes: n for its text; at most 1.5 n for the list of tensors,
-/// 72 bytes for every 49 that the shortest description has; at most 2.9 n for what tensors own,
-/// which is when each has 64 dimensions of one digit, and then 0.4 n to cut their list to size, or
-/// else 3 n to undo the escapes of a string as long as the header in a buffer that doubles. And
-/// 8 MiB for the tree of metadata, which has at most [`METADATA_ENTRIES_MAX`] entries of some 130
-/// bytes, and for small things. The tests hold the allocator to it.
+/// For a header of n bytes, the bound is the sum of:
+///
+/// - n for the text.
+/// - at most 1.5 n for the list of tensors: 72 bytes for each description, which has at least 49 bytes.
+/// - either at most 2.9 n for the names and dimensions of the tensors (reached if each has 64
+///   dimensions of one digit) and 0.4 n to shrink their list, or at most 3 n to unescape a string as
+///   long as the header into a buffer that doubles.
+/// - 8 MiB for the B-tree of the metadata, with at most [`METADATA_ENTRIES_MAX`] entries of about 130
+///   bytes, and for small allocations.
+///
+/// Tests check this bound with a counting allocator.
 pub const fn parse_memory_max_bytes(header_len_bytes: u64) -> u64 {
     header_len_bytes.saturating_mul(6).saturating_add(8 << 20)
 }

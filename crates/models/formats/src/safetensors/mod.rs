@@ -1,4 +1,4 @@
-//! Safetensors: a length, a header in JSON, and the data of the tensors without a gap.
+//! Safetensors: a length, a header in JSON, and the data of the tensors without gaps.
 //!
 //! ```text
 //!   0          8                 8 + n                                      end of file
@@ -7,21 +7,20 @@
 //!   └──────────┴───────────────────┴────────────┴───────────┴──────────────┘
 //! ```
 //!
-//! A header comes from whoever made the file. [`Header::parse`] checks all of it before anything
-//! is allocated for the data, and spends at most [`parse_memory_max_bytes`] on the header itself.
-//! It refuses what the format's reference implementation refuses, and beyond that what the format
-//! forbids but that implementation lets pass or limits by nothing:
+//! A header is untrusted input. [`Header::parse`] checks the whole header before any memory is allocated
+//! for the data, and takes at most [`parse_memory_max_bytes`] of memory. It refuses all files that the
+//! format's reference implementation refuses. It also refuses these, which that implementation accepts:
 //!
 //! - a name that occurs twice, among the tensors or in the metadata;
 //! - more than [`TENSORS_MAX`] tensors, [`DIMENSIONS_MAX`] dimensions or [`METADATA_ENTRIES_MAX`]
 //!   entries of metadata;
-//! - a tensor described by anything but an object, or a dtype by anything but a string.
+//! - a tensor whose description is not an object, or a dtype that is not a string.
 //!
-//! White space before the `{` is let pass, as the reference implementation does since writers pad
+//! White space before the `{` is accepted, as by the reference implementation, because some writers pad
 //! there to align the data.
 //!
-//! Names of tensors are as they are in the file, so they may hold control characters:
-//! [`crate::printable`] makes them fit for a terminal.
+//! Tensor names are not escaped, so they may contain control characters. [`crate::printable`] makes them
+//! safe to print on a terminal.
 
 mod aligned;
 mod dtype;

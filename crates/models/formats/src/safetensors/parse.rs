@@ -1,4 +1,4 @@
-//! Reading headers: where they end, and what they say.
+//! The parser of headers.
 
 use super::header::Header;
 use super::limits::{FORMAT, HEADER_LEN_MAX_BYTES, PREFIX_BYTES};
@@ -7,11 +7,11 @@ use crate::error::{Error, Result};
 use crate::reason::{LooksLike, Reason, Start, TruncatedPart};
 
 impl Header {
-    /// Reads a header out of `bytes`, the beginning of a file of `file_len_bytes` that has the
-    /// header in it: at least the first [`header_end`] bytes.
+    /// Parses the header in `bytes`, the beginning of a file of `file_len_bytes`. They must contain the
+    /// whole header: at least [`header_end`] bytes.
     ///
     /// # Errors
-    /// [`Error`] with what is wrong with the file.
+    /// [`Error`] if the file is not valid, or if its header is longer than `bytes`.
     pub fn parse(bytes: &[u8], file_len_bytes: u64) -> Result<Self> {
         Self::checked(bytes, file_len_bytes).map_err(|reason| Error::new(FORMAT, reason))
     }
@@ -48,10 +48,10 @@ impl Header {
     }
 }
 
-/// Looks at the first bytes of a file of `file_len_bytes`, at least 8 if it has so many, and returns
-/// where its header ends and its data begins. That is within the file, and at most
-/// [`HEADER_LEN_MAX_BYTES`] and 8. More bytes, say 4096, tell more about a file that is of another
-/// format.
+/// Returns the offset at which the header ends and the data begins, from the first bytes of a file of
+/// `file_len_bytes`. The offset is within the file, and at most [`HEADER_LEN_MAX_BYTES`] + 8. `first`
+/// must have at least 8 bytes, unless the file is shorter. With more bytes, such as 4096, the error can
+/// identify a file of another format.
 ///
 /// # Errors
 /// [`Error`] if the file is of another format, was cut short in its header, or has too long a header.
@@ -81,7 +81,7 @@ fn opening(first: &[u8], file_len_bytes: u64) -> std::result::Result<usize, Reas
     if end > file_len_bytes {
         return Err(cut_short(TruncatedPart::Header, end));
     }
-    // Fits: below the limit above.
+    // The cast is lossless: the length is below the limit above.
     let end = end as usize;
     let text = &text[..text.len().min(end - PREFIX_BYTES)];
     let begin = text.iter().find(|byte| !matches!(byte, b' ' | b'\t' | b'\n' | b'\r'));
@@ -92,7 +92,7 @@ fn opening(first: &[u8], file_len_bytes: u64) -> std::result::Result<usize, Reas
     Ok(end)
 }
 
-/// Returns the kind of a file that is no safetensors file.
+/// Guesses the kind of a file that is not a safetensors file.
 fn looks_like(first: &[u8]) -> Option<LooksLike> {
     let known: [(&[u8], LooksLike); 6] = [
         (b"version https://git-lfs", LooksLike::GitLfsPointer),

@@ -1,11 +1,11 @@
-//! Hostile headers, one by one, and what is said of each.
+//! Hostile headers, and the error of each.
 
 use std::collections::BTreeMap;
 
 use super::limits::FORMAT;
 use super::*;
 
-/// A file with this header and this much data.
+/// Returns a file with this header and this much data.
 fn file(header: &str, data_len: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());
@@ -20,7 +20,7 @@ fn parse(bytes: &[u8]) -> Result<Header, String> {
     })
 }
 
-/// Checks that the file is refused for exactly this reason.
+/// Checks that the file is refused with exactly this reason.
 #[track_caller]
 fn refused(bytes: &[u8], reason: &str) {
     assert_eq!(parse(bytes).unwrap_err(), reason);
@@ -50,7 +50,7 @@ fn a_header_is_read() {
 }
 
 #[test]
-fn padding_and_tensors_without_data_are_let_pass() {
+fn padding_and_tensors_without_data_are_accepted() {
     let empty = r#"{"x":{"dtype":"I64","shape":[0,7],"data_offsets":[4,4]},"y":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"w":{"dtype":"F4","shape":[0],"data_offsets":[0,0]}}"#;
     let header = parse(&file(&format!(" \n{empty}\t \r\n"), 4)).unwrap();
     let names: Vec<&str> = header.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
@@ -59,7 +59,7 @@ fn padding_and_tensors_without_data_are_let_pass() {
 }
 
 #[test]
-fn a_length_that_cannot_be() {
+fn an_impossible_header_length_is_refused() {
     refused(b"", "it has 0 bytes, and the length of its header alone takes 8");
     refused(b"1234567", "it has 7 bytes, and the length of its header alone takes 8");
     header_refused("", 0, "its header has no bytes");
@@ -69,8 +69,8 @@ fn a_length_that_cannot_be() {
         refused(
             &bytes,
             &format!(
-                "its first 8 bytes say that its header has {len} bytes, more than the 100000000 \
-                 there may be"
+                "its first 8 bytes declare a header of {len} bytes, more than the limit of \
+                 100000000"
             ),
         );
     }
@@ -87,19 +87,19 @@ fn a_length_that_cannot_be() {
 }
 
 #[test]
-fn a_header_that_was_not_given_in_full() {
+fn an_incomplete_header_is_refused() {
     let bytes = file(TWO, 24);
     let error = Header::parse(&bytes[..50], bytes.len() as u64).unwrap_err();
-    let expected = format!("only 50 of the {} bytes before its data are there", 8 + TWO.len());
+    let expected = format!("only 50 of the {} bytes before its data were given", 8 + TWO.len());
     assert_eq!(error.to_string(), format!("not a valid safetensors file: {expected}"));
 }
 
 #[test]
-fn what_is_another_format_is_named() {
+fn an_error_names_the_format_that_the_file_has() {
     for (bytes, what) in [
         (&b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"[..], "git lfs pull"),
         (b"<!DOCTYPE html><html>", "a web page"),
-        (b"{\"weight_map\": {}}", "*.index.json"),
+        (b"{\"weight_map\": {}}", ".index.json"),
         (b"GGUF\x03\0\0\0\x01\x01\x01\x01", "GGUF"),
         (b"PK\x03\x04\0\0\x08\x08", "zip"),
         (b"\x80\x02\x8a\nl\xfc\x9cF", "pickle"),
@@ -110,10 +110,10 @@ fn what_is_another_format_is_named() {
 }
 
 #[test]
-fn text_that_is_no_header() {
+fn text_that_is_not_a_header_is_refused() {
     let mut bytes = file(TWO, 24);
     bytes[10] = 0xff;
-    refused(&bytes, "its header is not UTF-8: byte 10 of the file begins no character");
+    refused(&bytes, "its header is not UTF-8 at byte 10 of the file");
     header_refused("[]", 0, "its header begins with the byte 0x5b and not with '{'");
     header_refused("\0\0\0\0", 0, "its header begins with the byte 0x00 and not with '{'");
     for (header, reason) in [
@@ -169,15 +169,15 @@ fn text_that_is_no_header() {
 }
 
 #[test]
-fn a_dtype_that_does_not_exist_is_named_with_those_that_do() {
+fn the_error_of_an_unknown_dtype_lists_the_known_ones() {
     let reason = parse(&file(r#"{"a":{"dtype":"F128\n"}}"#, 0)).unwrap_err();
     let expected =
-        r#"tensor "a" has the unknown dtype "F128\n"; there are BOOL, F4, F6_E2M3, F6_E3M2, U8"#;
+        r#"tensor "a" has the unknown dtype "F128\n" (expected BOOL, F4, F6_E2M3, F6_E3M2, U8"#;
     assert!(reason.contains(expected), "{reason}");
 }
 
 #[test]
-fn nesting_ends_before_the_stack_does() {
+fn deep_nesting_is_refused_before_the_stack_overflows() {
     for nested in [
         format!(r#"{{"a":{}1{}}}"#, "[".repeat(1 << 20), "]".repeat(1 << 20)),
         format!(r#"{{"a":{{"x":{}{}}}}}"#, r#"{"y":"#.repeat(1 << 20), "}".repeat(1 << 20)),
@@ -185,13 +185,13 @@ fn nesting_ends_before_the_stack_does() {
         format!(r#"{{"__metadata__":{{"k":{}"#, "[".repeat(1 << 20)),
     ] {
         let reason = parse(&file(&nested, 0)).unwrap_err();
-        let told = reason.contains("recursion limit") || reason.contains("found a list");
-        assert!(told && reason.len() < 200, "{reason}");
+        let refused = reason.contains("recursion limit") || reason.contains("found a list");
+        assert!(refused && reason.len() < 200, "{reason}");
     }
 }
 
 #[test]
-fn tensors_that_do_not_fill_the_data() {
+fn tensors_must_fill_the_data_exactly() {
     header_refused(
         r#"{"a":{"dtype":"U8","shape":[24],"data_offsets":[0,24]},"b":{"dtype":"U8","shape":[8],"data_offsets":[16,24]}}"#,
         24,
@@ -231,8 +231,8 @@ fn tensors_that_do_not_fill_the_data() {
     refused(
         &bytes,
         &format!(
-            "its tensors end at byte {}, but it goes on to byte {}: what is there belongs to no \
-             tensor",
+            "its tensors end at byte {}, but the file ends at byte {}: the bytes between belong to \
+             no tensor",
             bytes.len() - 6,
             bytes.len()
         ),
@@ -240,7 +240,8 @@ fn tensors_that_do_not_fill_the_data() {
     header_refused(
         "{}",
         1,
-        "its tensors end at byte 10, but it goes on to byte 11: what is there belongs to no tensor",
+        "its tensors end at byte 10, but the file ends at byte 11: the bytes between belong to no \
+         tensor",
     );
     let most = u64::MAX;
     header_refused(
@@ -256,7 +257,7 @@ fn tensors_that_do_not_fill_the_data() {
 }
 
 #[test]
-fn a_name_that_occurs_twice() {
+fn a_name_that_occurs_twice_is_refused() {
     for again in ["a", r"\u0061"] {
         let header = format!(
             r#"{{"a":{{"dtype":"U8","shape":[8],"data_offsets":[0,8]}},"{again}":{{"dtype":"U8","shape":[8],"data_offsets":[8,16]}}}}"#
@@ -266,7 +267,7 @@ fn a_name_that_occurs_twice() {
 }
 
 #[test]
-fn shapes_that_do_not_fit() {
+fn a_shape_must_match_the_data() {
     let one = |dtype: &str, shape: &str, end: u64| {
         format!(r#"{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,{end}]}}}}"#)
     };
@@ -278,7 +279,7 @@ fn shapes_that_do_not_fit() {
     header_refused(
         &one("F4", "[3]", 2),
         2,
-        r#"tensor "a" of shape [3] and dtype F4 has 12 bits, which are no whole bytes"#,
+        r#"tensor "a" of shape [3] and dtype F4 has 12 bits, which is not a whole number of bytes"#,
     );
     for shape in ["[18446744073709551615,2]", "[2305843009213693952]", "[4294967296,4294967296,0]"]
     {

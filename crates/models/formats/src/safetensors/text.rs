@@ -1,4 +1,4 @@
-//! The text of a header, read in one pass into tensors and metadata.
+//! The parser of a header's text, which makes one pass.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -14,21 +14,21 @@ use crate::reason::{Item, Quantity, Reason, UnknownDtype};
 
 const METADATA_KEY: &str = "__metadata__";
 
-/// The shortest description of a tensor there is. It bounds how many fit into a header, so that
-/// the list of them is made once and never grown: growing would hold it twice.
+/// The length of the shortest description of a tensor. It bounds the number of tensors in a header, so
+/// that their list is allocated once: while a list grows, it is in memory twice.
 const DESCRIPTION_LEN_MIN: usize = r#""":{"dtype":"U8","shape":[],"data_offsets":[0,0]}"#.len();
 
-/// What a header says, not yet checked for making sense.
+/// The content of a header, not yet checked for consistency.
 pub(super) struct Claims {
-    /// The tensors in the order of the text, their data relative to where the data begins.
+    /// The tensors in the order of the text. Their ranges are relative to the beginning of the data.
     pub(super) tensors: Vec<Tensor>,
     pub(super) metadata: BTreeMap<String, String>,
 }
 
-/// Reads the text of a header.
+/// Parses the text of a header.
 ///
 /// # Errors
-/// Why it is refused.
+/// The first problem found.
 pub(super) fn parse(text: &str) -> Result<Claims, Box<Reason>> {
     let fitting = text.len() / DESCRIPTION_LEN_MIN + 1;
     let mut claims =
@@ -116,7 +116,7 @@ fn too_many(item: Option<Item>, quantity: Quantity, max: usize) -> Reason {
     Reason::TooLarge { item, quantity, found: None, max: max as u64 }
 }
 
-/// Which tensor is being read.
+/// The tensor that is being parsed.
 struct About<'a> {
     tensor: &'a str,
     refusal: &'a Refusal,
@@ -233,7 +233,7 @@ impl<'de> Expect<'de> for Shape<'_> {
     const WHAT: &'static str = "a list of dimensions";
 
     fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<u64>, A::Error> {
-        // Collected here first so that the list kept is not larger than it must be.
+        // Collect on the stack first, so that the allocation has the exact size.
         let mut dimensions = [0; DIMENSIONS_MAX];
         let mut count = 0;
         while let Some(dimension) = list.next_element_seed(At(Unsigned))? {
