@@ -244,7 +244,7 @@ fn heaps_and_modes_that_are_not_there_are_told() {
     longshore(&["load", name, "--heap", "udmabuf", "--read-only"])
         .expect(21, &["cannot seal its content", "use heap 'memfd'"]);
     longshore(&["load", name, "--heap", "shm"]).expect(2, &["unknown heap 'shm'", "udmabuf"]);
-    longshore(&["load", name, "--mode", "mmap"]).expect(2, &["'mmap' is no read mode"]);
+    longshore(&["load", name, "--mode", "mmap"]).expect(2, &["unknown read mode 'mmap'"]);
     if let Ok(dir) = tempfile::tempdir_in("/dev/shm") {
         let path = dir.path().join("file");
         fs::write(&path, content(10_000)).unwrap();

@@ -141,10 +141,10 @@ static void options_that_mean_nothing(void) {
     refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "unknown heap 'shm'");
     options.heap = NULL;
     options.mode = "mmap";
-    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "'mmap' is no read mode");
+    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "unknown read mode 'mmap'");
     options.mode = NULL;
     options.format = "pickle";
-    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "'pickle' is no format");
+    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "unknown format 'pickle'");
     options.format = NULL;
     options.verify = 8;
     refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "no checksum");

@@ -1,4 +1,4 @@
-//! Files that have their name only when they are complete.
+//! Files that get their name only when they are complete.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use longshore_sys::file::free_bytes;
 use tempfile::NamedTempFile;
 
-/// The bits of a mode that permit reading, writing and execution: not set-user-ID and the like.
+/// The permission bits of a mode, without set-user-ID, set-group-ID and the sticky bit.
 const PERMISSION_BITS: u32 = 0o777;
 
-/// A new file that gets its name when it is complete and on the disk. Until then it has a hidden name
-/// in the same directory that ends in `.partial`; dropping it removes it.
+/// A new file that gets its name when it is complete and on the disk. Until then it has a hidden name in
+/// the same directory, which ends in `.partial`. Dropping it removes the file.
 ///
 /// ```
 /// use std::io::Write;
@@ -31,20 +31,20 @@ const PERMISSION_BITS: u32 = 0o777;
 pub struct AtomicFile {
     file: NamedTempFile,
     target: PathBuf,
-    /// The directory; `None` if this process may write to it and not read it.
+    /// The directory; `None` if this process may write to it but not read it.
     folder: Option<File>,
 }
 
 impl AtomicFile {
-    /// Creates the file in the directory of `target`, the name that it is to have. If that is a link to
-    /// a file, the link stays and the file is replaced.
+    /// Creates a file that will get the name `target`, in the directory of that name. If `target` is a
+    /// symbolic link to a file, the link stays, and the file that it refers to is replaced.
     ///
     /// # Errors
-    /// Those of `open(2)`; `InvalidInput` where `target` is there and no regular file, so that
-    /// neither a device nor a folder is replaced.
+    /// Those of `open(2)`; `InvalidInput` if `target` exists and is not a regular file, such as a
+    /// device or a directory.
     pub fn create(target: &Path) -> io::Result<Self> {
         let target = match fs::metadata(target) {
-            // A link stays, and what it leads to is replaced.
+            // Follow a symbolic link, so that its target is replaced and not the link.
             Ok(found) if found.is_file() => fs::canonicalize(target)?,
             Ok(_) => {
                 let reason = "something that is not a regular file has this name";
@@ -54,7 +54,7 @@ impl AtomicFile {
             Err(error) => return Err(error),
         };
         let Some(name) = target.file_name() else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it names no file"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name"));
         };
         let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
@@ -73,13 +73,13 @@ impl AtomicFile {
         Ok(Self { file, target, folder })
     }
 
-    /// Returns the file, to be written to.
+    /// Returns the file, for writing.
     pub fn file(&mut self) -> &mut File {
         self.file.as_file_mut()
     }
 
-    /// Gives the file the permission bits of `source`. Call it before anything is written: others could
-    /// read that meanwhile.
+    /// Gives the file the permission bits of `source`. Call this before writing, because until then
+    /// other users may be able to read the file.
     ///
     /// # Errors
     /// Those of `fstat(2)` and `fchmod(2)`.
@@ -88,12 +88,12 @@ impl AtomicFile {
         self.file.as_file().set_permissions(Permissions::from_mode(mode))
     }
 
-    /// Checks that the file system has room for so many bytes more.
+    /// Checks that the file system has `needed_bytes` of free space.
     ///
     /// # Errors
     /// `StorageFull` with both numbers, or those of `fstatvfs(3)`.
     pub fn check_room(&self, needed_bytes: u64) -> io::Result<()> {
-        // Some file systems do not count.
+        // Some file systems do not report their free space.
         let Some(free_bytes) = free_bytes(self.file.as_file())?.filter(|free| needed_bytes > *free)
         else {
             return Ok(());
@@ -107,19 +107,18 @@ impl AtomicFile {
         Err(io::Error::new(io::ErrorKind::StorageFull, reason))
     }
 
-    /// Waits until the disk has the content, and then gives the file its name, also on the disk. Errors
-    /// of a disk that is found full only now are returned here.
+    /// Syncs the content to the disk, then renames the file to its target, and syncs the directory. If
+    /// the file system finds only now that the disk is full, this returns the error.
     ///
     /// # Errors
-    /// Those of `fsync(2)` and `rename(2)`. If only the directory could not be written out, the file has
-    /// its name.
+    /// Those of `fsync(2)` and `rename(2)`. If only syncing the directory fails, the file has its name.
     pub fn commit(self) -> io::Result<()> {
         let Self { file, target, folder } = self;
         file.as_file().sync_all()?;
         file.persist(target).map_err(|failed| failed.error)?;
         let Some(folder) = folder else { return Ok(()) };
         match folder.sync_all() {
-            // Some file systems cannot write a directory out.
+            // Some file systems cannot sync a directory.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
             synced => synced,
         }
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_its_name_only_when_it_is_complete() {
+    fn a_file_gets_its_name_when_it_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("model");
         let mut dropped = AtomicFile::create(&target).unwrap();
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_the_mode_of_an_ordinary_new_file() {
+    fn a_file_has_the_mode_of_an_ordinary_new_file() {
         let folder = tempfile::tempdir().unwrap();
         let (ordinary, target) = (folder.path().join("ordinary"), folder.path().join("model"));
         fs::write(&ordinary, "").unwrap();
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_told_with_both_numbers() {
+    fn the_error_of_a_full_file_system_has_the_size_and_the_folder() {
         let folder = tempfile::tempdir().unwrap();
         let file = AtomicFile::create(&folder.path().join("model")).unwrap();
         file.check_room(1).unwrap();
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_stays_and_what_is_no_file_is_refused() {
+    fn a_symbolic_link_stays_and_only_regular_files_are_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         fs::write(&file, "old").unwrap();

@@ -1,4 +1,4 @@
-//! Refusing what does not fit, before anything is taken.
+//! The check that a load fits in memory, which is made before any memory is taken.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,19 +11,19 @@ use crate::error::{Error, Result};
 use crate::fill::STAGING_MAX_BYTES;
 use crate::reason::MemoryLimit;
 
-/// What the load itself takes beside the content: page tables, threads, the queue, digests; and
-/// what bytes are read into that the disk cannot write to their place.
+/// The memory that a load takes in addition to the content: page tables, threads, the queue, digests,
+/// and staging buffers.
 const OVERHEAD_BYTES: u64 = (16 << 20) + STAGING_MAX_BYTES;
 
-/// What all loads of this process that go on are still to take.
+/// The memory that all running loads of this process will still take.
 static TO_COME: ToCome = ToCome(AtomicU64::new(0));
 
-/// A sum of bytes that the kernel counts as available, and that are promised. No lock: a process
-/// that was forked meanwhile could never take it.
+/// A number of bytes that the kernel counts as available, but that running loads have claimed. It is not
+/// behind a mutex, because a child that is forked while a mutex is locked can never lock it.
 #[derive(Debug, Default)]
 struct ToCome(AtomicU64);
 
-/// What one load is still to take. Dropped, it takes nothing more.
+/// The memory that one load will still take. Dropping the claim releases it.
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
     all: &'a ToCome,
@@ -37,15 +37,15 @@ impl ToCome {
 }
 
 impl Claim<'_> {
-    /// Says how much is left to be taken: never more than there was.
+    /// Lowers the claim to `bytes`. It is never raised.
     pub(crate) fn lower_to(&mut self, bytes: u64) {
         let less = self.bytes.saturating_sub(bytes);
         self.all.0.fetch_sub(less, Ordering::Relaxed);
         self.bytes -= less;
     }
 
-    /// Claims `bytes` where `check` agrees, which is told what the others are to take. It is asked
-    /// again where that changed meanwhile: of two that do not fit together one is refused.
+    /// Sets the claim to `bytes` if `check` succeeds, which gets the claims of the other loads. If those
+    /// change meanwhile, `check` is called again. So if two loads do not fit together, one is refused.
     fn set_if(&mut self, bytes: u64, check: impl Fn(u64) -> Result<()>) -> Result<()> {
         let mut all = self.all.0.load(Ordering::Relaxed);
         loop {
@@ -100,22 +100,23 @@ pub(crate) fn check(
     Ok(claim)
 }
 
-/// Whether the heap could take all of it from the pool: as it decides that itself.
+/// Returns `true` if the pool has enough pages for the whole buffer. The heap decides it in the same
+/// way.
 fn pool_holds(content_bytes: u64, pool: &Pool) -> bool {
     let page = Granule::SIZE_2M;
     page.is_aligned(content_bytes) && content_bytes / page.bytes() <= pool.available_pages
 }
 
-/// Checks that the pages of what was reserved can be had. `heap` is the one that was chosen; pages
-/// of the hugetlb pool are set aside already and do not count as available.
+/// Checks that there is memory for the pages of a reservation. `heap` is the heap that was chosen. Pages
+/// of the hugetlb pool are reserved already, and are not a part of the available memory.
 pub(crate) fn check_pages(claim: &mut Claim<'_>, content_bytes: u64, heap: &Heap) -> Result<()> {
-    // A kernel heap has taken its pages, and was asked before.
+    // These heaps have taken their pages already, and `check` was called before.
     if matches!(heap, Heap::Hugetlb | Heap::DmaHeap(_)) {
         claim.lower_to(0);
         return Ok(());
     }
     claim.set_if(content_bytes, |others_bytes| {
-        // The addresses are taken.
+        // The addresses are reserved already.
         let available = Available { address_space_bytes: None, ..memory::available() };
         check_against(content_bytes, false, &available, others_bytes)
     })
@@ -130,9 +131,9 @@ fn check_against(
     let needed_bytes = content_bytes.saturating_add(OVERHEAD_BYTES);
     let refuse =
         |limit_bytes, limit| Err(Error::NotEnoughMemory { needed_bytes, limit_bytes, limit });
-    // What the machine has, others may be about to take.
+    // Other loads will take a part of the available memory.
     let left = |limit_bytes: u64| limit_bytes.saturating_sub(others_bytes);
-    // The mapping is rounded up to a huge page and placed at one.
+    // The mapping is rounded up to a huge page, and begins at a multiple of one.
     let addresses_bytes = needed_bytes.saturating_add(2 * Granule::SIZE_2M.bytes());
     if let Some(limit) = available.address_space_bytes.filter(|left| addresses_bytes > *left) {
         return refuse(limit, MemoryLimit::AddressSpace);
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn each_authority_is_named_when_it_refuses() {
+    fn the_error_names_the_limit() {
         let plenty = Available {
             machine_bytes: Some(2 * GIB),
             control_group: Some((2 * GIB, "/sys/fs/cgroup/memory.max".into())),
@@ -193,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_the_pool_are_not_counted_twice() {
+    fn pages_of_the_pool_need_no_available_memory() {
         let short = Available { machine_bytes: Some(0), ..Available::default() };
         assert_eq!(refused_by(&short, true), None);
         assert!(refused_by(&short, false).is_some());
     }
 
     #[test]
-    fn what_other_loads_are_to_take_is_not_available() {
+    fn memory_claimed_by_other_loads_is_not_available() {
         let all = ToCome::default();
         let available = Available { machine_bytes: Some(3 * GIB), ..Available::default() };
         let check = |claim: &mut Claim<'_>, bytes| {
@@ -208,11 +209,11 @@ mod tests {
         };
         let (mut first, mut second) = (all.claim(), all.claim());
         check(&mut first, 2 * GIB).unwrap();
-        // Asked once more, it is not in its own way.
+        // A load's own claim does not reduce the memory that is available to it.
         check(&mut first, 2 * GIB).unwrap();
         let refused = check(&mut second, GIB + GIB / 2).unwrap_err();
-        let said = refused.to_string();
-        assert!(said.contains("2147483648 bytes that other loads are to take, leaves 1073741824"));
+        let text = refused.to_string();
+        assert!(text.contains("2147483648 bytes that other loads are to take, leaves 1073741824"));
         assert_eq!(second.bytes, 0);
         first.lower_to(GIB / 2);
         check(&mut second, GIB + GIB / 2).unwrap();
@@ -232,9 +233,9 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "Miri knows no limits of processes")]
-    fn only_a_pool_that_holds_it_keeps_the_machine_from_being_asked() {
-        // More than there are addresses for, in whole huge pages and not.
+    #[cfg_attr(miri, ignore = "Miri does not emulate resource limits")]
+    fn available_memory_is_checked_unless_the_pool_is_large_enough() {
+        // More than the address space, as a multiple of huge pages and not.
         for heap in [Heap::Auto, Heap::Memfd, Heap::MemfdBasePages] {
             for content_bytes in [1 << 48, (1 << 48) + 1] {
                 let refused = check(content_bytes, &heap, None).unwrap_err();

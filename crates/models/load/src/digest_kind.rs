@@ -1,4 +1,4 @@
-//! Which checksums there are.
+//! The kinds of checksums.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,9 +15,9 @@ pub enum DigestKind {
     Sha256,
 }
 
-/// A word that names no checksum.
+/// The error for an unknown checksum name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no checksum; there are crc32c, xxh3 and sha256")]
+#[error("unknown checksum '{0}' (expected crc32c, xxh3 or sha256)")]
 pub struct ParseDigestKindError(String);
 
 impl FromStr for DigestKind {
@@ -33,7 +33,7 @@ impl FromStr for DigestKind {
     }
 }
 
-/// The word that [`FromStr`] reads back.
+/// Writes the word that [`FromStr`] parses.
 impl fmt::Display for DigestKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -1,4 +1,4 @@
-//! What can go wrong while loading.
+//! The error of a load.
 
 use std::io;
 use std::ops::Range;
@@ -14,29 +14,29 @@ use crate::reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimi
 /// The result of a load.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong, in which file, where, and how far the load had come. After any of them nothing
-/// is left: no descriptor, no memory.
+/// The error of a load: the problem, the file, the range, and the progress of the load. After an error
+/// no descriptor and no memory is left behind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file could not be opened or asked about.
+    /// A file could not be opened, or its status could not be read.
     #[error("cannot open {}", path.display())]
     Open {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
-    /// The name leads to something that is no regular file.
+    /// The path does not refer to a regular file.
     #[error("{} is {kind}, not a regular file{}", path.display(), kind.hint())]
     NotRegular {
-        /// The name.
+        /// The path.
         path: PathBuf,
-        /// The kind of file that it leads to.
+        /// The kind of file that it refers to.
         kind: FileKind,
     },
-    /// A range was asked for that the file does not have.
+    /// A requested range is not within the file.
     #[error(
         "{} has {len_bytes} bytes; bytes {} to {} were asked for", path.display(),
         range.start, range.end
@@ -44,9 +44,9 @@ pub enum Error {
     OutOfFile {
         /// The file.
         path: PathBuf,
-        /// The range asked for.
+        /// The requested range.
         range: Range<u64>,
-        /// The file's length.
+        /// The length of the file.
         len_bytes: u64,
     },
     /// The disk or file system failed.
@@ -59,22 +59,22 @@ pub enum Error {
         path: PathBuf,
         /// The bytes of the file that were being read.
         range: Range<u64>,
-        /// How many bytes of the whole load were complete.
+        /// The number of bytes of the whole load that were complete.
         done_bytes: u64,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
-    /// A file could not be written. Nothing of it is left.
+    /// A file could not be written. No part of it is left behind.
     #[error("cannot write {}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
-    /// The file ended before its end: it was truncated while it was read.
+    /// The file was truncated while it was read.
     #[error(
         "{} ended at byte {ended_at} of {len_bytes}: it was truncated while it was read",
         path.display()
@@ -82,12 +82,12 @@ pub enum Error {
     Truncated {
         /// The file.
         path: PathBuf,
-        /// Where it ended.
+        /// The offset at which the file ended.
         ended_at: u64,
-        /// How long it was when the load began.
+        /// The length of the file when it was opened.
         len_bytes: u64,
     },
-    /// The file was written to while it was read, so what was read may be of two versions.
+    /// The file was written to while it was read, so the bytes read may be a mixture of two versions.
     #[error("{} changed while it was read: {change}", path.display())]
     Changed {
         /// The file.
@@ -100,22 +100,22 @@ pub enum Error {
         "{needed_bytes} bytes are needed, but {limit} leaves {limit_bytes}; {}", limit.hint()
     )]
     NotEnoughMemory {
-        /// What the load needs.
+        /// The number of bytes that the load needs.
         needed_bytes: u64,
-        /// What there is.
+        /// The number of bytes that the limit leaves.
         limit_bytes: u64,
         /// The limit.
         limit: MemoryLimit,
     },
-    /// The memory could not be had.
+    /// The memory could not be allocated.
     #[error(transparent)]
     Heap(#[from] heap::Error),
-    /// The mode asked for does not exist for this file and heap.
+    /// The requested mode is not available for this file and heap.
     #[error("{} cannot be read in mode '{mode}': {reason}", path.display())]
     ModeUnavailable {
         /// The file.
         path: PathBuf,
-        /// The mode asked for.
+        /// The requested mode.
         mode: ReadMode,
         /// The reason.
         reason: ModeProblem,
@@ -123,24 +123,24 @@ pub enum Error {
     /// The caller cancelled the load.
     #[error("cancelled after {done_bytes} of {total_bytes} bytes")]
     Cancelled {
-        /// How many bytes were complete.
+        /// The number of bytes that were complete.
         done_bytes: u64,
-        /// How many there were to be.
+        /// The number of bytes of the whole load.
         total_bytes: u64,
     },
-    /// The content is not what the manifest says.
+    /// A checksum differs from the one in the manifest.
     #[error("{}: {kind} is {found}, but the manifest says {expected}", path.display())]
     Mismatch {
         /// The file.
         path: PathBuf,
-        /// Which checksum.
+        /// The kind of checksum.
         kind: DigestKind,
-        /// What the manifest says, in hexadecimal.
+        /// The checksum in the manifest, in hexadecimal.
         expected: String,
-        /// What was read.
+        /// The checksum of the content, in hexadecimal.
         found: String,
     },
-    /// A manifest cannot be understood or does not name a file that was loaded.
+    /// A manifest cannot be parsed, or does not name a file that was loaded.
     #[error("manifest {}: {reason}", path.display())]
     Manifest {
         /// The manifest.
@@ -148,7 +148,7 @@ pub enum Error {
         /// The problem.
         reason: ManifestProblem,
     },
-    /// A file is not of the format it is meant to be of.
+    /// A file is not valid in the expected format.
     #[error("{} is not a valid {format} file: {reason}", path.display())]
     Format {
         /// The file.
@@ -158,7 +158,7 @@ pub enum Error {
         /// The problem.
         reason: FormatProblem,
     },
-    /// Tensors were to be aligned, but the format of the file has none.
+    /// An alignment of tensors was requested, but the format of the file has no tensors.
     #[error("no tensors are known in {}, so none can be aligned", path.display())]
     NoTensors {
         /// The file.
@@ -176,16 +176,16 @@ pub enum Error {
     /// A thread could not be started, or another resource of this process is exhausted.
     #[error("{operation} failed")]
     Process {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Makes the error of a file that is not of its format.
+    /// Makes the error for a file that is not valid in its format.
     pub(crate) fn format(path: &Path, error: longshore_formats::Error) -> Self {
         let (format, reason) = (error.format(), FormatProblem::Content(error));
         Self::Format { path: path.to_owned(), format, reason }

@@ -1,4 +1,4 @@
-//! Fills a shared buffer straight from files, at the disk's speed and without the page cache.
+//! Loads files into a shared buffer at the speed of the disk, without the page cache.
 //!
 //! ```text
 //!   Plan (which bytes of which files)
@@ -10,12 +10,13 @@
 //!                                                        Loaded { buffer, files, report }
 //! ```
 //!
-//! A load returns a complete [`longshore_heap::Buffer`] or an error that says which file, which
-//! range, what failed and how many bytes were done; then nothing is left behind. How the reads
-//! overlap with making pages is drawn in the source of the `fill` module.
+//! A load returns a complete [`longshore_heap::Buffer`] or an error. The error names the file, the
+//! range, the operation and the number of bytes that were done. A load that fails leaves no descriptor
+//! and no memory behind. A drawing in the source of the `fill` module shows how reads overlap with
+//! prefaulting.
 //!
-//! Files are opened by [`open`](open()): what their headers say is checked before anything is
-//! allocated.
+//! [`open`](open()) opens the files of models. It checks their headers before memory is allocated for
+//! the content.
 
 mod atomic_file;
 mod budget;

@@ -1,4 +1,4 @@
-//! The call that returns a filled buffer.
+//! The loader, which returns a filled buffer.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -15,21 +15,23 @@ use crate::progress::{CancelToken, Progress};
 use crate::report::Report;
 use crate::verify::Manifest;
 
-/// Bytes a read asks for at once.
+/// The size of a read.
 ///
-/// Between 4 and 8 MiB virtio and NVMe disks were seen to reach their limit at a queue depth of 4
-/// to 8; below 1 MiB they do not. Measure again with `longshore-bench load --filter tuning`.
+/// In measurements, virtio and NVMe disks reached their limit with reads of 4 to 8 MiB at a queue depth
+/// of 4 to 8, and did not with reads below 1 MiB. Measure again with
+/// `longshore-bench load --filter tuning`.
 const PIECE_BYTES: u64 = 8 << 20;
 const DEPTH: u32 = 8;
-/// Threads that copy out of the page cache: two saturate the memory of a small machine, and more
-/// than four were never seen to gain.
+/// The limit on threads that copy from the page cache. Two saturate the memory of a small machine, and
+/// more than four were not faster in any measurement.
 const WORKERS_MAX: usize = 4;
 
-/// How far pages are made ahead of the reads unless it is said: the published series' batch.
+/// The default prefault window: the number of bytes by which prefaulted pages may be ahead of the reads.
+/// It is the batch size of the published series of measurements.
 pub const POPULATE_AHEAD_DEFAULT_BYTES: u64 = 128 << 20;
 
-/// Loads files into a buffer. Made by [`Loader::new`], set up by chained calls, run by
-/// [`Loader::load`].
+/// A builder for loads. [`Loader::new`] makes it, chained calls configure it, and [`Loader::load`] runs
+/// the load.
 ///
 /// ```no_run
 /// use longshore_heap::{Heap, Sealing};
@@ -55,15 +57,15 @@ pub struct Loader<'a> {
     observe: Option<Box<dyn FnMut(Progress) + 'a>>,
 }
 
-/// A filled buffer and how it came to be.
+/// A filled buffer, with its files and a report of the load.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Loaded {
-    /// The buffer: complete, and verified where that was asked for.
+    /// The complete buffer, whose content was verified if the loader has a manifest.
     pub buffer: Buffer,
-    /// Each file, in the order of the plan.
+    /// The files, in the order of the plan.
     pub files: Vec<LoadedFile>,
-    /// What was done and how long it took.
+    /// The report of the load.
     pub report: Report,
 }
 
@@ -71,13 +73,13 @@ pub struct Loaded {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoadedFile {
-    /// Its name.
+    /// The path.
     pub path: PathBuf,
-    /// Where it begins in the buffer.
+    /// The offset of the file in the buffer.
     pub buffer_offset: u64,
-    /// How many bytes of the buffer are the file, or its image where its tensors are aligned.
+    /// The number of bytes in the buffer: the length of the file, or of its aligned layout.
     pub len_bytes: u64,
-    /// The checksums asked for, of the file as it is on the disk.
+    /// The requested checksums, computed over the file as it is on the disk.
     pub digests: Vec<(DigestKind, String)>,
 }
 
@@ -88,7 +90,7 @@ impl Default for Loader<'_> {
 }
 
 impl<'a> Loader<'a> {
-    /// A loader that picks the best heap and mode there is.
+    /// Makes a loader that chooses the best available heap and read mode.
     pub fn new() -> Self {
         Self {
             heap: Heap::Auto,
@@ -105,50 +107,52 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Where the buffer comes from.
+    /// Sets the heap of the buffer.
     pub fn heap(mut self, heap: Heap) -> Self {
         self.heap = heap;
         self
     }
 
-    /// How files are read.
+    /// Sets the read mode.
     pub fn mode(mut self, mode: ReadMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// How many bytes of pages may be made ahead of the reads; at least one read's worth is.
+    /// Sets the prefault window, in bytes. Prefaulted pages are always at least one read ahead.
     pub fn populate_ahead(mut self, bytes: u64) -> Self {
         self.populate_ahead_bytes = bytes;
         self
     }
 
-    /// Refuses to load more than so many bytes.
+    /// Sets a limit on the length of the buffer, in bytes. A longer load fails with
+    /// [`Error::NotEnoughMemory`](crate::Error::NotEnoughMemory).
     pub fn memory_max(mut self, bytes: u64) -> Self {
         self.memory_max = Some(bytes);
         self
     }
 
-    /// Bytes a read asks for at once, 2 MiB to 1 GiB, rounded up to 2 MiB. The default is right for
-    /// most disks.
+    /// Sets the size of a read in bytes. It is clamped to 2 MiB to 1 GiB, and rounded up to a multiple
+    /// of 2 MiB. The default is right for most disks.
     pub fn read_size(mut self, bytes: u64) -> Self {
         self.piece_bytes = bytes.clamp(2 << 20, 1 << 30).next_multiple_of(2 << 20);
         self
     }
 
-    /// Direct reads in flight at once, 1 to 256. The default is right for most disks.
+    /// Sets the number of direct reads in flight, clamped to 1 to 256. The default is right for most
+    /// disks.
     pub fn depth(mut self, depth: u32) -> Self {
         self.depth = depth.clamp(1, 256);
         self
     }
 
-    /// Whether io_uring may be used; threads read directly where it may not.
+    /// Sets whether direct reads may use io_uring. If not, threads make them.
     pub fn use_uring(mut self, use_uring: bool) -> Self {
         self.use_uring = use_uring;
         self
     }
 
-    /// Also computes this checksum of every file.
+    /// Adds a checksum to compute over every file.
     pub fn digest(mut self, kind: DigestKind) -> Self {
         if !self.digests.contains(&kind) {
             self.digests.push(kind);
@@ -156,19 +160,20 @@ impl<'a> Loader<'a> {
         self
     }
 
-    /// Computes the checksums a manifest names and fails where one differs.
+    /// Verifies the files against a manifest: computes its kinds of checksums, and fails if one differs.
     pub fn manifest(mut self, manifest: &'a Manifest) -> Self {
         self.manifest = Some(manifest);
         manifest.kinds().into_iter().fold(self, Self::digest)
     }
 
-    /// Stops when this token is cancelled.
+    /// Sets the token that cancels the load.
     pub fn cancel(mut self, token: &CancelToken) -> Self {
         self.cancel = token.clone();
         self
     }
 
-    /// Calls `observe` about twenty times a second, on the thread that loads, and once at the end.
+    /// Sets a function that is called with the progress: about twenty times a second, on the thread that
+    /// calls [`Loader::load`], and once at the end.
     pub fn observe(mut self, observe: impl FnMut(Progress) + 'a) -> Self {
         self.observe = Some(Box::new(observe));
         self
@@ -177,7 +182,7 @@ impl<'a> Loader<'a> {
     /// Reads every file of `plan` into a new buffer.
     ///
     /// # Errors
-    /// Any of [`crate::Error`]; nothing is left then, neither a descriptor nor memory.
+    /// Any of [`crate::Error`]. A load that fails leaves no descriptor and no memory behind.
     pub fn load(self, plan: &Plan) -> Result<Loaded> {
         self.load_by(plan, &KernelReads)
     }
@@ -234,7 +239,7 @@ impl<'a> Loader<'a> {
     }
 
     fn files(&self, plan: &Plan, digests: Vec<Vec<String>>) -> Result<Vec<LoadedFile>> {
-        // Without checksums there is nothing for any file.
+        // Without checksums, `digests` is empty.
         let digests = digests.into_iter().chain(std::iter::repeat_with(Vec::new));
         let mut files = Vec::with_capacity(plan.files().len());
         for (file, digests) in plan.files().iter().zip(digests) {
@@ -263,7 +268,8 @@ impl std::fmt::Debug for Loader<'_> {
     }
 }
 
-/// Bytes of all files that are in the page cache; a file that occurs twice counts twice.
+/// Returns the number of bytes of all files that are in the page cache. A file that occurs twice in the
+/// plan is counted twice.
 fn resident_bytes(plan: &Plan) -> Option<u64> {
     plan.files().iter().map(|file| file.source().resident_bytes()).sum()
 }

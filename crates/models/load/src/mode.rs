@@ -1,28 +1,28 @@
-//! How a file is read.
+//! The modes in which files are read.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Which way content takes from the disk into the buffer.
+/// The way in which content gets from the disk into the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum ReadMode {
-    /// The best way for each range: out of the page cache where it is resident, else direct, else
-    /// uncached, else buffered.
+    /// The best way for each range: copied from the page cache if it is resident, or else the first of
+    /// direct, uncached and buffered that is available.
     #[default]
     Auto,
-    /// Straight from the disk, past the page cache (`O_DIRECT`), or an error.
+    /// Direct I/O, past the page cache (`O_DIRECT`). The load fails if that is not available.
     Direct,
-    /// Through the page cache, which then holds the file.
+    /// Through the page cache, which keeps the file.
     Buffered,
-    /// Through the page cache, dropping the pages behind (`RWF_DONTCACHE`, Linux 6.14), or an
-    /// error.
+    /// Through the page cache, which drops the pages after each read (`RWF_DONTCACHE`, Linux 6.14). The
+    /// load fails if that is not available.
     Uncached,
 }
 
-/// A word that names no mode.
+/// The error for an unknown mode name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no read mode; there are auto, direct, buffered and uncached")]
+#[error("unknown read mode '{0}' (expected auto, direct, buffered or uncached)")]
 pub struct ParseReadModeError(String);
 
 impl FromStr for ReadMode {
@@ -39,7 +39,7 @@ impl FromStr for ReadMode {
     }
 }
 
-/// The word that [`FromStr`] reads back.
+/// Writes the word that [`FromStr`] parses.
 impl fmt::Display for ReadMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back_as_they_are_written() {
+    fn written_names_can_be_parsed() {
         for word in ["auto", "direct", "buffered", "uncached"] {
             assert_eq!(word.parse::<ReadMode>().unwrap().to_string(), word);
         }

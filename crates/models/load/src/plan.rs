@@ -1,4 +1,4 @@
-//! Which bytes of which files go where in the buffer.
+//! Plans: the file ranges of a load, and their places in the buffer.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -10,15 +10,14 @@ use crate::error::{Error, Result};
 use crate::reason::MemoryLimit;
 use crate::source::SourceFile;
 
-/// Files start at multiples of this in the buffer, so that each can be read directly: no disk
-/// asks for more.
+/// The alignment of files in a buffer. No disk requires a larger one for direct I/O.
 pub const FILE_ALIGNMENT: Granule = Granule::SIZE_4K;
 
-/// Files and where each goes in one buffer.
+/// The files of a load, and the place of each in the buffer.
 ///
-/// One queue reads them all. A single whole file is the buffer's exact content; of several, each
-/// begins at a multiple of [`FILE_ALIGNMENT`], and the bytes between them are zero. Where tensors
-/// are aligned, the image of a file takes its place ([`crate::Opened::align`]).
+/// A single whole file is the exact content of the buffer. Several files each begin at a multiple of
+/// [`FILE_ALIGNMENT`], and the bytes between them are zero. After [`crate::Opened::align`], an aligned
+/// layout can take the place of a file.
 #[derive(Debug, Default)]
 pub struct Plan {
     files: Vec<PlannedFile>,
@@ -36,12 +35,12 @@ pub struct PlannedFile {
 }
 
 impl Plan {
-    /// A plan of no files.
+    /// Makes an empty plan.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A plan of one whole file.
+    /// Opens a file, and makes a plan of that whole file.
     ///
     /// # Errors
     /// Those of [`SourceFile::open`].
@@ -51,20 +50,20 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Adds a whole file behind those that are there.
+    /// Appends a whole file.
     ///
     /// # Errors
-    /// [`Error::NotEnoughMemory`] where the sum of the lengths passes 2^63.
+    /// [`Error::NotEnoughMemory`] if the length of the buffer would reach 2^63 bytes.
     pub fn push(&mut self, source: SourceFile) -> Result<()> {
         let whole = 0..source.len();
         self.push_range(source, whole)
     }
 
-    /// Adds a range of a file behind those that are there.
+    /// Appends a range of a file.
     ///
     /// # Errors
-    /// [`Error::OutOfFile`] where the file has no such range, [`Error::NotEnoughMemory`] where the
-    /// sum of the lengths passes 2^63.
+    /// [`Error::OutOfFile`] if the range is not within the file; [`Error::NotEnoughMemory`] if the
+    /// length of the buffer would reach 2^63 bytes.
     pub fn push_range(&mut self, source: SourceFile, range: Range<u64>) -> Result<()> {
         let len_bytes = range.end.checked_sub(range.start);
         let claimed = len_bytes
@@ -88,7 +87,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Adds the image of a file behind those that are there.
+    /// Appends an aligned layout of a file.
     pub(crate) fn push_image(&mut self, source: SourceFile, image: Image) -> Result<()> {
         let alignment = image.alignment().max(FILE_ALIGNMENT);
         let buffer_range = self.take(image.len_bytes(), alignment)?;
@@ -102,7 +101,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The next `len_bytes` of the buffer, at a multiple of `alignment`.
+    /// Takes the next `len_bytes` of the buffer, at a multiple of `alignment`.
     fn take(&mut self, len_bytes: u64, alignment: Granule) -> Result<Range<u64>> {
         let start = alignment.checked_round_up(self.len_bytes).ok_or_else(too_long)?;
         let end = start.checked_add(len_bytes).filter(|end| *end < 1 << 63).ok_or_else(too_long)?;
@@ -110,18 +109,18 @@ impl Plan {
         Ok(start..end)
     }
 
-    /// The files, in the order they were added.
+    /// Returns the files in the order in which they were added.
     pub fn files(&self) -> &[PlannedFile] {
         &self.files
     }
 
-    /// The length of the buffer to be filled.
+    /// Returns the length of the buffer in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// How many bytes of files there are to read: the length without what lies between files, or
-    /// between tensors that are aligned.
+    /// Returns the number of bytes to read from files. Unlike the length of the buffer, it excludes
+    /// padding between files and between aligned tensors, and the heads of aligned layouts.
     pub fn content_bytes(&self) -> u64 {
         self.files.iter().flat_map(|file| &file.parts).map(|part| part.len_bytes).sum()
     }
@@ -140,37 +139,37 @@ fn too_long() -> Error {
 }
 
 impl PlannedFile {
-    /// The file.
+    /// Returns the file.
     pub fn source(&self) -> &SourceFile {
         &self.source
     }
 
-    /// Which bytes of it.
+    /// Returns the range of the file that is loaded.
     pub fn range(&self) -> AddrRange<FileOffset> {
         self.range
     }
 
-    /// Where in the buffer they go.
+    /// Returns the offset of the file in the buffer.
     pub fn buffer_offset(&self) -> u64 {
         self.buffer_range.start
     }
 
-    /// The bytes of the buffer that are the file, or its image where its tensors are aligned.
+    /// Returns the range of the buffer that the file, or its aligned layout, takes.
     pub fn buffer_range(&self) -> Range<u64> {
         self.buffer_range.clone()
     }
 
-    /// What is put before all parts: nothing where the file is planned as it is.
+    /// Returns the bytes before all parts; none if the file is not an aligned layout.
     pub(crate) fn head(&self) -> &[u8] {
         &self.head
     }
 
-    /// Which bytes of the file go where, in the order of the file.
+    /// Returns the parts of the file with their places in the buffer, in the order of the file.
     pub(crate) fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// Whether the buffer has an image in place of the file.
+    /// Returns `true` if the buffer has an aligned layout in place of the file.
     pub(crate) fn is_image(&self) -> bool {
         !self.head.is_empty()
     }
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_the_file_does_not_have_is_refused() {
+    fn a_range_that_is_not_within_the_file_is_refused() {
         let (start, end) = (2u64, 1u64);
         for range in [0..101, 101..101, start..end, 0..u64::MAX] {
             let refused = Plan::new().push_range(source(100), range.clone());

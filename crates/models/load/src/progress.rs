@@ -1,18 +1,18 @@
-//! How far a load has come, and how to stop it.
+//! The progress and the cancellation of a load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How far a load has come.
+/// The progress of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Bytes that are in the buffer.
+    /// The number of bytes that are in the buffer.
     pub done_bytes: u64,
-    /// Bytes there are to be.
+    /// The number of bytes of the whole load.
     pub total_bytes: u64,
-    /// Time since the load began.
+    /// The time since the load began.
     pub elapsed: Duration,
 }
 
@@ -23,29 +23,30 @@ impl Progress {
     }
 }
 
-/// Stops a load from any thread, or from a signal handler: the reads in flight are waited for, the
-/// rest is not begun. If a disk or a file system does not answer a read, the load does not return, but
-/// it takes no more memory, and other loads of the process can have what it had not taken.
+/// A token that cancels loads from any thread or from a signal handler. The load waits for the reads in
+/// flight and begins no others. If a disk or file system does not answer a read, the load does not
+/// return. But it takes no more memory, and other loads of the process can use the memory that it has
+/// not taken.
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken(Arc<AtomicBool>);
 
 impl CancelToken {
-    /// A token that has not been used.
+    /// Makes a token that is not cancelled.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A token around a flag that someone else sets.
+    /// Makes a token from a flag that other code sets.
     pub fn from_flag(flag: Arc<AtomicBool>) -> Self {
         Self(flag)
     }
 
-    /// Asks every load that has this token to stop.
+    /// Cancels every load that has this token.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`CancelToken::cancel`] was called.
+    /// Returns `true` if the token is cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! The reasons that errors carry.
+//! The reasons in errors.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ impl FileKind {
     }
 }
 
-/// The kind with its article.
+/// Writes the kind with its article.
 impl fmt::Display for FileKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -57,27 +57,27 @@ impl fmt::Display for FileKind {
     }
 }
 
-/// How a file changed while it was read.
+/// A change of a file while it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Change {
     /// The file grew.
     #[error("it grew from {from_bytes} to {to_bytes} bytes")]
     Grew {
-        /// Its length when it was opened.
+        /// The length when the file was opened.
         from_bytes: u64,
-        /// Its length now.
+        /// The length now.
         to_bytes: u64,
     },
     /// The file was written to.
     #[error("it was written to")]
     Written,
-    /// The name leads to another file, or to another state of the file.
+    /// The path refers to another file, or to another version of the file.
     #[error("it is not the file that it was a moment ago")]
     Replaced,
 }
 
-/// A limit of memory.
+/// A memory limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryLimit {
@@ -87,23 +87,23 @@ pub enum MemoryLimit {
     AddressSpace,
     /// The memory limit of the control group.
     ControlGroup {
-        /// The file that has the limit.
+        /// The file of the control group that contains the limit.
         path: PathBuf,
-        /// The bytes that are available for all loads together.
+        /// The number of bytes that are available to all loads together.
         available_bytes: u64,
-        /// The bytes that other loads of this process are still to take.
+        /// The number of bytes that other loads of this process will still take.
         others_bytes: u64,
     },
     /// The available memory of the machine.
     Machine {
-        /// The bytes that are available for all loads together.
+        /// The number of bytes that are available to all loads together.
         available_bytes: u64,
-        /// The bytes that other loads of this process are still to take.
+        /// The number of bytes that other loads of this process will still take.
         others_bytes: u64,
     },
-    /// The highest length of a buffer.
+    /// The maximum length of a buffer.
     BufferLength,
-    /// The memory of this process, in which the header of a file is held.
+    /// The memory of this process, which must hold the header of a file.
     Header,
 }
 
@@ -143,7 +143,7 @@ impl fmt::Display for MemoryLimit {
     }
 }
 
-/// Why a file cannot be read in a mode.
+/// The reason why a file cannot be read in a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModeProblem {
@@ -161,20 +161,20 @@ pub enum ModeProblem {
     NoUncachedIo,
 }
 
-/// Why a file is not of its format.
+/// The reason why a file is not valid in its format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatProblem {
-    /// The content of the file is wrong; [`reason`](longshore_formats::Error::reason) is why.
+    /// The content of the file is not valid, for this [`reason`](longshore_formats::Error::reason).
     #[error("{}", .0.detail())]
     Content(longshore_formats::Error),
-    /// The headers of the files of one model are too long together.
+    /// The sum of the header lengths of one model's files is above the limit.
     #[error(
-        "with its header, the headers of this model's files have {sum_bytes} bytes or more, and \
-         {max_bytes} are read of one model; name the shards one by one, or load the files as raw ones"
+        "with its header, the headers of this model's files have {sum_bytes} bytes or more, above the \
+         limit of {max_bytes}; name the shards one by one, or load the files as raw ones"
     )]
     HeadersTooLong {
-        /// The length of the headers up to and with that of this file.
+        /// The sum of the header lengths up to and including this file.
         sum_bytes: u64,
         /// The limit.
         max_bytes: u64,
@@ -189,9 +189,9 @@ pub enum FormatProblem {
         name: QuotedName,
         /// The folder of the index.
         folder: PathBuf,
-        /// How many shards are missing.
+        /// The number of missing shards.
         missing: usize,
-        /// How many shards the model has.
+        /// The number of shards of the model.
         shards: usize,
     },
     /// A split of a GGUF model does not exist.
@@ -204,9 +204,9 @@ pub enum FormatProblem {
         name: QuotedName,
         /// The folder of the first split.
         folder: PathBuf,
-        /// How many splits are missing.
+        /// The number of missing splits.
         missing: usize,
-        /// How many splits the model has.
+        /// The number of splits of the model.
         splits: u64,
     },
 }
@@ -216,23 +216,23 @@ pub enum FormatProblem {
 #[non_exhaustive]
 pub enum ManifestProblem {
     /// The manifest is too long.
-    #[error("it has {len_bytes} bytes, more than the {max_bytes} that are read")]
+    #[error("it has {len_bytes} bytes, more than the limit of {max_bytes}")]
     TooLong {
         /// The length of the manifest.
         len_bytes: u64,
-        /// The longest manifest that is read.
+        /// The limit.
         max_bytes: u64,
     },
     /// The manifest is not UTF-8.
     #[error("it is not text")]
     NotText,
-    /// A line is not an entry.
+    /// A line is not a valid entry.
     #[error(
         "line {line} is not a checksum of 8 (crc32c), 16 (xxh3) or 64 (sha256) hexadecimal digits, \
          blanks and a file name"
     )]
     NotAnEntry {
-        /// The number of the line; the first is 1.
+        /// The number of the line, counted from 1.
         line: usize,
     },
     /// The manifest does not name a file that was loaded.

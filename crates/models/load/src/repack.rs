@@ -1,4 +1,4 @@
-//! Writing files whose tensors are aligned to start with.
+//! Repacking: writing files whose tensors are aligned.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -15,21 +15,20 @@ use crate::error::{Error, Result};
 use crate::plan::PlannedFile;
 use crate::progress::{CancelToken, Progress};
 
-/// Copied at once.
+/// The number of bytes that are copied at once.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Writes what takes the place of `file` in a buffer into a file of its own: of a plan that was
-/// aligned ([`crate::Opened::align`]) one whose tensors are.
+/// Writes the content that `file` has in a buffer to a new file. In a plan from
+/// [`crate::Opened::align`] that is the aligned layout, so the new file has aligned tensors.
 ///
-/// It has its name only when it is complete and on the disk, and no more than 8 MiB of memory are
-/// taken. Neither file stays in the page cache on account of it. It has the permission bits of
-/// `file`.
+/// The new file gets its name when it is complete and on the disk, and has the permission bits of
+/// `file`. This takes at most 8 MiB of memory, and leaves neither file in the page cache.
 ///
 /// # Errors
-/// [`Error::Write`], also where there is no room for it, which is looked at first;
-/// [`Error::Read`], [`Error::Truncated`] and [`Error::Changed`] where the file did
-/// not stay what it was, [`Error::Cancelled`]; nothing is left then, and what had the name before
-/// still has it, but where only the folder could not be written out in the end.
+/// [`Error::Write`], also if the file system has not enough free space, which is checked first;
+/// [`Error::Read`]; [`Error::Truncated`] or [`Error::Changed`] if the file changed meanwhile;
+/// [`Error::Cancelled`]. On an error no new file is left, and an existing `target` is unchanged, except
+/// if only syncing the directory failed at the end.
 pub fn repack(
     file: &PlannedFile,
     target: &Path,
@@ -72,17 +71,17 @@ pub fn repack(
     }
     write_zeros(beside.file(), total_bytes - done_bytes).map_err(failed)?;
     file.source().check_unchanged()?;
-    // Advice: where it is not taken, only the page cache is fuller. Writes out what was written.
+    // This writes the file back and evicts it. If it fails, the file only stays in the page cache.
     let _ = page_cache::evict(&*beside.file());
     beside.commit().map_err(failed)
 }
 
-/// Copies a file that says something about others, such as the index of shards, to `target`. As
-/// [`repack`], it has its name only when it is complete and on the disk, and the permission bits of
-/// `source`. Where both names lead to one file, that is left as it is.
+/// Copies a file that belongs to a model, such as the index of its shards, to `target`. As in
+/// [`repack`], the copy gets its name when it is complete and on the disk, and has the permission bits
+/// of `source`. If both paths refer to the same file, nothing is done.
 ///
 /// # Errors
-/// [`Error::Open`], [`Error::Write`]; what had the name before still has it then.
+/// [`Error::Open`], [`Error::Write`]. On an error an existing `target` is unchanged.
 pub fn copy_file(source: &Path, target: &Path) -> Result<()> {
     let unread = |error| Error::Open { path: source.to_owned(), source: error };
     let failed = |error| Error::Write { path: target.to_owned(), source: error };
@@ -103,7 +102,7 @@ fn write_zeros(file: &mut File, len_bytes: u64) -> io::Result<()> {
     io::copy(&mut io::repeat(0).take(len_bytes), file).map(drop)
 }
 
-/// Reads once, leaving nothing in the page cache where the kernel can do that.
+/// Reads once, with `RWF_DONTCACHE` if the kernel supports it.
 fn read_some(file: &PlannedFile, into: &mut [u8], at: u64, done_bytes: u64) -> Result<usize> {
     let source = file.source();
     let mut read = |uncached| {

@@ -1,27 +1,26 @@
-//! What a load did.
+//! The report of a load.
 
 use std::time::Duration;
 
 use longshore_heap::{Heap, PageReport};
 
-/// How many bytes came which way.
+/// The number of bytes that were read by each route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BytesByRoute {
     /// From the disk straight into the buffer.
     pub direct: u64,
-    /// From the disk into memory beside the buffer, and copied: tensors whose place the disk cannot
-    /// write to.
+    /// From the disk into a staging buffer, and copied: tensors whose places do not suit direct I/O.
     pub staged: u64,
-    /// From the page cache, where they were already.
+    /// From the page cache, where the bytes were resident.
     pub page_cache: u64,
-    /// Through the page cache, leaving nothing there.
+    /// Through the page cache, which did not keep the pages.
     pub uncached: u64,
     /// Through the page cache.
     pub buffered: u64,
 }
 
-/// What made the direct reads.
+/// The engine that made the direct reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
@@ -29,40 +28,41 @@ pub enum Engine {
     Uring,
     /// Threads with `preadv2`.
     Threads {
-        /// Why direct reads did not go through io_uring, where there were any.
+        /// The reason why io_uring could not be used; `None` if there were no direct reads, or if the
+        /// loader did not permit it.
         ring_refused: Option<String>,
     },
 }
 
-/// What a load did and how long it took.
+/// The report of a load: sizes, routes and times.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// Bytes read.
+    /// The number of bytes read.
     pub content_bytes: u64,
-    /// From the call to the finished buffer.
+    /// The time from the call to the finished buffer.
     pub elapsed: Duration,
-    /// Making pages, summed over the threads that did; most of it overlaps with reading.
+    /// The time for prefaulting pages, summed over all threads. Most of it overlaps with reading.
     pub allocating: Duration,
-    /// Reserving and mapping the address range.
+    /// The time for reserving and mapping the address range.
     pub mapping: Duration,
-    /// From the first read to the last.
+    /// The time for reading, including prefaulting and checksums.
     pub reading: Duration,
-    /// The heap the buffer came from.
+    /// The heap of the buffer.
     pub heap: Heap,
-    /// The page sizes the buffer came out in.
+    /// The page sizes of the buffer.
     pub pages: PageReport,
-    /// Which way the bytes came.
+    /// The number of bytes by route.
     pub by_route: BytesByRoute,
-    /// What made the direct reads.
+    /// The engine that made the direct reads.
     pub engine: Engine,
-    /// By how many bytes the files' share of the page cache grew; negative where it shrank, `None`
-    /// where the kernel does not tell.
+    /// The growth of the files' part of the page cache, in bytes; negative if it shrank, `None` if the
+    /// kernel does not report it.
     pub page_cache_growth_bytes: Option<i64>,
 }
 
 impl Report {
-    /// Bytes a second, over the whole load.
+    /// Returns the rate of the whole load, in bytes per second.
     pub fn bytes_per_second(&self) -> f64 {
         self.content_bytes as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }

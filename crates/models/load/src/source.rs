@@ -1,4 +1,4 @@
-//! Files to load from, opened and looked at.
+//! Source files: the files that a load reads.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::reason::{Change, FileKind};
 use crate::version::FileVersion;
 
-/// A regular file that is open for reading, and what it was when it was opened.
+/// A regular file that is open for reading, with its version at that time.
 #[derive(Debug)]
 pub struct SourceFile {
     path: PathBuf,
@@ -23,31 +23,32 @@ pub struct SourceFile {
     version: FileVersion,
 }
 
-/// Opens the files of a model, and decides how much of their headers is read.
+/// An opener of the files of a model. It can limit the files that are opened, and the bytes of headers
+/// that are read.
 ///
-/// Every function from a path to a file is one.
+/// Every function from a path to a [`SourceFile`] is an opener.
 pub trait Opener {
-    /// Opens the file at `path`, which was named or belongs to one that was.
+    /// Opens the file at `path`, which the caller has named, or which belongs to such a file.
     ///
     /// # Errors
-    /// Those that [`open_by`](crate::open_by) is to return.
+    /// [`open_by`](crate::open_by) returns these errors.
     fn open(&self, path: &Path) -> Result<SourceFile>;
 
-    /// Permits reading `len_bytes` more of the header of this file, or of the index that it is. Memory
-    /// for them is allocated afterwards.
+    /// Permits `len_bytes` more of the header of this file, or of the file if it is an index, to be
+    /// read. It is called before memory is allocated for them.
     ///
     /// # Errors
-    /// Those that [`open_by`](crate::open_by) is to return in place of the header.
+    /// [`open_by`](crate::open_by) returns these errors.
     fn permit_header(&self, source: &SourceFile, len_bytes: u64) -> Result<()> {
         let _ = (source, len_bytes);
         Ok(())
     }
 
-    /// Permits this file to stand for itself and others, or as an index for others: for `count` files
-    /// that hold tensors. Their paths are made afterwards; a short file can stand for 99,999.
+    /// Permits a model of `count` files with tensors, of which this file is the first or the index. It
+    /// is called before the paths of these files are made, because a short file can name 99,999 others.
     ///
     /// # Errors
-    /// Those that [`open_by`](crate::open_by) and [`others_of`](crate::others_of) are to return.
+    /// [`open_by`](crate::open_by) and [`others_of`](crate::others_of) return these errors.
     fn permit_files(&self, source: &SourceFile, count: u64) -> Result<()> {
         let _ = (source, count);
         Ok(())
@@ -61,7 +62,7 @@ impl<F: Fn(&Path) -> Result<SourceFile>> Opener for F {
 }
 
 impl SourceFile {
-    /// Opens the file at `path`. A FIFO does not block: it is refused.
+    /// Opens the file at `path`. A FIFO is refused, and does not block the call.
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NotRegular`].
@@ -70,7 +71,7 @@ impl SourceFile {
         match file::open(&path) {
             Ok(fd) => Self::examine(fd, path, false),
             Err(source) => match file::kind_at(&path) {
-                // A socket cannot be opened, nor a device without a driver.
+                // Sockets, and devices without a driver, cannot be opened.
                 Ok(kind @ (Kind::Socket | Kind::Device)) => {
                     Err(Error::NotRegular { path, kind: FileKind::from_kind(kind) })
                 }
@@ -79,12 +80,12 @@ impl SourceFile {
         }
     }
 
-    /// Takes a file that is open already. If `O_DIRECT` is set on it, it is read in
-    /// [`crate::ReadMode::Direct`], whatever the loader's mode. Its position does not matter and
-    /// is not moved.
+    /// Takes a descriptor of a file. If it has `O_DIRECT`, the file is read in
+    /// [`crate::ReadMode::Direct`], whatever mode the loader has. The file position is neither used nor
+    /// changed.
     ///
     /// # Errors
-    /// [`Error::Open`] where it cannot be asked about, [`Error::NotRegular`].
+    /// [`Error::Open`] if the status of the file cannot be read, [`Error::NotRegular`].
     pub fn from_fd(fd: OwnedFd) -> Result<Self> {
         let path = path_of(fd.as_fd());
         let failed = |source| Error::Open { path: path.clone(), source };
@@ -110,16 +111,16 @@ impl SourceFile {
         Ok(Self { path, buffered, direct, alignment, asked_direct, version })
     }
 
-    /// Uses this name in reports and errors instead of the kernel's.
+    /// Sets the path that reports and errors show.
     pub fn named(self, path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), ..self }
     }
 
-    /// The same open file once more, also where its name leads to another one by now, or to none.
-    /// What it was is what it was when it was first opened.
+    /// Duplicates the descriptors of the file. The path is not opened again, so it can refer to another
+    /// file by now, or to none. The version is the one at the first opening.
     ///
     /// # Errors
-    /// [`Error::Open`] where the process has no descriptor left.
+    /// [`Error::Open`] if the process has no free descriptors.
     pub fn try_clone(&self) -> Result<Self> {
         let failed = |source| Error::Open { path: self.path.clone(), source };
         Ok(Self {
@@ -132,51 +133,52 @@ impl SourceFile {
         })
     }
 
-    /// The name it was opened by, or for a descriptor the name the kernel knows.
+    /// Returns the path that was opened; for a descriptor, the path that the kernel reports.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns its length in bytes when it was opened.
+    /// Returns the length in bytes when the file was opened.
     pub fn len(&self) -> u64 {
         self.version.len_bytes
     }
 
-    /// Whether there was no byte in it.
+    /// Returns `true` if the file was empty when it was opened.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Its identity, size and time of modification when it was opened.
+    /// Returns the identity, length and modification time when the file was opened.
     pub fn version(&self) -> FileVersion {
         self.version
     }
 
-    /// The descriptor that reads through the page cache.
+    /// Returns the descriptor for reads through the page cache.
     pub(crate) fn buffered(&self) -> BorrowedFd<'_> {
         self.buffered.as_fd()
     }
 
-    /// The descriptor that reads past it and how reads must be aligned, if there is one.
+    /// Returns the descriptor for direct I/O and its alignment, if there is one.
     pub(crate) fn direct(&self) -> Option<(BorrowedFd<'_>, DirectAlignment)> {
         Some((self.direct.as_ref()?.as_fd(), self.alignment?))
     }
 
-    /// Whether its owner opened it with `O_DIRECT`.
+    /// Returns `true` if the file came as a descriptor with `O_DIRECT`.
     pub(crate) fn asked_direct(&self) -> bool {
         self.asked_direct
     }
 
-    /// How many bytes of it are in the page cache; `None` where the kernel does not tell.
+    /// Returns the number of bytes of the file that are in the page cache; `None` if the kernel does not
+    /// report it.
     pub fn resident_bytes(&self) -> Option<u64> {
         let counted = page_cache::stat(&self.buffered, FileOffset::new(0), u64::MAX >> 1).ok()?;
         Some(counted.cached_pages * longshore_sys::page_size_bytes() as u64)
     }
 
-    /// Checks that the file still is what it was when it was opened.
+    /// Checks that the file has not changed since it was opened.
     ///
     /// # Errors
-    /// [`Error::Changed`] where it was modified, [`Error::Truncated`] where it is shorter.
+    /// [`Error::Changed`] if it was modified, [`Error::Truncated`] if it is shorter.
     pub(crate) fn check_unchanged(&self) -> Result<()> {
         let status = file::status(&self.buffered)
             .map_err(|source| Error::Open { path: self.path.clone(), source })?;

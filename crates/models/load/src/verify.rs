@@ -1,4 +1,4 @@
-//! Checksums of what was loaded, and what they are expected to be.
+//! Checksums of files, and manifests of expected checksums.
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +12,10 @@ use crate::open::read_exact;
 use crate::reason::ManifestProblem;
 use crate::source::SourceFile;
 
-/// The longest manifest that is read, in bytes: 200,000 lines with paths of 256 bytes.
+/// The limit on the length of a manifest, in bytes: 200,000 lines with paths of 256 bytes.
 const MANIFEST_LEN_MAX_BYTES: u64 = 64 << 20;
 
-/// A checksum in the making.
+/// The state of a checksum.
 pub(crate) enum Hasher {
     Crc32c(Crc32c),
     Xxh3(Box<Xxh3>),
@@ -39,7 +39,7 @@ impl Hasher {
         }
     }
 
-    /// As hexadecimal digits.
+    /// Returns the checksum as hexadecimal digits.
     pub(crate) fn finish(self) -> String {
         match self {
             Self::Crc32c(digest) => format!("{:08x}", digest.finish()),
@@ -51,9 +51,9 @@ impl Hasher {
     }
 }
 
-/// What checksums files are expected to have: lines of a checksum, two blanks and a file name, as
-/// `sha256sum` writes them. The length of the checksum tells its kind. Blank lines and those that
-/// begin with `#` are skipped.
+/// The expected checksums of files. Each line is a checksum, two spaces and a file name, as `sha256sum`
+/// writes them. The length of a checksum determines its kind. Empty lines and lines that begin with `#`
+/// are skipped.
 #[derive(Clone, Debug)]
 pub struct Manifest {
     path: PathBuf,
@@ -65,7 +65,7 @@ impl Manifest {
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NotRegular`], [`Error::Read`], [`Error::Truncated`];
-    /// [`Error::Manifest`] with the line that cannot be understood, or for a file that is too long.
+    /// [`Error::Manifest`] if a line cannot be parsed, or if the file is too long or not UTF-8.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let source = SourceFile::open(path)?;
         let (path, len_bytes) = (source.path().to_owned(), source.len());
@@ -108,7 +108,7 @@ impl Manifest {
         Ok(Self { path, entries })
     }
 
-    /// The kinds of checksum that occur in it.
+    /// Returns the kinds of checksums in the manifest.
     pub fn kinds(&self) -> Vec<DigestKind> {
         let mut kinds = Vec::new();
         for (_, kind, _) in &self.entries {
@@ -119,11 +119,12 @@ impl Manifest {
         kinds
     }
 
-    /// Holds the checksums of a file against what is expected. A name in the manifest means the
-    /// file of that path, or of that path beside the manifest, or else of that file name.
+    /// Compares the checksums of a file with the expected ones. An entry matches a file by its path, or
+    /// by its path relative to the manifest. If no entry does, an entry with the same file name
+    /// matches.
     ///
     /// # Errors
-    /// [`Error::Mismatch`], [`Error::Manifest`] where the file is not named.
+    /// [`Error::Mismatch`]; [`Error::Manifest`] if the manifest does not name the file.
     pub(crate) fn check(&self, file: &Path, found: &[(DigestKind, String)]) -> Result<()> {
         let beside = self.path.parent().unwrap_or(Path::new(""));
         let same_path = |name: &Path| name == file || beside.join(name) == file;
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_are_those_of_their_standards() {
+    fn checksums_match_the_test_vectors_of_their_standards() {
         // RFC 3720 B.4, the XXH3 reference implementation, FIPS 180-4.
         assert_eq!(digest(DigestKind::Crc32c, &[0; 32]), "8a9136aa");
         assert_eq!(digest(DigestKind::Crc32c, b"123456789"), "e3069283");
@@ -196,19 +197,19 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(MANIFEST_LEN_MAX_BYTES + 1).unwrap();
         let error = Manifest::open(file.path()).unwrap_err().to_string();
-        assert!(error.ends_with("it has 67108865 bytes, more than the 67108864 that are read"));
+        assert!(error.ends_with("it has 67108865 bytes, more than the limit of 67108864"));
         std::fs::write(file.path(), b"e3069283  x\n").unwrap();
         assert_eq!(Manifest::open(file.path()).unwrap().kinds(), [DigestKind::Crc32c]);
         std::fs::write(file.path(), [0xff]).unwrap();
         let error = Manifest::open(file.path()).unwrap_err().to_string();
         assert!(error.ends_with("it is not text"), "{error}");
-        // It would be read for ever.
+        // Reading it would never end.
         let refused = Manifest::open("/dev/zero");
         assert!(matches!(refused, Err(Error::NotRegular { .. })), "{refused:?}");
     }
 
     #[test]
-    fn a_line_that_is_no_entry_is_named() {
+    fn the_error_of_an_invalid_line_has_its_number() {
         for text in ["e3069283", "zzzzzzzz  x", "123  x", "e3069283  "] {
             let error = Manifest::parse("m".into(), &format!("# ok\n{text}\n")).unwrap_err();
             assert!(error.to_string().contains("line 2"), "{text}: {error}");

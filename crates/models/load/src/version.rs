@@ -1,10 +1,10 @@
-//! One state of a file.
+//! Versions of a file.
 
 use longshore_sys::file::Status;
 
-/// One state of a file: its identity, its length and the time of its last modification.
+/// A version of a file: its identity, its length and the time of its last modification.
 ///
-/// The time of status change is left out: renaming a file or linking it changes that too.
+/// The change time (`ctime`) is not a part of it, because renaming or linking a file changes it, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileVersion {
@@ -12,7 +12,7 @@ pub struct FileVersion {
     pub device: (u32, u32),
     /// The inode number.
     pub inode: u64,
-    /// The time of birth: seconds and nanoseconds since 1970. `None` if it is not known.
+    /// The creation time: seconds and nanoseconds since 1970. `None` if it is not known.
     pub born: Option<(i64, u32)>,
     /// The length in bytes.
     pub len_bytes: u64,
@@ -21,7 +21,7 @@ pub struct FileVersion {
 }
 
 impl FileVersion {
-    /// Makes the state of a file of these numbers, as `statx(2)` returns them.
+    /// Makes a version from these numbers, as `statx(2)` returns them.
     pub const fn new(
         device: (u32, u32),
         inode: u64,

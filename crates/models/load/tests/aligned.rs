@@ -1,5 +1,5 @@
-//! Tensors at multiples of an alignment: each with its own bytes, in a buffer that is a whole file
-//! of its format, whichever way they came.
+//! Aligned layouts: each tensor is aligned and has its own bytes, and the buffer is a whole file of its
+//! format, for every route of the bytes.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,7 +18,8 @@ use allocator::peak_bytes;
 
 const MIB: usize = 1 << 20;
 
-/// Large ones, small ones side by side, odd sizes and none: the second is longer than any read.
+/// Large tensors, small tensors side by side, odd sizes, and an empty tensor. The second is longer than
+/// a read.
 const SIZES: [usize; 12] =
     [8192, 9 * MIB + 4096, 1, 0, 4096, 100, 3 * MIB, 64, 4097, 2 * MIB, 12_345, 640];
 
@@ -29,13 +30,13 @@ fn content(len_bytes: usize) -> Vec<u8> {
 struct Model {
     _folder: tempfile::TempDir,
     path: PathBuf,
-    /// Names and bytes.
+    /// The names and bytes.
     tensors: Vec<(String, Vec<u8>)>,
     /// The whole file.
     bytes: Vec<u8>,
 }
 
-/// A safetensors file, its data from an offset that is a multiple of `pad` but for 8 bytes.
+/// Writes a safetensors file whose data begins 8 bytes behind a multiple of `pad`.
 fn model(sizes: &[usize], pad: usize) -> Model {
     let all = content(sizes.iter().sum());
     let (mut object, mut tensors, mut at) = (Map::new(), Vec::new(), 0);
@@ -51,7 +52,7 @@ fn model(sizes: &[usize], pad: usize) -> Model {
     let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(text.as_bytes());
     bytes.extend_from_slice(&all);
-    // `/var/tmp` is on a disk where `/tmp` may not be.
+    // In `/var/tmp`, because `/tmp` may be a tmpfs.
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = folder.path().join("model.safetensors");
     let mut file = File::create(&path).unwrap();
@@ -64,7 +65,7 @@ fn evict(path: &Path) {
     longshore_sys::page_cache::evict(File::open(path).unwrap()).unwrap();
 }
 
-/// Has the file in the page cache, or not.
+/// Evicts the file from the page cache if `cold`, or else reads it into the cache.
 fn settle(path: &Path, cold: bool) {
     if cold {
         evict(path);
@@ -78,7 +79,7 @@ fn open(path: &Path, alignment: u64) -> Opened {
     opened.align(Granule::new(alignment).unwrap()).unwrap()
 }
 
-/// Holds what was loaded against the model, and returns how many bytes were staged.
+/// Loads the model, compares the buffer with it, and returns the number of bytes that were staged.
 fn check(model: &Model, alignment: u64, loader: Loader<'_>, case: &str) -> u64 {
     let opened = open(&model.path, alignment);
     let loaded = loader.digest(DigestKind::Crc32c).load(&opened.plan).unwrap();
@@ -96,7 +97,7 @@ fn check(model: &Model, alignment: u64, loader: Loader<'_>, case: &str) -> u64 {
         seen += 1;
     }
     assert_eq!(seen, model.tensors.len(), "{case}");
-    // The buffer is a file by itself, and so read by whoever reads such files.
+    // The buffer is a whole file, so other readers of the format accept it.
     let header = Header::parse(&bytes, bytes.len() as u64).unwrap();
     let header = formats::Header::Safetensors(header);
     assert!(header.is_aligned(Granule::new(alignment).unwrap()), "{case}");
@@ -130,7 +131,7 @@ fn every_alignment_in_every_mode() {
                 settle(&model.path, cold);
                 let staged = check(&model, alignment, loader(), &case);
                 let from_disk = mode == ReadMode::Direct || cold && mode == ReadMode::Auto;
-                // What the disk cannot write to its place: all of it, where it wants blocks.
+                // If direct I/O needs alignment to blocks, all tensors are staged.
                 let all = model.tensors.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
                 if alignment == 1 || !from_disk {
                     assert_eq!(staged, 0, "{case}");
@@ -145,7 +146,7 @@ fn every_alignment_in_every_mode() {
 type Change<'a> = &'a dyn Fn(&mut [safetensors::Tensor]);
 
 #[test]
-fn a_header_that_was_changed_is_not_laid_out() {
+fn a_header_that_was_changed_cannot_be_aligned() {
     let model = model(&[100, 200, 300], 8);
     let file_len = model.bytes.len() as u64;
     let aligned = |change: Change<'_>| {
@@ -174,7 +175,7 @@ fn a_header_that_was_changed_is_not_laid_out() {
 }
 
 #[test]
-fn what_is_aligned_already_is_loaded_as_it_is() {
+fn a_file_that_is_aligned_already_is_loaded_unchanged() {
     // The header ends at a multiple of 64, and so does every tensor but the last.
     let sizes = [64, 4096, 5 * MIB, 10];
     let base = model(&sizes, 64);
@@ -190,7 +191,7 @@ fn what_is_aligned_already_is_loaded_as_it_is() {
 }
 
 #[test]
-fn several_files_are_each_an_image_and_raw_ones_stay() {
+fn each_of_several_files_is_aligned_and_raw_files_are_unchanged() {
     let (first, second) = (model(&[100, 200], 8), model(&[3 * MIB + 1, 7], 8));
     let raw = first.path.with_file_name("notes.bin");
     std::fs::write(&raw, content(5000)).unwrap();
@@ -217,7 +218,7 @@ fn several_files_are_each_an_image_and_raw_ones_stay() {
     }
 }
 
-/// A GGUF file of version 3 with tensors of bytes at multiples of 32, as ggml writes them.
+/// Writes a GGUF file of version 3 with tensors of bytes at multiples of 32, as ggml writes them.
 fn gguf_model(sizes: &[usize]) -> Model {
     const I8: u32 = 24;
     let mut head = b"GGUF".to_vec();
@@ -247,7 +248,7 @@ fn gguf_model(sizes: &[usize]) -> Model {
 }
 
 #[test]
-fn gguf_says_its_alignment() {
+fn a_gguf_file_declares_its_alignment() {
     let model = gguf_model(&[100, 32, 3 * MIB + 5, 64, 7]);
     for alignment in [1, 32, 64, 4096, 2 << 20] {
         for cold in [true, false] {
@@ -267,7 +268,7 @@ fn gguf_says_its_alignment() {
             }
             let whole = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &model.bytes);
             assert_eq!(loaded.files[0].digests[0].1, format!("{whole:08x}"));
-            // The same as a file of its own.
+            // Repacking writes the same bytes to a file.
             let repacked = model.path.with_extension("repacked.gguf");
             let file = &opened.plan.files()[0];
             longshore_load::repack(file, &repacked, &CancelToken::new(), |_| {}).unwrap();
@@ -277,7 +278,7 @@ fn gguf_says_its_alignment() {
 }
 
 #[test]
-fn a_file_that_became_shorter_is_told_and_leaves_nothing() {
+fn a_file_that_became_shorter_is_an_error() {
     let model = model(&SIZES, 8);
     let opened = open(&model.path, 64);
     let file = File::options().write(true).open(&model.path).unwrap();
@@ -288,8 +289,8 @@ fn a_file_that_became_shorter_is_told_and_leaves_nothing() {
     }
 }
 
-/// A safetensors file of tensors of bytes, of which the disk has the header alone; `None`, said
-/// loudly, where there are no files as long as that.
+/// Writes a sparse safetensors file of tensors of bytes: only its header takes space on the disk. Prints
+/// `SKIPPED` and returns `None` if the folder cannot have a file of that length.
 fn sparse_model(folder: &Path, sizes: &[(&str, u64)]) -> Option<PathBuf> {
     let (mut object, mut at) = (Map::new(), 0);
     for (name, size) in sizes {
@@ -312,7 +313,7 @@ fn sparse_model(folder: &Path, sizes: &[(&str, u64)]) -> Option<PathBuf> {
 }
 
 #[test]
-fn what_has_no_room_on_the_disk_is_not_begun() {
+fn repacking_does_not_begin_if_the_disk_has_too_little_space() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let len = (8u64 << 40) - 4096;
     let Some(path) = sparse_model(folder.path(), &[("a", len)]) else { return };
@@ -322,7 +323,7 @@ fn what_has_no_room_on_the_disk_is_not_begun() {
         return;
     }
     let opened = open(&path, 64);
-    // What is begun ends at once.
+    // If the check were missing, this would end the repacking at once.
     let cancel = CancelToken::new();
     cancel.cancel();
     let target = folder.path().join("packed.safetensors");
@@ -336,7 +337,7 @@ fn what_has_no_room_on_the_disk_is_not_begun() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
-/// A file of so many tensors of a byte each, whose names have `name_len` bytes.
+/// Writes a file of `count` tensors of one byte, whose names have `name_len` bytes.
 fn file_of_bytes(count: usize, name_len: usize) -> tempfile::NamedTempFile {
     let mut header = String::from("{");
     for at in 0..count {
@@ -355,7 +356,7 @@ fn file_of_bytes(count: usize, name_len: usize) -> tempfile::NamedTempFile {
 }
 
 #[test]
-fn aligning_takes_no_more_than_reading_what_it_makes() {
+fn aligning_takes_no_more_memory_than_parsing_the_result() {
     let open = |file: &tempfile::NamedTempFile| {
         longshore_load::open(&[file.path()], FormatChoice::Auto).unwrap()
     };
@@ -366,7 +367,7 @@ fn aligning_takes_no_more_than_reading_what_it_makes() {
     let bound = safetensors::parse_memory_max_bytes(header.data_offset());
     assert!(peak <= bound, "{peak} bytes for a header of {}", header.data_offset());
 
-    // What becomes too long is refused before it is made.
+    // A header that would be too long is refused before it is allocated.
     let opened = open(&file_of_bytes(safetensors::TENSORS_MAX, 5));
     let (refused, peak) = peak_bytes(|| opened.align(Granule::new(64).unwrap()));
     let refused = refused.err().unwrap().to_string();

@@ -1,4 +1,5 @@
-//! Every byte arrives, whatever the size, the mode and the memory, and nothing behind it is seen.
+//! Loads are exact to the byte for every size, mode and page size, and readers see no bytes behind the
+//! content.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,7 +16,7 @@ use longshore_sys::page_cache;
 const MIB: usize = 1 << 20;
 const AHEAD_BYTES: u64 = 16 << 20;
 
-/// The sizes at which something changes: blocks, pages, huge pages, the populate-ahead distance.
+/// Sizes around boundaries: blocks, pages, huge pages, and the prefault window.
 const SIZES: [usize; 13] = [
     0,
     1,
@@ -36,18 +37,18 @@ fn content(len_bytes: usize) -> Vec<u8> {
     (0..len_bytes).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect()
 }
 
-/// Where test files are.
+/// A folder for test files.
 struct Fixture {
     dir: tempfile::TempDir,
 }
 
 impl Fixture {
-    /// `/var/tmp` is on a disk where `/tmp` may not be.
+    /// Makes a folder in `/var/tmp`, because `/tmp` may be a tmpfs.
     fn new() -> Self {
         Self { dir: tempfile::tempdir_in("/var/tmp").unwrap() }
     }
 
-    /// A file of this content, in the page cache unless it is to be cold.
+    /// Writes a file of this content, and evicts it from the page cache if `cold`.
     fn file(&self, name: &str, content: &[u8], cold: bool) -> PathBuf {
         let path = self.dir.path().join(name);
         let mut file = File::create(&path).unwrap();
@@ -69,8 +70,8 @@ fn plan(path: &Path) -> Plan {
     Plan::from_path(path).unwrap()
 }
 
-/// Loads while a range of a file is in the page cache, from where the kernel can take it at any time.
-/// Returns `None` if it was never there before and after a load.
+/// Loads while a range of a file is in the page cache. Because the kernel can evict it at any time, the
+/// load is repeated until the range was resident before and after it. Returns `None` if it never was.
 fn load_while_resident(
     path: &Path,
     range: Range<usize>,
@@ -92,7 +93,7 @@ fn load_while_resident(
         }
     }
     println!(
-        "SKIPPED: the page cache does not keep {len_bytes} bytes, or the kernel does not say so"
+        "SKIPPED: the page cache does not keep {len_bytes} bytes, or the kernel does not report it"
     );
     None
 }
@@ -196,7 +197,7 @@ fn any_range_of_a_file() {
             let loaded = Loader::new().heap(Heap::Memfd).load(&plan).unwrap();
             assert!(*loaded.buffer.read().unwrap() == content[start..end], "{start}..{end}");
             if cold && has_direct_io(&path) {
-                // Also what begins elsewhere in a block than in the file.
+                // This also holds if the misalignment differs between the file and the buffer.
                 let routes = loaded.report.by_route;
                 let past = routes.direct + routes.staged;
                 assert!(routes.buffered < 4096, "{start}..{end}: {routes:?}");
@@ -207,7 +208,7 @@ fn any_range_of_a_file() {
 }
 
 #[test]
-fn an_open_descriptor_keeps_its_own_mode() {
+fn a_descriptor_is_read_directly_if_it_has_o_direct() {
     let fixture = Fixture::new();
     let content = content(2 * MIB + 9);
     let path = fixture.file("file", &content, false);
@@ -246,7 +247,7 @@ fn two_loaders_of_one_file_do_not_disturb_each_other() {
 }
 
 #[test]
-fn a_file_without_direct_io_is_loaded_all_the_same() {
+fn a_file_without_direct_io_is_loaded() {
     let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
         eprintln!("SKIPPED: no tmpfs at /dev/shm");
         return;

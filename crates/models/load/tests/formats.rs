@@ -1,5 +1,5 @@
-//! Formats against their reference implementation, within the memory they promise, and up to the
-//! loaded buffer.
+//! Safetensors files and indexes: compared with the reference implementation, within the documented
+//! memory bounds, and loaded into a buffer.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -17,10 +17,10 @@ use longshore_load::{Error, FormatChoice, Loader, SourceFile, open, read_safeten
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-#[expect(unreachable_pub, reason = "it is public where it is at home, with the fuzzers")]
+#[expect(unreachable_pub, reason = "the file belongs to the fuzzers, where it is public")]
 #[path = "../../../../fuzz/src/checks.rs"]
 mod checks;
-#[expect(unreachable_pub, reason = "it is public where it is at home, with the fuzzers")]
+#[expect(unreachable_pub, reason = "the file belongs to the fuzzers, where it is public")]
 #[path = "../../../../fuzz/src/manifest.rs"]
 mod manifest;
 
@@ -47,9 +47,9 @@ fn refused<T: std::fmt::Debug>(result: longshore_formats::Result<T>) -> String {
     result.unwrap_err().detail().to_string()
 }
 
-// Against the reference implementation.
+// Comparison with the reference implementation.
 
-/// Every dtype that the reference implementation has, in its order.
+/// All dtypes of the reference implementation, in its order.
 const THEIR_DTYPES: [TheirDtype; 22] = [
     TheirDtype::BOOL,
     TheirDtype::F4,
@@ -96,7 +96,7 @@ struct Described {
 fn tensors() -> impl Strategy<Value = HashMap<String, Described>> {
     let dtype = (0..THEIR_DTYPES.len()).prop_map(|index| THEIR_DTYPES[index]);
     let described = (dtype, vec(0usize..6, 0..5)).prop_map(|(dtype, mut shape)| {
-        // An even number of the small ones fills whole bytes.
+        // A multiple of 4 elements of a small type fills whole bytes.
         if dtype.bitsize() % 8 != 0 {
             shape.push(4);
         }
@@ -107,8 +107,8 @@ fn tensors() -> impl Strategy<Value = HashMap<String, Described>> {
 }
 
 fn metadata() -> impl Strategy<Value = Option<HashMap<String, String>>> {
-    // The reference implementation writes what it cannot read where there is neither a tensor nor
-    // an entry in the metadata that there is.
+    // With an empty metadata object and no tensors, the reference implementation writes a file that it
+    // cannot read.
     proptest::option::of(proptest::collection::hash_map(".{0,8}", ".{0,20}", 1..5))
 }
 
@@ -127,19 +127,19 @@ fn serialized(
     serialize(views, metadata).unwrap()
 }
 
-/// A change that a header may come with.
+/// A kind of damage to a file.
 #[derive(Clone, Debug)]
 enum Damage {
     /// The file ends early.
     Cut(prop::sample::Index),
-    /// The file goes on.
+    /// The file has more bytes.
     Longer(u8),
     Byte(prop::sample::Index, u8),
-    /// A number of the header is another one.
+    /// A number in the header is replaced.
     Number(prop::sample::Index, u64),
-    /// A part of the header stands a second time behind itself.
+    /// A part of the header is repeated behind itself.
     Repeat(prop::sample::Index, prop::sample::Index),
-    /// A part of the header is gone.
+    /// A part of the header is removed.
     Remove(prop::sample::Index, prop::sample::Index),
 }
 
@@ -209,7 +209,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_the_reference_writes_is_read_as_it_reads_it(
+    fn files_of_the_reference_are_parsed_as_it_parses_them(
         tensors in tensors(),
         metadata in metadata(),
     ) {
@@ -230,7 +230,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_damaged_is_refused_where_the_reference_refuses_it(
+    fn damaged_files_are_refused_if_the_reference_refuses_them(
         tensors in tensors(),
         metadata in metadata(),
         damages in vec(damage(), 1..4),
@@ -248,13 +248,13 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_an_index_panic(bytes in vec(any::<u8>(), 0..200)) {
+    fn parsing_random_bytes_does_not_panic(bytes in vec(any::<u8>(), 0..200)) {
         checks::shard_index(&bytes);
         checks::safetensors_header(&bytes);
     }
 
     #[test]
-    fn indexes_say_what_they_were_made_of(
+    fn an_index_has_the_content_that_was_written(
         map in proptest::collection::btree_map(".{0,8}", "(\\PC{1,4}/)?[^/]{1,6}", 0..8),
         total_size in any::<u64>(),
     ) {
@@ -275,7 +275,7 @@ fn replay(target: &str, check: impl Fn(&[u8])) {
     let mut files: Vec<PathBuf> =
         fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    assert!(files.len() >= 5, "{} has but {} files", folder.display(), files.len());
+    assert!(files.len() >= 5, "{} has only {} files", folder.display(), files.len());
     for file in files {
         eprintln!("{}", file.display());
         check(&fs::read(file).unwrap());
@@ -283,35 +283,35 @@ fn replay(target: &str, check: impl Fn(&[u8])) {
 }
 
 #[test]
-fn the_corpus_of_headers_holds() {
+fn the_corpus_of_headers_passes() {
     replay("safetensors_header", checks::safetensors_header);
 }
 
 #[test]
-fn the_corpus_of_indexes_holds() {
+fn the_corpus_of_indexes_passes() {
     replay("shard_index", checks::shard_index);
 }
 
 #[test]
-fn the_corpus_of_manifests_holds() {
+fn the_corpus_of_manifests_passes() {
     replay("manifest", manifest::manifest);
 }
 
 // Memory.
 
-/// Reads a header under the eye of the allocator. Returns why it is refused, if it is.
+/// Parses a header, and checks the peak of the allocated memory. Returns the reason if it is refused.
 #[track_caller]
 fn within_bound(header: &str, data_len: u64) -> Option<String> {
     let file = with_prefix(header);
     let (header_len, file_len) = (header.len() as u64, file.len() as u64 + data_len);
     let (read, peak) = peak_bytes(|| Header::parse(&file, file_len));
-    // The text is a part of the bound and was there before.
+    // The bound includes the text, which was allocated before.
     let bound = safetensors::parse_memory_max_bytes(header_len) - header_len;
     assert!(peak <= bound, "{peak} bytes for a header of {header_len}, above {bound}");
     read.is_err().then(|| refused(read))
 }
 
-/// So many tensors of no data, each with these dimensions.
+/// Returns a header of `count` tensors without data, each with this number of dimensions.
 fn many_tensors(count: usize, dimensions: usize) -> String {
     let shape = vec!["0"; dimensions].join(",");
     let mut header = String::from("{");
@@ -336,13 +336,13 @@ fn ten_million_tensors_are_refused_within_the_bound() {
              the limit"
         )
     );
-    // Ten million have no room, so the header is too long.
+    // A header of ten million tensors would be too long.
     let len = 10_000_000u64 * 50;
     let file_len = len + 8;
     let (refused, peak) = peak_bytes(|| Header::parse(&len.to_le_bytes(), file_len));
     assert!(self::refused(refused).contains("more than the limit of 100000000"));
     assert!(peak < 4096, "{peak}");
-    // Ten million names have, but are no tensors.
+    // Ten million names are short enough, but they describe no tensors.
     let names = format!("{{{}\"a\":0}}", "\"a\":0,".repeat(10_000_000 - 1));
     assert!(within_bound(&names, 0).unwrap().contains("found 0"));
 }
@@ -357,7 +357,7 @@ fn the_most_tensors_with_the_most_dimensions_are_read_within_the_bound() {
 fn hostile_values_stay_within_the_bound() {
     const LEN: usize = 10_000_000;
     let long = "x".repeat(LEN);
-    // Each escape is undone in a buffer that grows.
+    // Escapes are decoded into a buffer that grows.
     let escaped = r"\u0001".repeat(LEN / 6);
     let numbers = vec!["1"; LEN / 2].join(",");
     let lists = "[],".repeat(LEN / 3);
@@ -404,9 +404,9 @@ fn metadata_is_bounded() {
 }
 
 #[test]
-fn a_file_without_a_header_costs_nothing() {
+fn a_file_without_a_header_takes_little_memory() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    // A gigabyte of zeros behind a length, which takes no room on the disk.
+    // A length, and a gigabyte of zeros that takes no space on the disk.
     for (prefix, expected) in [
         (HEADER_LEN_MAX_BYTES, "begins with the byte 0x00"),
         (1 << 63, "more than the limit of 100000000"),
@@ -448,9 +448,9 @@ fn an_index_is_read_within_its_bound() {
     }
 }
 
-// From the disk into the buffer.
+// Loading from the disk into the buffer.
 
-/// Where test files are.
+/// Returns a folder for test files.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
@@ -472,7 +472,7 @@ fn write_index(path: &Path, shards: &[(&str, &Header)]) {
     fs::write(path, index.to_string()).unwrap();
 }
 
-/// A file of one tensor of this many bytes, by the reference implementation.
+/// Writes a file of one tensor of this length with the reference implementation.
 fn write_shard(path: &Path, name: &str, byte: u8, len: usize) -> Header {
     let data = vec![byte; len];
     let view = TensorView::new(TheirDtype::U8, vec![len], &data).unwrap();
@@ -481,10 +481,10 @@ fn write_shard(path: &Path, name: &str, byte: u8, len: usize) -> Header {
 }
 
 #[test]
-fn tensors_are_where_they_are_said_to_be_in_the_buffer() {
+fn tensors_are_at_their_places_in_the_buffer() {
     let folder = folder();
     let at = |name: &str| folder.path().join(name);
-    // Each byte is another than those around it.
+    // Each byte differs from its neighbours.
     let data: Vec<u8> = (0..3 * MIB).map(|at| (at % 251 + at / 4096) as u8).collect();
     let parts = (0..40).map(|number| (number * number * 50, (number + 1) * (number + 1) * 50));
     let views = parts.map(|(start, end)| {
@@ -539,7 +539,7 @@ fn tensors_are_where_they_are_said_to_be_in_the_buffer() {
 }
 
 #[test]
-fn a_model_with_something_missing_is_not_opened() {
+fn an_incomplete_model_is_not_opened() {
     let folder = folder();
     let at = |name: &str| folder.path().join(name);
     let [x, y] = [("a.safetensors", "x"), ("b.safetensors", "y")]
@@ -566,7 +566,7 @@ fn a_model_with_something_missing_is_not_opened() {
     write_index(&index_path, &[("a.safetensors", &y.1)]);
     assert!(reason(open_it()).contains("tensor \"y\" is not in the shard \"a.safetensors\""));
 
-    // A shard that was cut short is named itself.
+    // The error of a truncated shard names the shard and not the index.
     write_index(&index_path, &shards);
     let shard = fs::OpenOptions::new().write(true).open(at("b.safetensors")).unwrap();
     shard.set_len(x.1.file_len_bytes() - 1).unwrap();
@@ -591,7 +591,7 @@ fn an_index_that_is_too_long_is_not_read() {
 fn the_headers_of_all_shards_together_are_bounded() {
     let folder = folder();
     let shard = folder.path().join("0.safetensors");
-    // Metadata and nothing else, which fits twice but not three times. The shards are one file.
+    // Only metadata, which is below the limit twice but not three times. All shards are the same file.
     let header = format!(r#"{{"__metadata__":{{"a":"{}"}}}}"#, "a".repeat(50_000_000));
     fs::write(&shard, with_prefix(&header)).unwrap();
     for name in ["1.safetensors", "2.safetensors"] {
@@ -601,11 +601,10 @@ fn the_headers_of_all_shards_together_are_bounded() {
     let map = serde_json::json!({"a": "0.safetensors", "b": "1.safetensors", "c": "2.safetensors"});
     fs::write(&path, serde_json::json!({"weight_map": map}).to_string()).unwrap();
     let refused = reason(open(&[&path], FormatChoice::Auto));
-    let expected = "the headers of this model's files have 150000099 bytes or more, and 134217728 \
-                    are read of one model; name the shards one by one, or load the files \
-                    as raw ones";
+    let expected = "the headers of this model's files have 150000099 bytes or more, above the limit \
+                    of 134217728; name the shards one by one, or load the files as raw ones";
     assert!(refused.ends_with(expected), "{refused}");
-    // Named one by one, they are read.
+    // If the shards are named one by one, they are opened.
     assert_eq!(open(&[&shard, &shard, &shard], FormatChoice::Auto).unwrap().tensors.len(), 3);
 }
 
@@ -621,7 +620,7 @@ fn a_header_longer_than_the_first_read_is_read_in_full() {
         assert_eq!(read.unwrap().tensors.len(), count);
         assert!(peak <= safetensors::parse_memory_max_bytes(header.len() as u64));
     }
-    // It became shorter since it was opened.
+    // Truncate the file after it was opened.
     let source = SourceFile::open(&path).unwrap();
     fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(20_000).unwrap();
     assert!(matches!(

@@ -1,5 +1,5 @@
-//! GGUF against the Python package gguf, within the memory that is promised, and up to the loaded
-//! buffer.
+//! GGUF files: compared with the Python package gguf, within the documented memory bound, and loaded
+//! into a buffer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use proptest::sample::Index;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
-#[expect(unreachable_pub, reason = "it is public where it is at home, with the fuzzers")]
+#[expect(unreachable_pub, reason = "the file belongs to the fuzzers, where it is public")]
 #[path = "../../../../fuzz/src/gguf.rs"]
 mod checks;
 
@@ -37,7 +37,7 @@ fn parse(bytes: &[u8]) -> longshore_formats::Result<Header> {
     Header::parse(bytes, bytes.len() as u64)
 }
 
-// Against what the Python package gguf writes and reads: see tests/gguf/make.py.
+// Comparison with files that the Python package gguf wrote and read: see tests/gguf/make.py.
 
 fn reference(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf").join(name)
@@ -54,7 +54,7 @@ fn every_type_is_known() {
     for dtype in Dtype::ALL {
         let ours = [u64::from(dtype.number()), dtype.block_elements(), dtype.block_bytes()];
         match (dtype, dtypes.get(dtype.name())) {
-            // ggml has a type more.
+            // ggml has this type, but the package does not.
             (Dtype::Q2_0, None) => assert_eq!(ours, [42, 64, 18]),
             (_, theirs) => assert_eq!(serde_json::json!(ours), *theirs.unwrap(), "{dtype}"),
         }
@@ -74,7 +74,7 @@ fn every_type_is_known() {
 }
 
 #[test]
-fn what_the_reference_writes_is_read_as_it_reads_it() {
+fn files_of_the_reference_are_parsed_as_it_parses_them() {
     let expected = expected();
     let files = expected["files"].as_object().unwrap();
     assert_eq!(files.len(), 8);
@@ -120,7 +120,7 @@ fn what_the_reference_writes_is_read_as_it_reads_it() {
     }
 }
 
-/// All elements of an array and of those in it, one after the other, as the reference has them.
+/// Returns all elements of an array and of nested arrays as one list, as the reference does.
 fn flattened(array: Array<'_>) -> Vec<Json> {
     let values = array.values();
     assert_eq!(values.len() as u64, array.len());
@@ -152,19 +152,19 @@ fn json(value: Value<'_>) -> Json {
                 serde_json::json!({"hex": hex})
             }
         },
-        Value::Array(_) => panic!("{value:?} is no single value"),
+        Value::Array(_) => panic!("{value:?} is not a single value"),
     }
 }
 
-// Files made here.
+// Generated files.
 
-/// Metadata and tensors to be written.
+/// The metadata and tensors of a file.
 #[derive(Clone, Debug, Default)]
 struct File {
     version: u32,
-    /// Keys, types and encoded values.
+    /// The keys, types and encoded values.
     entries: Vec<(String, u32, Vec<u8>)>,
-    /// Names, dimensions with the innermost first, types and offsets.
+    /// The names, dimensions (innermost first), types and offsets.
     tensors: Vec<(String, Vec<u64>, u32, u64)>,
 }
 
@@ -194,7 +194,7 @@ impl File {
     }
 }
 
-/// An array of the metadata, with its type and length in front.
+/// Encodes an array of the metadata: its type, its length, and its elements.
 fn array(kind: ValueType, len: u64, elements: &[u8]) -> Vec<u8> {
     [&kind.number().to_le_bytes()[..], &len.to_le_bytes(), elements].concat()
 }
@@ -219,7 +219,7 @@ fn value(depth: u32) -> BoxedStrategy<(ValueType, Vec<u8>)> {
     prop_oneof![2 => number, 1 => string, 2 => list].boxed()
 }
 
-/// Files of which most are sound.
+/// Generates valid files.
 fn file() -> impl Strategy<Value = File> {
     let key = prop_oneof!["[a-z]{1,6}(\\.[a-z_]{1,8}){0,2}", ".{0,4}"];
     let entries = proptest::collection::btree_map(key, value(3), 0..6);
@@ -254,7 +254,7 @@ fn file() -> impl Strategy<Value = File> {
                 })
                 .collect();
             if !tensors.is_empty() {
-                // Not every writer describes them in the order of their data.
+                // Some writers describe tensors in another order than their data.
                 let by = shuffle.index(tensors.len());
                 tensors.rotate_left(by);
             }
@@ -267,7 +267,7 @@ fn file() -> impl Strategy<Value = File> {
 enum Damage {
     Cut(Index),
     Byte(Index, u8),
-    /// Eight bytes are another number.
+    /// Eight bytes are replaced by a number.
     Number(Index, u64),
     Repeat(Index, Index),
     Remove(Index, Index),
@@ -315,7 +315,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_sound_is_read_and_written_again(file in file()) {
+    fn valid_files_are_parsed_and_encoded_again(file in file()) {
         let head = file.head();
         let header = Header::parse(&head, 1 << 40).unwrap();
         prop_assert_eq!(header.tensors.len(), file.tensors.len());
@@ -329,7 +329,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_damaged_is_refused_where_the_plain_reader_refuses_it(
+    fn damaged_files_are_refused_if_the_simple_parser_refuses_them(
         file in file(),
         damages in vec(damage(), 1..4),
     ) {
@@ -346,12 +346,12 @@ proptest! {
 }
 
 #[test]
-fn the_corpus_of_the_fuzzer_holds() {
+fn the_corpus_of_the_fuzzer_passes() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fuzz/corpus/gguf_header");
     let mut files: Vec<PathBuf> =
         fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    assert!(files.len() >= 40, "{} has but {} files", folder.display(), files.len());
+    assert!(files.len() >= 40, "{} has only {} files", folder.display(), files.len());
     for file in files {
         eprintln!("{}", file.display());
         checks::gguf_header(&fs::read(file).unwrap());
@@ -360,8 +360,8 @@ fn the_corpus_of_the_fuzzer_holds() {
 
 // Memory.
 
-/// Reads a header under the eye of the allocator, out of a file that goes on with a hole. Returns
-/// why it is refused, if it is.
+/// Reads a header from a file that continues with a hole, and checks the peak of the allocated memory.
+/// Returns the reason if the header is refused.
 #[track_caller]
 fn within_bound(head: &[u8]) -> Option<String> {
     let mut on_disk = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
@@ -374,13 +374,13 @@ fn within_bound(head: &[u8]) -> Option<String> {
     read.is_err().then(|| reason(read))
 }
 
-/// So many tensors, scalars or without data.
+/// Returns a header of `count` tensors, which are scalars or have no data.
 fn many_tensors(count: u64, dimensions: usize) -> Vec<u8> {
     let tensor = |number: u64| (format!("{number:x}"), vec![0; dimensions], 0, number * 32);
     File { version: 3, tensors: (0..count).map(tensor).collect(), ..File::default() }.head()
 }
 
-/// Metadata of one entry.
+/// Returns a header with one entry of metadata.
 fn one_entry(key: &str, kind: ValueType, value: Vec<u8>) -> Vec<u8> {
     let entries = vec![(key.to_owned(), kind.number(), value)];
     File { version: 3, entries, ..File::default() }.head()
@@ -392,7 +392,7 @@ fn ten_million_tensors_are_refused_within_the_bound() {
         within_bound(&many_tensors(TENSORS_MAX + 1, 0)).unwrap(),
         "it declares 1048577 tensors, more than the limit of 1048576"
     );
-    // What is only said costs nothing, though the file has room for it.
+    // A count that is too large takes no memory, even if the file is long enough for it.
     for (at, what) in [(8, "tensors"), (16, "entries of metadata")] {
         for count in [10_000_000, 1 << 63, u64::MAX] {
             let mut head = many_tensors(1, 0);
@@ -410,10 +410,10 @@ fn ten_million_tensors_are_refused_within_the_bound() {
 }
 
 #[test]
-fn the_most_of_everything_is_read_within_the_bound() {
+fn the_largest_counts_are_read_within_the_bound() {
     assert_eq!(within_bound(&many_tensors(TENSORS_MAX, 0)), None);
     assert_eq!(within_bound(&many_tensors(200_000, 4)), None);
-    // The last in the file described first, and so on.
+    // The descriptions are in the reverse order of the data.
     let tensor = |number: u64| (format!("{number:x}"), vec![], 0, number * 32);
     let tensors = (0..200_000).rev().map(tensor).collect();
     assert_eq!(within_bound(&File { version: 3, tensors, ..File::default() }.head()), None);
@@ -421,7 +421,7 @@ fn the_most_of_everything_is_read_within_the_bound() {
     let entries = |count| (0..count).map(entry).collect();
     let most = File { version: 3, entries: entries(METADATA_ENTRIES_MAX), tensors: Vec::new() };
     assert_eq!(within_bound(&most.head()), None);
-    // Another entry, for the alignment, has no room.
+    // One more entry, for the alignment, is above the limit.
     let header = parse(&most.head()).unwrap();
     let refused = header.encode_aligned(Granule::SIZE_4K).unwrap_err().to_string();
     assert!(refused.ends_with("its header would exceed the limits"), "{refused}");
@@ -467,12 +467,12 @@ fn hostile_values_stay_within_the_bound() {
 }
 
 #[test]
-fn a_header_without_end_is_read_to_the_limit_and_no_further() {
+fn a_header_is_read_only_up_to_the_limit() {
     let mut head =
         one_entry("key", ValueType::String, (HEADER_LEN_MAX_BYTES + 1).to_le_bytes().to_vec());
     let refused = within_bound(&head).unwrap();
     assert!(refused.contains("above the limit of 134217728"), "{refused}");
-    // As long as may be, of which the most is a hole.
+    // A header of the maximum length, most of which is a hole.
     head = one_entry("key", ValueType::String, (HEADER_LEN_MAX_BYTES - 47).to_le_bytes().to_vec());
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     fs::write(file.path(), &head).unwrap();
@@ -481,18 +481,18 @@ fn a_header_without_end_is_read_to_the_limit_and_no_further() {
     let (read, peak) = peak_bytes(|| read_gguf_header(&source));
     assert_eq!(read.unwrap().data_offset, HEADER_LEN_MAX_BYTES);
     assert!(peak <= gguf::parse_memory_max_bytes(HEADER_LEN_MAX_BYTES), "{peak}");
-    // It became shorter since it was opened.
+    // Truncate the file after it was opened.
     file.as_file().set_len(1 << 20).unwrap();
     assert!(matches!(read_gguf_header(&source), Err(Error::Truncated { ended_at: 1_048_576, .. })));
 }
 
-// From the disk into the buffer.
+// Loading from the disk into the buffer.
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
 
-/// The splits that the reference made, in a folder of their own.
+/// Copies the splits of the reference to a folder.
 fn splits(folder: &Path) -> [PathBuf; 3] {
     [1, 2, 3].map(|number| {
         let name = format!("split-{number:05}-of-00003.gguf");
@@ -501,7 +501,7 @@ fn splits(folder: &Path) -> [PathBuf; 3] {
     })
 }
 
-/// The types in `every_dtype.gguf`: all that the reference has.
+/// The number of types in `every_dtype.gguf`, which has all types of the reference.
 const DTYPES_IN_FILE: usize = 34;
 
 fn planned(opened: &Opened) -> Vec<&Path> {
@@ -509,12 +509,12 @@ fn planned(opened: &Opened) -> Vec<&Path> {
 }
 
 #[test]
-fn tensors_are_where_they_are_said_to_be_in_the_buffer() {
+fn tensors_are_at_their_places_in_the_buffer() {
     let folder = folder();
     let paths = splits(folder.path());
     let other = folder.path().join("every_dtype.gguf");
     fs::copy(reference("every_dtype.gguf"), &other).unwrap();
-    // The first split brings in the others, which a pattern of the shell names too.
+    // Opening the first split opens the others, which a glob pattern names, too.
     let named = [&paths[0], &paths[1], &paths[2], &other];
     let opened = open(&named, FormatChoice::Auto).unwrap();
     assert_eq!(planned(&opened), named);
@@ -550,13 +550,13 @@ fn tensors_are_where_they_are_said_to_be_in_the_buffer() {
 }
 
 #[test]
-fn splits_belong_together() {
+fn splits_must_belong_together() {
     let folder = folder();
     let at = |name: &str| folder.path().join(name);
     let open = |path: &Path| open(&[path], FormatChoice::Auto);
     let [first, second, third] = splits(folder.path());
     assert_eq!(planned(&open(&first).unwrap()), [&first, &second, &third]);
-    // One that is not the first stands for itself.
+    // A split that is not the first is opened alone.
     assert_eq!(planned(&open(&second).unwrap()), [&second]);
 
     fs::rename(&third, at("away")).unwrap();
@@ -575,7 +575,7 @@ fn splits_belong_together() {
     fs::copy(reference("version_2.gguf"), &third).unwrap();
     assert!(reason(open(&first)).ends_with("has split.no ? and split.count ?"));
 
-    // Names and metadata that say different things.
+    // Names that contradict the metadata.
     fs::copy(&first, at("model.gguf")).unwrap();
     assert_eq!(
         reason(open(&at("model.gguf"))),
@@ -596,7 +596,7 @@ fn splits_belong_together() {
         let refused = reason(open(&at(name)));
         assert!(refused.contains(expected), "{refused}");
     }
-    // A name that only looks like one.
+    // Names that only look like those of splits.
     for name in ["model-1-of-3.gguf", "model-00001-of-00001.gguf", "-00001-of-0000x.gguf"] {
         fs::copy(reference("version_2.gguf"), at(name)).unwrap();
         assert_eq!(planned(&open(&at(name)).unwrap()), [at(name)]);
@@ -604,7 +604,7 @@ fn splits_belong_together() {
 }
 
 #[test]
-fn splits_with_the_same_or_too_few_tensors_are_refused() {
+fn splits_with_a_common_tensor_or_a_wrong_count_are_refused() {
     let folder = folder();
     let write = |number: u16, names: &[&str], claimed: u16| {
         let entry = |key: &str, value: u16| {
@@ -648,8 +648,8 @@ fn the_headers_of_all_splits_together_are_bounded() {
     };
     let (first, second) = (split(1), split(2));
     let refused = reason(open(&[&first], FormatChoice::Auto));
-    let expected = "bytes or more, and 134217728 are read of one model; name the shards one by one, or \
-                    load the files as raw ones";
+    let expected = "bytes or more, above the limit of 134217728; name the shards one by one, or load \
+                    the files as raw ones";
     assert!(refused.ends_with(expected), "{refused}");
     assert_eq!(open(&[&second], FormatChoice::Auto).unwrap().tensors.len(), 1);
 }

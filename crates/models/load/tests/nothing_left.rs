@@ -1,5 +1,5 @@
-//! A load that fails leaves no descriptor and no memory. Alone in its process, so that it can
-//! count.
+//! A load that fails leaves no descriptor and no memory behind. This test has a process of its own,
+//! because it counts descriptors and mappings.
 
 use std::io::Write;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::Path;
 use longshore_heap::Heap;
 use longshore_load::{CancelToken, Error, Loader, Manifest, Plan};
 
-/// The numbers of descriptors that this process has open, and of memfds that it has mapped.
+/// Returns the number of open descriptors and the number of mapped memfds of this process.
 fn held() -> (usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -1,4 +1,4 @@
-//! An `Opener` that permits few files of one model, and one that finds few.
+//! An `Opener` that limits the number of files of a model, and one that finds only one file.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -28,7 +28,7 @@ impl Opener for Few {
     }
 }
 
-/// The first of `count` splits, without a tensor.
+/// Returns the first of `count` splits, without tensors.
 fn split_header(count: u32) -> Vec<u8> {
     let mut header = [&b"GGUF"[..], &3_u32.to_le_bytes()].concat();
     header.extend([0_u64, 2].map(u64::to_le_bytes).concat());
@@ -41,7 +41,7 @@ fn split_header(count: u32) -> Vec<u8> {
 }
 
 #[test]
-fn the_number_of_files_is_compared_before_their_paths_are_made() {
+fn the_number_of_files_is_checked_before_their_paths_are_made() {
     let folder = tempfile::tempdir().unwrap();
     let index = folder.path().join("m.safetensors.index.json");
     fs::write(&index, r#"{"weight_map":{"x":"a","y":"b","z":"c"}}"#).unwrap();
@@ -65,7 +65,7 @@ fn the_number_of_files_is_compared_before_their_paths_are_made() {
             assert!(peak_bytes < 1 << 20, "{peak_bytes} bytes for {}", path.display());
         }
     }
-    // As many as are permitted are not there, but were asked for.
+    // With the permitted number of files, the opener is asked for them, but they do not exist.
     fs::write(&index, r#"{"weight_map":{"x":"a","y":"b"}}"#).unwrap();
     assert_eq!(others_of(&index, FormatChoice::Auto, &Few).unwrap().len(), 2);
     let missing = open_by(&[index], FormatChoice::Auto, &Few).unwrap_err();
@@ -73,13 +73,13 @@ fn the_number_of_files_is_compared_before_their_paths_are_made() {
 }
 
 #[test]
-fn missing_files_are_counted_by_the_opener_alone() {
+fn only_the_opener_looks_for_missing_files() {
     let folder = tempfile::tempdir().unwrap();
     let index = folder.path().join("m.safetensors.index.json");
     fs::write(&index, r#"{"weight_map":{"x":"a","y":"b"}}"#).unwrap();
     let first = folder.path().join("m-00001-of-00003.gguf");
     fs::write(&first, split_header(3)).unwrap();
-    // They are there, but not for the opener.
+    // These files exist, but the opener does not find them.
     for name in ["a", "b", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"] {
         fs::write(folder.path().join(name), []).unwrap();
     }

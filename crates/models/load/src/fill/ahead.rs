@@ -1,4 +1,4 @@
-//! Making pages ahead of the reads, by a bounded distance.
+//! Prefaulting pages ahead of the reads, within the prefault window.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::piece::Piece;
 use super::target::Target;
 
-/// How often a waiting thread looks whether the fill was stopped.
+/// The interval at which a waiting thread checks whether the fill is stopped.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// How far the pages of a list of pieces exist, and how far they have been used up.
+/// The progress of prefaulting and reading a list of pieces.
 pub(super) struct Frontier<'a> {
     pieces: &'a [Piece],
     ahead_bytes: u64,
@@ -19,9 +19,9 @@ pub(super) struct Frontier<'a> {
 
 #[derive(Default)]
 struct State {
-    /// Pieces whose pages exist.
+    /// The number of pieces whose pages are prefaulted.
     populated: usize,
-    /// Bytes populated and not yet read.
+    /// The number of bytes that are prefaulted and not yet read.
     outstanding_bytes: u64,
 }
 
@@ -30,8 +30,8 @@ impl<'a> Frontier<'a> {
         Self { pieces, ahead_bytes, state: Mutex::default(), moved: Condvar::new() }
     }
 
-    /// Populates piece after piece, never more than `ahead_bytes` beyond what was read, but always
-    /// at least one piece.
+    /// Prefaults the pieces in order, at most `ahead_bytes` ahead of the reads, but always at least one
+    /// piece.
     pub(super) fn run(&self, target: &Target<'_>) {
         for piece in self.pieces {
             let mut state = self.state();
@@ -56,7 +56,8 @@ impl<'a> Frontier<'a> {
         self.moved.notify_all();
     }
 
-    /// The piece at `index` if its pages exist. With `patience`, waits a moment for it.
+    /// Returns the piece at `index` if its pages are prefaulted. With `patience`, waits for them, but no
+    /// longer than [`GLANCE`].
     pub(super) fn get(&self, index: usize, patience: bool) -> Option<Piece> {
         let mut state = self.state();
         if patience && state.populated <= index {
@@ -69,7 +70,7 @@ impl<'a> Frontier<'a> {
         self.pieces.len()
     }
 
-    /// Notes that a populated piece has been read.
+    /// Records that a prefaulted piece was read.
     pub(super) fn used(&self, piece: &Piece) {
         self.state().outstanding_bytes -= piece.read_bytes;
         self.moved.notify_all();

@@ -1,4 +1,4 @@
-//! Checksums, computed behind the reads.
+//! Checksums, which are computed while the reads go on.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ use crate::open::read_exact;
 use crate::plan::{Plan, PlannedFile};
 use crate::verify::Hasher;
 
-/// Bytes hashed between two looks at what else is complete: they are in the cache from the read
-/// if the hash keeps up with it.
+/// The number of bytes that are hashed at once. If the hash keeps up with the reads, they are still in
+/// the CPU cache.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// Follows a fill and computes the checksums of each file as its bytes come to be complete, in the
-/// order of the file. Returns less where the fill fails.
+/// Follows a fill, and computes the checksums of each file over the bytes that are complete, in the
+/// order of the file. If the fill fails, the result is incomplete.
 pub(super) fn follow(
     plan: &Plan,
     reservation: &Reservation,
@@ -28,14 +28,14 @@ pub(super) fn follow(
         let mut hash = |bytes: &[u8]| hashers.iter_mut().for_each(|hasher| hasher.update(bytes));
         let mut reached = file.range().start().raw();
         for part in file.parts() {
-            // An image leaves out the header and what lies between tensors.
+            // An aligned layout does not contain the header of the file and the gaps between tensors.
             if !hash_aside(file, reached..part.file_offset, tracker, &mut hash) {
                 return all;
             }
             let (mut at, end) = (part.buffer_offset, part.buffer_offset + part.len_bytes);
             while at < end {
                 let Some(complete) = tracker.wait_complete(at, end) else { return all };
-                // The reads may be far ahead, or over.
+                // The reads may be far ahead, or finished, and would not notice a cancellation.
                 if tracker.should_stop() {
                     return all;
                 }
@@ -55,7 +55,7 @@ pub(super) fn follow(
     all
 }
 
-/// Hashes bytes of the file that have no place in the buffer. `false` where the fill fails or is
+/// Hashes bytes of the file that have no place in the buffer. Returns `false` if the fill fails or is
 /// stopped.
 fn hash_aside(
     file: &PlannedFile,
@@ -80,9 +80,9 @@ fn hash_aside(
     true
 }
 
-#[expect(unsafe_code, reason = "looks at bytes of a buffer that is still being filled")]
+#[expect(unsafe_code, reason = "reads a buffer that is still being filled")]
 fn completed(reservation: &Reservation, range: Range<u64>) -> Option<&[u8]> {
-    // SAFETY: the tracker reported the range complete: its reads are over, and no piece is read
-    // twice.
+    // SAFETY: the tracker has reported the range complete, so its reads have ended, and no piece is
+    // read twice.
     unsafe { reservation.filled(range) }.ok()
 }

@@ -1,23 +1,23 @@
-//! The overlapped reader: fills a reservation from the files of a plan.
+//! The overlapped reader, which fills a reservation from the files of a plan.
 //!
 //! ```text
 //!             pieces (8 MiB, each with its route)
 //!                 │
 //!     ┌───────────┴────────────┐
 //!     ▼ resident, buffered,    ▼ direct
-//!  workers                  populate-ahead ──frontier──► ring (io_uring)
-//!  populate a piece,        makes pages, at most          keeps `depth` reads
-//!  read it at once,         populate_ahead bytes          in flight into pages
-//!  while it is in cache     beyond what was read          that exist
+//!  workers                  ahead ──────frontier───────► ring (io_uring)
+//!  prefault a piece,        prefaults pages, at most      keeps `depth` reads
+//!  read it at once,         populate_ahead bytes          in flight into
+//!  while it is in cache     ahead of the reads            prefaulted pages
 //!     └───────────┬────────────┘
 //!                 ▼
-//!             tracker: bytes done, first failure, what is complete
+//!             tracker: bytes done, first failure, complete ranges
 //!                 ├──► the caller's thread: progress, cancellation
 //!                 └──► digest: checksums, behind the reads
 //! ```
 //!
-//! Where io_uring is refused, direct pieces go to workers too, each populating what it reads. Bytes
-//! of an image that the disk cannot write to their place are staged (`staged.rs`).
+//! If io_uring is not available, workers read the direct pieces, too, and prefault each before they read
+//! it. Bytes of an aligned layout whose places do not suit direct I/O are staged (`staged.rs`).
 
 mod ahead;
 mod digest;
@@ -56,22 +56,23 @@ pub(crate) use tuning::Tuning;
 use workers::Queue;
 pub(crate) use workers::{KernelReads, Reads};
 
-/// How often the caller hears of progress, and the longest a cancellation goes unnoticed.
+/// The interval of progress reports, and the longest time until a cancellation is noticed.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What a fill did.
+/// The result of a fill.
 #[derive(Debug)]
 pub(crate) struct Filled {
     pub(crate) by_route: BytesByRoute,
     pub(crate) engine: Engine,
-    /// Time spent making pages, summed over threads.
+    /// The time spent on prefaulting, summed over all threads.
     pub(crate) populating: Duration,
-    /// Digests of each file of the plan, in the order of the kinds asked for.
+    /// The digests of each file of the plan, in the order of the requested kinds.
     pub(crate) digests: Vec<Vec<String>>,
 }
 
-/// Fills `reservation` with every file of `plan`. `observe` gets the progress, and the bytes that the
-/// fill can still take: none once it is stopped, also while it waits for reads that hang.
+/// Fills `reservation` with every file of `plan`. `observe` gets the progress, and the number of bytes
+/// of memory that the fill can still take. Once the fill is stopped, that is 0, even while it waits for
+/// reads that hang.
 pub(crate) fn fill(
     plan: &Plan,
     reservation: &Reservation,
@@ -107,11 +108,11 @@ pub(crate) fn fill(
         });
         let lanes = Lanes { target: &target, tuning, reads };
         lanes.run(&direct, &others, &spans, engine == Engine::Uring, &mut observe);
-        // What a worker found no longer resident is read from the disk after all.
+        // Read pieces from the disk that workers found to be no longer resident.
         let returned = route::from_disk(plan, reservation, tuning, &target.tracker.take_returned());
         lanes.run(&[], &returned.pieces, &returned.spans, false, &mut observe);
         target.tracker.close();
-        // A checksum may be far behind.
+        // The checksums may be far behind the reads.
         while !target.tracker.wait_followed(TICK) {
             target.report(&mut observe);
         }
@@ -128,14 +129,14 @@ pub(crate) fn fill(
     })
 }
 
-/// Writes what images begin with: it is of our own making, and no file's.
-#[expect(unsafe_code, reason = "takes the windows of the heads")]
+/// Writes the heads of aligned layouts, which are generated and not read from a file.
+#[expect(unsafe_code, reason = "writes to the ranges of the heads")]
 fn place_heads(plan: &Plan, reservation: &Reservation) -> Result<()> {
     for file in plan.files().iter().filter(|file| file.is_image()) {
         let start = file.buffer_offset();
         let range = start..start + file.head().len() as u64;
         reservation.populate(range.clone())?;
-        // SAFETY: no part of any image overlaps its head, and nothing is read yet.
+        // SAFETY: no part of a layout overlaps its head, and no read has begun.
         let window = unsafe { reservation.window(range) }?;
         copy::write(&mut Cursor::<Dest>::foreign_buf(window), file.head()).map_err(|error| {
             Error::Process { operation: "writing a header", source: std::io::Error::other(error) }
@@ -152,8 +153,8 @@ struct Lanes<'a> {
 }
 
 impl Lanes<'_> {
-    /// Reads all pieces, `direct` ones by the ring if there is one, and returns when every thread
-    /// has ended.
+    /// Reads all pieces, the `direct` ones by io_uring if `use_ring`, and returns when all threads have
+    /// ended.
     fn run(
         &self,
         direct: &[Piece],
@@ -192,7 +193,7 @@ impl Lanes<'_> {
                 started.push(start(scope, target, || staged.run(target, self.reads)));
             }
             while !target.tracker.wait_idle(TICK) {
-                // Also notices a cancellation for threads that wait for each other.
+                // This also checks for a cancellation, for threads that wait for each other.
                 target.report(observe);
             }
             for thread in started.into_iter().flatten() {
@@ -204,7 +205,7 @@ impl Lanes<'_> {
     }
 }
 
-/// Starts a thread of the fill; where that is refused, the fill fails and stops.
+/// Starts a thread of the fill. If that fails, the fill fails and stops.
 fn start<'scope, 'env>(
     scope: &'scope Scope<'scope, 'env>,
     target: &'scope Target<'_>,

@@ -1,4 +1,4 @@
-//! A piece of a file on its way into the buffer, and what each read of it leads to.
+//! A piece of a file that is read into the buffer, and the next step after each of its reads.
 
 use std::ops::Range;
 
@@ -6,64 +6,65 @@ use longshore_formats::Part;
 
 use crate::plan::PlannedFile;
 
-/// Which way a piece takes.
+/// The route by which a piece is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// From the disk into the buffer.
     Direct,
-    /// From the disk into memory beside the buffer, and copied from there to where it goes.
+    /// From the disk into a staging buffer, and copied from there to its place.
     Staged,
-    /// From the page cache, where it is known to be.
+    /// From the page cache, where it is resident.
     Resident,
-    /// Through the page cache, leaving nothing there.
+    /// Through the page cache, which does not keep the pages.
     Uncached,
     /// Through the page cache.
     Buffered,
 }
 
-/// Bytes of one file that are read together.
+/// A range of a file that is read together, and its place in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Index of the file in the plan.
+    /// The index of the file in the plan.
     pub(crate) file: usize,
     pub(crate) file_offset: u64,
     pub(crate) buffer_offset: u64,
-    /// Bytes wanted.
+    /// The length of the content in bytes.
     pub(crate) len_bytes: u64,
-    /// Bytes asked for: more than wanted where direct I/O needs a whole block at the end.
+    /// The length of the reads in bytes. It is larger than the content if direct I/O needs a whole block
+    /// at the end.
     pub(crate) read_bytes: u64,
-    /// What reads of it start at multiples of: 1 but for direct pieces.
+    /// The alignment of the start of each read; 1 for pieces that are not direct.
     pub(crate) step_bytes: u64,
     pub(crate) route: Route,
 }
 
-/// What to do after a read of a piece returned.
+/// The next step after a read of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Every byte wanted is there.
+    /// The piece is complete.
     Complete,
-    /// Read on: so many bytes of the piece are there for good.
+    /// Continue reading: this many bytes of the piece are complete.
     Again { done_bytes: u64 },
-    /// The file ended at this byte of it, before the piece did.
+    /// The file ended at this offset, before the end of the piece.
     EndedAt(u64),
 }
 
 impl Piece {
-    /// The bytes of the buffer that reads of the piece may write.
+    /// Returns the range of the buffer that reads of the piece may write.
     pub(crate) fn target(&self) -> Range<u64> {
         self.buffer_offset..self.buffer_offset + self.read_bytes
     }
 
-    /// The bytes of the file that are wanted.
+    /// Returns the range of the file that is content of the piece.
     pub(crate) fn file_range(&self) -> Range<u64> {
         self.file_offset..self.file_offset + self.len_bytes
     }
 
-    /// Decides how to go on when a read that began `done_bytes` into the piece returned
+    /// Returns the next step after a read that began `done_bytes` into the piece and returned
     /// `read_bytes`.
     ///
-    /// A direct read that stops in the middle of a block can only have met the end of the file; one
-    /// that stops at a block is begun anew there.
+    /// A direct read that stops within a block has reached the end of the file. One that stops at the
+    /// end of a block is continued there.
     pub(crate) fn after_read(&self, done_bytes: u64, read_bytes: u64) -> Next {
         let reached = done_bytes + read_bytes;
         if reached >= self.len_bytes {
@@ -75,7 +76,7 @@ impl Piece {
         Next::Again { done_bytes: reached }
     }
 
-    /// The piece without its first `done_bytes`, to be read some other way.
+    /// Returns the range of the piece without its first `done_bytes`, to be read by another route.
     pub(crate) fn rest(&self, done_bytes: u64) -> Stretch {
         Stretch {
             file: self.file,
@@ -86,7 +87,7 @@ impl Piece {
     }
 }
 
-/// Bytes of a file that share a route, before they are cut into pieces.
+/// A range of a file and its place in the buffer, before it is split into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stretch {
     pub(crate) file: usize,
@@ -96,14 +97,14 @@ pub(crate) struct Stretch {
 }
 
 impl Stretch {
-    /// A part of a file.
+    /// Makes the range of a part.
     pub(crate) fn of_part(file: usize, part: &Part) -> Self {
         let Part { file_offset, buffer_offset, len_bytes, .. } = *part;
         Self { file, file_offset, buffer_offset, len_bytes }
     }
 
-    /// What of the parts of `file`, whose index in the plan is `index`, lies in `range` of the
-    /// file, in the order of the file.
+    /// Returns the intersections of the parts of `file` with `range` of the file, in the order of the
+    /// file. `index` is the index of the file in the plan.
     pub(crate) fn within(
         index: usize,
         file: &PlannedFile,
@@ -119,8 +120,8 @@ impl Stretch {
         })
     }
 
-    /// Cuts at multiples of `unit_bytes` in the buffer, so that two pieces never share a huge page
-    /// but where two files do.
+    /// Splits the range at multiples of `unit_bytes` in the buffer, so that two pieces share a huge page
+    /// only if two files do.
     pub(crate) fn cut(self, unit_bytes: u64) -> impl Iterator<Item = Self> {
         let end = self.buffer_offset + self.len_bytes;
         let mut at = self.buffer_offset;
@@ -135,7 +136,7 @@ impl Stretch {
         })
     }
 
-    /// The `len_bytes` bytes from `skip_bytes` on.
+    /// Returns the `len_bytes` bytes that begin at `skip_bytes`.
     pub(crate) fn part(self, skip_bytes: u64, len_bytes: u64) -> Self {
         debug_assert!(skip_bytes + len_bytes <= self.len_bytes);
         Self {
@@ -146,12 +147,12 @@ impl Stretch {
         }
     }
 
-    /// The bytes of the file.
+    /// Returns the range of the file.
     pub(crate) fn file_range(&self) -> Range<u64> {
         self.file_offset..self.file_offset + self.len_bytes
     }
 
-    /// The whole stretch as one piece that need not be aligned.
+    /// Returns the whole range as one piece without alignment.
     pub(crate) fn piece(self, route: Route) -> Piece {
         Piece {
             file: self.file,
@@ -175,7 +176,7 @@ mod tests {
         Stretch { file: 0, file_offset: 8192, buffer_offset: 4096, len_bytes: 10_000 };
 
     #[test]
-    fn a_short_read_goes_on_and_an_early_end_is_told() {
+    fn a_short_read_is_continued_and_an_early_end_is_an_error() {
         let mut piece = STRETCH.piece(Route::Direct);
         (piece.step_bytes, piece.read_bytes) = (512, 10_240);
         assert_eq!(piece.after_read(0, 10_000), Next::Complete);
@@ -191,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cuts_cover_the_stretch_once_and_meet_the_boundaries(
+        fn cuts_cover_the_range_once_and_end_at_boundaries(
             start in 0u64..100, len_bytes in 0u64..1000, unit in 1u64..128,
         ) {
             let whole = Stretch { file: 3, file_offset: 7, buffer_offset: start, len_bytes };

@@ -1,5 +1,5 @@
-//! Direct reads by io_uring: one thread keeps the disk's queue full.
-#![expect(unsafe_code, reason = "takes the windows of the pieces it has in flight")]
+//! Direct reads by io_uring: one thread keeps the queue of the disk full.
+#![expect(unsafe_code, reason = "lends ranges of the buffer to reads in flight")]
 
 use std::io;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::ahead::Frontier;
 use super::target::{InFlight, Target};
 use crate::error::Error;
 
-/// How long one wait for the disk may last before the fill is looked at again.
+/// The longest wait for the disk before the thread checks whether the fill is stopped.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Reads every piece of `frontier` as its pages come to exist, `depth` of them at a time.
+/// Reads every piece of `frontier` once its pages are prefaulted, with up to `depth` reads in flight.
 pub(super) fn run(frontier: &Frontier<'_>, target: &Target<'_>, depth: u32) {
     let ran = uring::with_ring(depth, |ring| drive(ring, frontier, target, depth));
     if let Err(source) = ran.and_then(|driven| driven) {
@@ -28,7 +28,7 @@ fn drive<'mem>(
     target: &Target<'mem>,
     depth: u32,
 ) -> io::Result<()> {
-    // A piece in flight has a slot, and the slot's number is its token.
+    // Each piece in flight has a slot, whose index is its token.
     let mut slots: Vec<Option<InFlight>> = (0..depth).map(|_| None).collect();
     let mut next = 0;
     let mut again: Vec<InFlight> = Vec::new();
@@ -77,7 +77,8 @@ fn push<'mem>(
     let Some((file, _)) = target.file(&flight.piece).source().direct() else {
         return Err(io::ErrorKind::Unsupported.into());
     };
-    // SAFETY: a piece is handed out once, and its last read, if any, has completed.
+    // SAFETY: the frontier returns each piece once, and the previous read of this one, if any, has
+    // ended.
     let Some(window) = (unsafe { target.window(&flight) }) else {
         return Ok(());
     };

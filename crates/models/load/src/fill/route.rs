@@ -1,9 +1,10 @@
-//! Which way each piece takes.
+//! The choice of a route for each piece.
 //!
-//! A direct read needs the file offset, the memory and the length aligned as the file system says
-//! (`statx`). Where the file and the buffer are skewed against each other it is impossible; where
-//! only the ends are odd, the head goes through the page cache and the tail reads its whole last
-//! block into the slack behind it, which is zeroed afterwards.
+//! For a direct read, the file offset, the memory address and the length must have the alignment that
+//! the file system reports (`statx`). If the file offset and the address have different remainders
+//! modulo that alignment, no direct read is possible. If only the ends are unaligned, the partial first
+//! block is read through the page cache. The partial last block is read as a whole block if the buffer
+//! has room for it, and the bytes behind the content are zeroed afterwards.
 
 use longshore_formats::Part;
 use longshore_heap::Reservation;
@@ -21,24 +22,25 @@ use crate::mode::ReadMode;
 use crate::plan::{FILE_ALIGNMENT, Plan, PlannedFile};
 use crate::reason::ModeProblem;
 
-/// A piece that is partly resident is looked at in units of this: less is not worth a read of its
-/// own beside the disk's.
+/// The unit in which a partly resident piece is split. A smaller resident range is not worth a read of
+/// its own.
 const RESIDENCY_UNIT_BYTES: u64 = 1 << 20;
 
-/// Less than this of an image is not worth direct reads of its own beside those of its neighbours.
+/// The shortest range of an aligned layout that is read directly. Shorter ranges are staged together
+/// with their neighbours.
 const DIRECT_PART_MIN_BYTES: u64 = 1 << 20;
 
-/// A plan, cut up.
+/// A plan that was split into reads.
 #[derive(Debug, Default)]
 pub(super) struct Routed {
-    /// What is read into its place.
+    /// The ranges that are read into their places.
     pub(super) pieces: Vec<Piece>,
-    /// What is read beside the buffer and copied to its place, bytes that belong nowhere with it.
+    /// The ranges that are read into a staging buffer, also with bytes that have no place in the buffer.
     pub(super) spans: Vec<Span>,
 }
 
-/// Cuts the plan into pieces and gives each its route, in the order of the files. What is known so
-/// far where `should_stop` says so.
+/// Splits the plan into pieces and chooses their routes, in the order of the files. Once `should_stop`
+/// returns `true`, the result is incomplete.
 pub(super) fn route(
     plan: &Plan,
     reservation: &Reservation,
@@ -51,7 +53,8 @@ pub(super) fn route(
             continue;
         }
         let ways = Ways::of(file, reservation);
-        // An image is cut by where its bytes are in the file: side by side they are read together.
+        // An aligned layout is split by file offsets, so that adjacent bytes of the file are read
+        // together.
         let stretches = if file.is_image() {
             let runs = runs(file.parts(), tuning.piece_bytes);
             runs.into_iter().map(|range| in_file(index, range)).collect()
@@ -74,7 +77,7 @@ pub(super) fn route(
                     });
                 }
                 if ways.direct.is_ok() {
-                    // Resident pages are copied, without reading their neighbours into the cache.
+                    // Copying resident pages must not read neighbouring pages into the cache.
                     let _ = page_cache::expect_random_reads(file.source().buffered());
                 } else {
                     read_ahead_again(file);
@@ -105,8 +108,8 @@ pub(super) fn route(
     Ok(routed)
 }
 
-/// The ranges of a file that are looked at: without what lies between `parts` where that is a whole
-/// unit or more. Of a sparse file it may be nearly all.
+/// Returns the ranges of a file that cover `parts`. Gaps of a whole unit or more are left out. In a
+/// sparse file they can be nearly the whole file.
 fn runs(parts: &[Part], unit_bytes: u64) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for part in parts {
@@ -121,13 +124,13 @@ fn runs(parts: &[Part], unit_bytes: u64) -> Vec<Range<u64>> {
     runs
 }
 
-/// A range of a file, with places in the file where others have places in the buffer.
+/// Makes a range whose buffer offset is its file offset, so that it can be split at file offsets.
 fn in_file(file: usize, range: Range<u64>) -> Stretch {
     let len_bytes = range.end - range.start;
     Stretch { file, file_offset: range.start, buffer_offset: range.start, len_bytes }
 }
 
-/// Adds the pieces that read `part` by a route that asks for no alignment.
+/// Adds the pieces that read `part` by a route without alignment.
 fn through_cache(file: &PlannedFile, part: Stretch, route: Route, pieces: &mut Vec<Piece>) {
     if file.is_image() {
         let wanted = Stretch::within(part.file, file, part.file_range());
@@ -137,12 +140,12 @@ fn through_cache(file: &PlannedFile, part: Stretch, route: Route, pieces: &mut V
     }
 }
 
-/// Undoes what probing asked for. An advice that is not taken costs speed and nothing else.
+/// Undoes the `POSIX_FADV_RANDOM` of probing. Advice that the kernel ignores costs only speed.
 fn read_ahead_again(file: &PlannedFile) {
     let _ = page_cache::expect_sequential_reads(file.source().buffered());
 }
 
-/// The pieces that read `stretches` from the disk, whatever the page cache holds.
+/// Splits `stretches` into reads from the disk, without looking at the page cache.
 pub(super) fn from_disk(
     plan: &Plan,
     reservation: &Reservation,
@@ -168,25 +171,25 @@ fn unavailable(file: &PlannedFile, mode: ReadMode, reason: ModeProblem) -> Error
     Error::ModeUnavailable { path: file.source().path().to_owned(), mode, reason }
 }
 
-/// The best way from the disk for one file, and the next best for odd ends.
+/// The best route from the disk for one file, and a route for its partial blocks.
 struct Ways {
     direct: std::result::Result<DirectWay, ModeProblem>,
     through_cache: Route,
 }
 
-/// How a file is read past the page cache.
+/// The way in which a file is read with direct I/O.
 enum DirectWay {
-    /// As it is: file and buffer run alike.
+    /// In whole ranges: file offsets and buffer addresses have the same misalignment.
     AsItIs(AlignedWay),
-    /// Part by part: an image, a range that begins elsewhere in a page than in the file, or what
-    /// goes into the mapping of a dma-buf, into which the kernel refuses to read directly.
+    /// Part by part: an aligned layout, a range whose file offset and buffer address differ in
+    /// misalignment, or a mapping of a dma-buf, into which the kernel refuses direct reads.
     Parts(PartsWay),
 }
 
 impl Ways {
     fn of(file: &PlannedFile, reservation: &Reservation) -> Self {
         match DirectWay::of(file, reservation) {
-            // What is left beside direct reads is less than a block at either end.
+            // Only partial blocks at the ends are read through the page cache.
             Ok(way) => Self { direct: Ok(way), through_cache: Route::Buffered },
             Err(why_not) => {
                 let uncached = takes_uncached(file);
@@ -196,7 +199,7 @@ impl Ways {
         }
     }
 
-    /// Adds what reads `part` from the disk; of an image, a range of the file.
+    /// Adds the reads of `part` from the disk. For an aligned layout, `part` is a range of the file.
     fn push_from_disk(&self, file: &PlannedFile, part: Stretch, routed: &mut Routed) {
         match &self.direct {
             Ok(DirectWay::AsItIs(way)) => {
@@ -208,24 +211,24 @@ impl Ways {
     }
 }
 
-/// Whether a read with `RWF_DONTCACHE` is accepted: asked with one of a single byte, since one of
-/// none is accepted by every kernel.
+/// Returns `true` if reads with `RWF_DONTCACHE` are supported. It tries to read one byte, because every
+/// kernel accepts a read of no bytes.
 fn takes_uncached(file: &PlannedFile) -> bool {
     let flags = ReadFlags { uncached: true, ..ReadFlags::default() };
     file::read_into(file.source().buffered(), &mut [0], FileOffset::new(0), flags).is_ok()
 }
 
-/// How direct reads of a file that is planned as it is have to be aligned.
+/// The alignment of direct reads of a file that is loaded unchanged.
 #[derive(Clone, Copy, Debug)]
 struct AlignedWay {
-    /// Of offsets and lengths.
+    /// The alignment of offsets and lengths.
     offset: Granule,
-    /// A tail's last block may be read whole: the slack behind the file in the buffer takes it.
+    /// `true` if the buffer has room behind the file for the whole last block.
     tail_fits: bool,
 }
 
 impl DirectWay {
-    /// The way, or why there is none.
+    /// Returns the way for a file, or the reason why direct I/O is not possible.
     fn of(file: &PlannedFile, reservation: &Reservation) -> std::result::Result<Self, ModeProblem> {
         let (_, alignment) = file.source().direct().ok_or(ModeProblem::NoDirectIo)?;
         let alike = AlignedWay::new(file.range().start().raw(), file.buffer_offset(), alignment)
@@ -241,11 +244,11 @@ impl DirectWay {
 }
 
 impl AlignedWay {
-    /// `None` where no read of the range can be aligned in file and memory at once.
+    /// Returns `None` if no read of the range can be aligned both in the file and in memory.
     fn new(file_offset: u64, buffer_offset: u64, alignment: DirectAlignment) -> Option<Self> {
         let skew = file_offset ^ buffer_offset;
-        // Within a block the file and the buffer must run alike, or no offset fits both. The buffer
-        // itself begins at a huge page.
+        // The file offset and the buffer offset must be equal modulo the alignment. The buffer itself
+        // begins at a huge page.
         let strictest = alignment.offset.max(alignment.memory);
         if !strictest.is_aligned(skew) {
             return None;
@@ -255,7 +258,7 @@ impl AlignedWay {
         Some(Self { offset: strictest, tail_fits })
     }
 
-    /// Adds the pieces that read `part` directly, and its odd ends by `through_cache`.
+    /// Adds the pieces that read `part` directly, and its partial blocks by `through_cache`.
     fn pieces(self, part: Stretch, through_cache: Route, pieces: &mut Vec<Piece>) {
         let head_bytes = self
             .offset
@@ -280,19 +283,18 @@ impl AlignedWay {
     }
 }
 
-/// How direct reads are made of a file whose bytes may not be read to their place.
+/// The alignment of direct reads of a file that is read part by part.
 #[derive(Clone, Copy, Debug)]
 struct PartsWay {
-    /// What addresses read into start at multiples of; `None` where nothing can be read directly
-    /// into the buffer.
+    /// The alignment of addresses; `None` if nothing can be read directly into the buffer.
     memory: Option<Granule>,
-    /// Of offsets and lengths.
+    /// The alignment of offsets and lengths.
     offset: Granule,
 }
 
 impl PartsWay {
-    /// Adds what reads a range of the file: long parts that the disk can write to their place
-    /// directly, and spans of all else.
+    /// Adds the reads of a range of the file: direct reads of long parts whose places suit direct I/O,
+    /// and staged reads of the rest.
     fn push(self, file: &PlannedFile, range: Stretch, routed: &mut Routed) {
         let mut staged: Option<Range<u64>> = None;
         for part in Stretch::within(range.file, file, range.file_range()) {
@@ -310,9 +312,10 @@ impl PartsWay {
         push_spans(range.file, &mut staged, &mut routed.spans);
     }
 
-    /// The whole blocks of a part that can be read to their place, where that is worth it.
+    /// Returns the whole blocks of a part if they are long enough and can be read directly to their
+    /// place.
     fn body(self, part: Stretch) -> Option<Stretch> {
-        // The buffer begins at a huge page, so offsets in it are aligned as addresses are.
+        // The buffer begins at a huge page, so its offsets have the same alignment as its addresses.
         let start = self.offset.checked_round_up(part.file_offset)?;
         let end = self.offset.round_down(part.file_offset + part.len_bytes);
         let len_bytes = end.checked_sub(start).filter(|len| *len >= DIRECT_PART_MIN_BYTES)?;
@@ -336,7 +339,7 @@ fn push_spans(file: usize, staged: &mut Option<Range<u64>>, spans: &mut Vec<Span
     }));
 }
 
-/// Which parts of a file are in the page cache.
+/// A probe for the ranges of a file that are in the page cache.
 struct Residency<'a> {
     file: &'a PlannedFile,
     counts: bool,
@@ -346,17 +349,17 @@ impl<'a> Residency<'a> {
     fn new(file: &'a PlannedFile) -> Self {
         let counts = page_cache::stat(file.source().buffered(), FileOffset::new(0), 1).is_ok();
         if !counts {
-            // A probe that misses must not bring in more than its own page.
+            // A probe of a page that is not resident must not read other pages.
             let _ = page_cache::expect_random_reads(file.source().buffered());
         }
         Self { file, counts }
     }
 
-    /// Splits `part` into runs that are resident and runs that are not.
+    /// Splits `part` into ranges that are resident and ranges that are not.
     fn split(&self, part: Stretch, mut each: impl FnMut(Stretch, bool)) {
         if !self.counts {
-            // Not told: try to read both ends without waiting. What is missing in between is
-            // found out by the read itself.
+            // Without `cachestat`, try to read both ends without waiting. The read of the piece itself
+            // finds the pages in between that are not resident.
             let at = |offset| self.is_resident(offset);
             let last = part.file_offset + part.len_bytes - 1;
             each(part, at(part.file_offset) && at(last));
@@ -400,7 +403,7 @@ impl<'a> Residency<'a> {
     }
 }
 
-/// How many pages of the file a stretch touches.
+/// Returns the number of pages of the file that a range touches.
 fn pages_of(part: Stretch) -> u64 {
     let page_bytes = page_size_bytes() as u64;
     (part.file_offset + part.len_bytes).div_ceil(page_bytes) - part.file_offset / page_bytes
@@ -428,8 +431,8 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_between_far_parts_is_not_looked_at() {
-        // Four bytes into a unit.
+    fn gaps_between_distant_parts_are_skipped() {
+        // This offset is 4 bytes into a unit.
         let far = 1 << 62;
         let parts = [part(10, 20), part(500, 1), part(far, 100), part(far + 250, 7)];
         let runs = runs(&parts, 100);
@@ -440,7 +443,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_have_every_part_and_no_empty_unit(
+        fn runs_contain_every_part_and_no_empty_unit(
             sizes in prop::collection::vec((0u64..300, 1u64..300), 1..20), unit in 1u64..128,
         ) {
             let mut end = 0;

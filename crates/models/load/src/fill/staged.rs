@@ -1,15 +1,16 @@
-//! Direct reads of bytes that the disk cannot write to their place: it reads them beside the buffer,
-//! and they are copied while they are in the cache.
+//! Staged reads: direct reads into a staging buffer, for bytes whose places do not suit direct I/O. The
+//! bytes are copied to their places while they are in the CPU cache.
 //!
-//! A disk wants the memory it writes to aligned like the file. The tensors of a model that is not
-//! aligned are nowhere near that, so those of an image ([`longshore_formats::Image`]) come this way: a
-//! few threads each read a span of the file, all of it that lies side by side, and put what is in
-//! it where it goes. While one copies, the others read. One more thread makes the pages that are
-//! copied to, ahead of them: where each makes its own, all wait for the lock on the process's
-//! mappings, and the disk waits for them (a load was seen to take 1.21 times as long as without an
-//! alignment so; it takes 1.05 to 1.16 times as long, more where the disk is faster. Stores past the
-//! caches made no difference).
-#![expect(unsafe_code, reason = "takes the windows of what it copies")]
+//! A direct read needs a memory address that is aligned like the file offset. In an aligned layout
+//! ([`longshore_formats::Image`]) most tensors have moved, so their addresses are not. A few threads
+//! each read a contiguous span of the file, and copy its tensors to their places. While one thread
+//! copies, the others read.
+//!
+//! One more thread prefaults the destination pages, ahead of the copies. If each thread prefaults its
+//! own pages, all of them wait for the lock on the mappings of the process, and the disk idles: a load
+//! then took 1.21 times as long as one without an alignment. With the extra thread it takes 1.05 to
+//! 1.16 times as long, and more the faster the disk is. Non-temporal stores made no difference.
+#![expect(unsafe_code, reason = "copies into ranges of the buffer")]
 
 use std::io;
 use std::ops::Range;
@@ -26,16 +27,16 @@ use super::workers::Reads;
 use crate::error::Error;
 use crate::plan::Plan;
 
-/// Bytes of the file that are read at once. Spans do not cross multiples of it.
+/// The maximum length of a staged read. Spans do not cross multiples of it in the file.
 pub(super) const SPAN_BYTES: u64 = 4 << 20;
 
-/// How many spans are in flight at most.
+/// The maximum number of staged reads in flight.
 pub(super) const SPANS_IN_FLIGHT_MAX: usize = 8;
 
-/// The memory that they are read into.
+/// The maximum length of all staging buffers together.
 pub(crate) const STAGING_MAX_BYTES: u64 = SPANS_IN_FLIGHT_MAX as u64 * SPAN_BYTES;
 
-/// Bytes of a file that are read together, wanted ones and what lies between them.
+/// A staged read: a range of a file with tensors and the gaps between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) file: usize,
@@ -43,20 +44,20 @@ pub(super) struct Span {
     pub(super) len_bytes: u64,
 }
 
-/// Where the bytes of spans go.
+/// The places of the bytes of all spans.
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    /// In the order of the spans, and in each in that of the file.
+    /// The pieces, in the order of the spans, and within a span in the order of the file.
     pub(super) pieces: Vec<Piece>,
-    /// Up to where they are of each span.
+    /// For each span, the index in `pieces` behind its last piece.
     ends: Vec<usize>,
 }
 
-/// Spans that several threads read, each taking the next.
+/// A queue of spans that several threads read.
 pub(super) struct Spans<'a> {
     spans: &'a [Span],
     places: &'a Places,
-    /// The pages of the places, which another thread makes.
+    /// The pages of the places, which another thread prefaults.
     frontier: &'a Frontier<'a>,
     next: AtomicUsize,
 }
@@ -88,8 +89,8 @@ impl<'a> Spans<'a> {
         self.spans.len()
     }
 
-    /// Reads spans, and puts what is in them in its place, until none is left or the fill is
-    /// stopped. What they are read into is in a huge page where there is one: disks are faster.
+    /// Reads spans and copies their bytes to their places, until no span is left or the fill is stopped.
+    /// The staging buffer is in huge pages if possible, because disks are faster with them.
     pub(super) fn run(&self, target: &Target<'_>, reads: &dyn Reads) {
         let mut memory = match Heap::Memfd.allocate(SPAN_BYTES) {
             Ok(memory) => memory,
@@ -109,7 +110,7 @@ impl<'a> Spans<'a> {
         }
     }
 
-    /// Copies what is wanted of a span to where it goes, as its pages come to exist. `None` where
+    /// Copies the bytes of a span to their places, once their pages are prefaulted. Returns `None` if
     /// the fill fails or is stopped.
     fn place(&self, index: usize, staged: &[u8], target: &Target<'_>) -> Option<()> {
         let span = &self.spans[index];
@@ -124,16 +125,16 @@ impl<'a> Spans<'a> {
             };
             let from = (piece.file_offset - span.file_offset) as usize;
             let Some(bytes) = staged.get(from..from + piece.len_bytes as usize) else {
-                target.tracker.fail(unfit("a place for bytes that its span does not have"));
+                target.tracker.fail(unfit("a piece is not within its span"));
                 return None;
             };
             let flight = InFlight { piece, done_bytes: 0 };
-            // SAFETY: parts of an image do not overlap, each span is taken by one thread, and this
-            // one has no other window.
+            // SAFETY: parts of a layout do not overlap, each span is taken by one thread, and this
+            // thread has no other window.
             let window = unsafe { target.window(&flight) }?;
             let copied = copy::write(&mut Cursor::<Dest>::foreign_buf(window), bytes);
             if target.book(flight, copied.map_err(io::Error::other)).is_some() {
-                target.tracker.fail(unfit("bytes were copied in part"));
+                target.tracker.fail(unfit("a copy was incomplete"));
                 return None;
             }
             self.frontier.used(&piece);
@@ -148,7 +149,7 @@ impl Span {
     }
 }
 
-/// Reads a span and returns its bytes; `None` where the fill fails or is stopped.
+/// Reads a span and returns its bytes; `None` if the fill fails or is stopped.
 fn read<'s>(
     span: &Span,
     target: &Target<'_>,
@@ -158,11 +159,11 @@ fn read<'s>(
     let source = target.plan.files()[span.file].source();
     let Range { start, end } = span.range();
     let block = source.direct().map_or(Granule::SIZE_4K, |(_, alignment)| alignment.offset);
-    // The span lies between two multiples of its size, and so do the blocks that it touches.
+    // The span lies between two multiples of SPAN_BYTES, and so do the blocks that it touches.
     let first = block.round_down(start);
     let room = block.checked_round_up(end).and_then(|end| usize::try_from(end - first).ok());
     let Some(staging) = room.and_then(|room| staging.get_mut(..room)) else {
-        target.tracker.fail(unfit("the disk's blocks are longer than what they are read into"));
+        target.tracker.fail(unfit("the blocks of the disk do not fit into the staging buffer"));
         return None;
     };
     let mut done = 0;
@@ -174,7 +175,7 @@ fn read<'s>(
         match reads.read(source, Route::Staged, &mut rest, FileOffset::new(first + done)) {
             Ok(bytes) => {
                 let reached = done + bytes as u64;
-                // One that stops in the middle of a block has met the end of the file.
+                // A read that stops within a block has reached the end of the file.
                 if first + reached < end && (bytes == 0 || !block.is_aligned(reached)) {
                     let (path, len_bytes) = (source.path().to_owned(), source.len());
                     target.tracker.fail(Error::Truncated {
@@ -199,13 +200,13 @@ fn read<'s>(
             }
         }
     }
-    // Within: the blocks are all of the span.
+    // The blocks cover the span, so this range is within them.
     Some(&staging[(start - first) as usize..(end - first) as usize])
 }
 
-/// What cannot be, and must not leave others waiting.
+/// Returns the error for an internal inconsistency. It is not a panic, so that other threads stop, too.
 fn unfit(reason: &'static str) -> Error {
-    Error::Process { operation: "reading beside the buffer", source: io::Error::other(reason) }
+    Error::Process { operation: "a staged read", source: io::Error::other(reason) }
 }
 
 #[cfg(test)]
@@ -217,7 +218,7 @@ mod tests {
     use crate::progress::CancelToken;
 
     #[test]
-    fn what_does_not_fit_is_a_failure_and_no_silence() {
+    fn an_inconsistent_span_fails_the_fill() {
         let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.write_all(&[7; 10_000]).unwrap();
         let plan = Plan::from_path(file.path()).unwrap();
@@ -236,7 +237,7 @@ mod tests {
         assert!(!target.tracker.should_stop());
         let mut small = vec![0; 100];
         assert_eq!(read(&span, &target, &KernelReads, &mut small), None);
-        assert!(target.tracker.should_stop(), "others go on");
+        assert!(target.tracker.should_stop(), "the fill goes on");
         let refused = target.tracker.outcome().unwrap_err();
         assert!(matches!(refused, Error::Process { .. }), "{refused}");
 
@@ -245,8 +246,8 @@ mod tests {
         frontier.run(&target);
         let staged = Spans::new(&spans, &places, &frontier);
         assert_eq!(staged.place(0, &[7; 3999], &target), None);
-        assert!(target.tracker.should_stop(), "others go on");
+        assert!(target.tracker.should_stop(), "the fill goes on");
         let refused = target.tracker.outcome().unwrap_err();
-        assert!(refused.to_string().contains("beside the buffer"), "{refused}");
+        assert!(refused.to_string().contains("a staged read"), "{refused}");
     }
 }

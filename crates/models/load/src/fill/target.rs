@@ -1,4 +1,5 @@
-//! Where a fill writes: pages are made, windows lent to reads, and their results taken.
+//! The target of a fill: it prefaults pages, lends ranges of the buffer to reads, and handles their
+//! results.
 
 use std::io;
 use std::time::Instant;
@@ -13,14 +14,14 @@ use crate::error::Error;
 use crate::plan::{Plan, PlannedFile};
 use crate::progress::{CancelToken, Progress};
 
-/// The memory of one fill, with its progress.
+/// The memory and the progress of one fill.
 pub(super) struct Target<'a> {
     pub(super) plan: &'a Plan,
     reservation: &'a Reservation,
     pub(super) tracker: Tracker<'a>,
 }
 
-/// A piece on its way, which must end by [`InFlight::returned`].
+/// A piece that is being read. Pass the result of each read to [`Target::book`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
     pub(super) piece: Piece,
@@ -38,7 +39,8 @@ impl<'a> Target<'a> {
         Self { plan, reservation, tracker }
     }
 
-    /// Reports to `observe` how far the fill has come, and the bytes that it can still take.
+    /// Reports the progress to `observe`, and the number of bytes of memory that the fill can still
+    /// take.
     pub(super) fn report(&self, observe: &mut dyn FnMut(Progress, u64)) {
         let progress = self.tracker.progress();
         let left_bytes = match self.tracker.takes_no_more() {
@@ -62,7 +64,7 @@ impl<'a> Target<'a> {
         &self.plan.files()[piece.file]
     }
 
-    /// Makes the pages of a piece exist. Returns `false` if that failed or the fill is stopped.
+    /// Prefaults the pages of a piece. Returns `false` if that fails or the fill is stopped.
     pub(super) fn populate(&self, piece: &Piece) -> bool {
         let Some(_prefaulting) = self.tracker.begin_prefault() else { return false };
         let began = Instant::now();
@@ -71,15 +73,15 @@ impl<'a> Target<'a> {
         made.map_err(|error| self.tracker.fail(error.into())).is_ok()
     }
 
-    /// Where the next read of a piece goes.
+    /// Returns the range of the buffer that the next read of a piece writes.
     ///
     /// # Safety
-    /// The piece is in the caller's hands alone, which has no other window of it.
-    #[expect(unsafe_code, reason = "lends out the window of one piece")]
+    /// Only the caller has this piece, and it has no other window of it.
+    #[expect(unsafe_code, reason = "lends out the range of one piece")]
     pub(super) unsafe fn window(&self, flight: &InFlight) -> Option<VolatileSliceMut<'a>> {
         let target = flight.piece.target();
         let range = target.start + flight.done_bytes..target.end;
-        // SAFETY: pieces do not overlap, and the caller has this one to itself.
+        // SAFETY: pieces do not overlap, and only the caller has this one.
         match unsafe { self.reservation.window(range) } {
             Ok(window) => Some(window),
             Err(error) => {
@@ -89,7 +91,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Books the result of a read. Returns the piece where it has to be read on.
+    /// Records the result of a read. Returns the piece if it needs another read.
     pub(super) fn book(&self, flight: InFlight, result: io::Result<usize>) -> Option<InFlight> {
         let InFlight { piece, done_bytes } = flight;
         let read_bytes = match result {
@@ -120,15 +122,15 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// What a read brought beyond the bytes wanted is not content: it becomes zero.
-    #[expect(unsafe_code, reason = "writes to the slack behind a piece")]
+    /// Zeroes the bytes that a read wrote behind the content.
+    #[expect(unsafe_code, reason = "writes to the tail padding of a piece")]
     fn clear_slack(&self, flight: &InFlight) {
         let piece = flight.piece;
         let slack = piece.buffer_offset + piece.len_bytes..piece.target().end;
         if slack.is_empty() {
             return;
         }
-        // SAFETY: the slack belongs to this piece alone, whose reads are over.
+        // SAFETY: the tail padding belongs to this piece alone, whose reads have ended.
         let cleared = unsafe { self.reservation.window(slack) }.map(|window| {
             let len_bytes = window.len();
             let zeroed = copy::zero(&mut Cursor::<Dest>::foreign_buf(window), len_bytes);
@@ -139,7 +141,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Takes back what is left of a piece that cannot be read by its route.
+    /// Gives back a piece whose rest cannot be read by its route. The rest is read from the disk later.
     pub(super) fn give_back(&self, flight: InFlight) {
         self.tracker.complete(flight.piece.buffer_offset, flight.done_bytes);
         self.tracker.give_back(flight.piece.rest(flight.done_bytes));

@@ -1,5 +1,4 @@
-//! Fills with reads that fail, stop short or change the file under way: what a kernel does rarely,
-//! done always.
+//! Fills with injected faults: reads that fail or are short, and files that change meanwhile.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -23,7 +22,7 @@ use crate::progress::{CancelToken, Progress};
 use crate::reason::Change;
 use crate::source::SourceFile;
 
-/// `/var/tmp` is on a disk where `/tmp` may not be.
+/// Writes a file with random content. It is in `/var/tmp`, because `/tmp` may be a tmpfs.
 fn file_of(len_bytes: usize) -> (tempfile::NamedTempFile, Vec<u8>) {
     let mut state = len_bytes as u64 ^ 0x9e37_79b9_7f4a_7c15;
     let content: Vec<u8> = (0..len_bytes)
@@ -45,15 +44,15 @@ fn load(path: &Path, loader: Loader<'_>, reads: &dyn Reads) -> crate::Result<Loa
     loader.heap(Heap::Memfd).load_by(&Plan::from_path(path)?, reads)
 }
 
-/// The kernel's reads, each preceded by what a test wants to happen.
+/// The kernel's reads, with a function of the test that is called before each.
 struct Mocked<F> {
     before: F,
     count: AtomicU64,
 }
 
 impl<F: Fn(u64, Route, u64, usize) -> io::Result<usize> + Sync> Mocked<F> {
-    /// `before` gets the number of the read, its route, offset and length, and says how many bytes
-    /// it may bring, or how it fails.
+    /// Makes a mock. `before` gets the number of the read, its route, offset and length. It returns the
+    /// limit on the bytes that the read may return, or the error with which it fails.
     fn new(before: F) -> Self {
         Self { before, count: AtomicU64::new(0) }
     }
@@ -90,7 +89,7 @@ proptest! {
         if direct {
             longshore_sys::page_cache::evict(file.as_file()).unwrap();
         }
-        // At most eight interruptions in a row, then some blocks, whole ones for direct reads.
+        // At most eight interruptions in a row, then a short read: whole blocks if it is direct.
         let reads = Mocked::new(|number, route, _, len_bytes| {
             let random = (seed ^ number).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
             if number % 9 != 0 && random.is_multiple_of(3) {
@@ -112,19 +111,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_parts_of_an_image_arrive_in_whatever_order_they_lie(
+    fn the_parts_of_an_aligned_layout_are_read_to_their_places(
         sizes in prop::collection::vec((0usize..700_000, 0usize..5000), 1..12), seed: u64,
         mode in prop::sample::select(vec![ReadMode::Auto, ReadMode::Buffered]), cold: bool,
         log2 in 0u32..13,
     ) {
         let alignment = Granule::new(1 << log2).unwrap();
-        // In the file: a gap before each part. In the image: the other way round, aligned.
+        // In the file there is a gap before each part. In the layout the parts are aligned, in
+        // reverse order.
         let (mut end, mut parts) = (0, Vec::new());
         for (len, gap) in sizes {
             parts.push(Part::new(end + gap as u64, 0, len as u64));
             end += (gap + len) as u64;
         }
-        let head = b"of our own making".to_vec();
+        let head = b"a generated head".to_vec();
         let mut len_bytes = head.len() as u64;
         for part in parts.iter_mut().rev() {
             part.buffer_offset = alignment.checked_round_up(len_bytes).unwrap();
@@ -160,7 +160,7 @@ proptest! {
 }
 
 #[test]
-fn a_disk_error_names_the_file_the_range_and_what_was_done() {
+fn a_disk_error_has_the_file_the_range_and_the_progress() {
     let (file, _) = file_of(10 << 20);
     let reads = Mocked::new(|_, _, offset, len_bytes| {
         if offset >= 4 << 20 { Err(io::Error::from_raw_os_error(5)) } else { Ok(len_bytes) }
@@ -177,7 +177,7 @@ fn a_disk_error_names_the_file_the_range_and_what_was_done() {
 #[test]
 fn evicted_pages_are_read_from_the_disk() {
     let (file, content) = file_of((6 << 20) + 123);
-    // Every third read of what was resident finds it gone.
+    // Every third read of resident pages finds them evicted.
     let reads = Mocked::new(|number, route, _, len_bytes| {
         if route == Route::Resident && number % 3 == 2 {
             Err(io::ErrorKind::WouldBlock.into())
@@ -199,7 +199,7 @@ fn evicted_pages_are_read_from_the_disk() {
 }
 
 #[test]
-fn a_file_that_is_truncated_meanwhile_is_told() {
+fn truncating_a_file_during_the_load_is_an_error() {
     let (file, _) = file_of(8 << 20);
     let reads = Mocked::new(|number, _, _, len_bytes| {
         if number == 0 {
@@ -213,12 +213,12 @@ fn a_file_that_is_truncated_meanwhile_is_told() {
 }
 
 #[test]
-fn a_file_that_is_written_or_grows_meanwhile_is_told() {
+fn writing_to_a_file_during_the_load_is_an_error() {
     for grow in [false, true] {
         let (file, _) = file_of(4 << 20);
         let reads = Mocked::new(|number, _, _, len_bytes| {
             if number == 0 {
-                // The clock that stamps files ticks every few milliseconds.
+                // The clock of file timestamps ticks every few milliseconds.
                 std::thread::sleep(Duration::from_millis(30));
                 let offset = if grow { 4 << 20 } else { 17 };
                 rustix::io::pwrite(file.as_file().as_fd(), b"changed", offset)?;
@@ -232,14 +232,14 @@ fn a_file_that_is_written_or_grows_meanwhile_is_told() {
 }
 
 #[test]
-fn a_cancelled_load_stops_soon_and_says_how_far_it_came() {
+fn a_cancelled_load_stops_soon_and_reports_its_progress() {
     let (file, _) = file_of(32 << 20);
     let token = CancelToken::new();
     let reads = Mocked::new(|number, _, _, len_bytes| {
         if number == 3 {
             token.cancel();
         }
-        // However late the thread of the third runs again.
+        // Wait for the thread of that read, however late it runs again.
         while number > 3 && !token.is_cancelled() {
             std::thread::yield_now();
         }
@@ -250,13 +250,13 @@ fn a_cancelled_load_stops_soon_and_says_how_far_it_came() {
     let Error::Cancelled { done_bytes, total_bytes } = error else { panic!("{error}") };
     assert_eq!(total_bytes, 32 << 20);
     assert!(done_bytes < 32 << 20);
-    // Threads that had begun a read finish it; none begins another.
+    // Threads finish the read that they have begun, and begin no other.
     let reads_made = reads.count.load(Ordering::Relaxed);
     assert!(reads_made <= 4 + 4, "{reads_made} reads");
 }
 
 #[test]
-fn a_cancelled_load_whose_reads_hang_leaves_the_memory_to_others() {
+fn a_cancelled_load_whose_reads_hang_releases_its_claim_on_memory() {
     let available = longshore_sys::memory::available();
     let group_bytes = available.control_group.map(|(bytes, _)| bytes);
     let Some(free_bytes) = available.machine_bytes.into_iter().chain(group_bytes).min() else {
@@ -282,7 +282,7 @@ fn a_cancelled_load_whose_reads_hang_leaves_the_memory_to_others() {
         let loader = Loader::new().heap(Heap::Memfd).mode(ReadMode::Buffered).cancel(cancel);
         loader.load_by(&plan, reads).unwrap_err()
     };
-    // Both do not fit at once. It takes next to nothing: its first read fails.
+    // The two loads do not fit at once. The second takes almost no memory, because its first read fails.
     let second = || load(&failing, &CancelToken::new());
     std::thread::scope(|scope| {
         let held = gate.lock().unwrap();
@@ -301,7 +301,7 @@ fn a_cancelled_load_whose_reads_hang_leaves_the_memory_to_others() {
 }
 
 #[test]
-fn a_complete_fill_takes_no_more_for_the_gaps_of_an_image() {
+fn a_complete_fill_claims_no_memory_for_padding() {
     let (file, _) = file_of(4096);
     let parts = vec![Part::new(0, 16 << 20, 4096)];
     let image = Image::new(vec![3; 4096], parts, (16 << 20) + 4096, Granule::SIZE_4K).unwrap();
@@ -322,8 +322,8 @@ fn a_complete_fill_takes_no_more_for_the_gaps_of_an_image() {
     assert_eq!(last, Some((plan.content_bytes(), 0)));
 }
 
-/// The image of a sparse file that has two pages of bytes with `gap_bytes` between them; `None`,
-/// said loudly, where `folder` has no files as long as that.
+/// Returns an aligned layout of a sparse file that has two pages of data with `gap_bytes` between them.
+/// Prints `SKIPPED` and returns `None` if `folder` cannot have a file of that length.
 fn sparse_image(folder: &str, gap_bytes: u64) -> Option<(tempfile::NamedTempFile, Plan)> {
     let file = match tempfile::NamedTempFile::new_in(folder) {
         Ok(file) => file,
@@ -361,7 +361,7 @@ fn a_hole_of_exabytes_between_tensors_costs_nothing() {
 
 #[test]
 fn a_load_is_cancelled_while_its_checksum_is_behind() {
-    // The hole is hashed too, which takes many times as long as it takes to be told.
+    // The hole is hashed, too, which takes many times longer than the interval of progress reports.
     let Some((_file, plan)) = sparse_image("/var/tmp", 16 << 30) else { return };
     let token = CancelToken::new();
     let mut complete = 0;
@@ -379,7 +379,7 @@ fn a_load_is_cancelled_while_its_checksum_is_behind() {
 }
 
 #[test]
-fn what_is_cancelled_before_it_begins_looks_at_nothing() {
+fn routing_stops_when_the_load_is_cancelled() {
     let (file, _) = file_of(32 << 20);
     let plan = Plan::from_path(file.path()).unwrap();
     let reservation = Heap::Memfd.reserve(plan.len_bytes()).unwrap();
@@ -400,7 +400,7 @@ fn what_is_cancelled_before_it_begins_looks_at_nothing() {
 }
 
 #[test]
-fn reads_are_as_few_as_their_size_allows() {
+fn a_load_makes_no_more_reads_than_its_read_size_needs() {
     let (file, content) = file_of((20 << 20) + 1);
     let seen = Mutex::new(Vec::new());
     let reads = Mocked::new(|_, route, offset, len_bytes| {
@@ -416,7 +416,7 @@ fn reads_are_as_few_as_their_size_allows() {
             let mut direct = seen.lock().unwrap().clone();
             direct.sort_unstable_by_key(|(_, offset, _)| *offset);
             let lengths: Vec<u64> = direct.iter().map(|(.., len_bytes)| *len_bytes).collect();
-            // Whole pieces, and the rest rounded up to a block.
+            // Two whole pieces, and the rest rounded up to a block.
             assert_eq!(lengths.len(), 3);
             assert_eq!(lengths[..2], [8 << 20, 8 << 20]);
             assert!(lengths[2] > 4 << 20 && lengths[2] <= (4 << 20) + 4096);
@@ -424,7 +424,7 @@ fn reads_are_as_few_as_their_size_allows() {
     }
     seen.lock().unwrap().clear();
     load(file.path(), Loader::new().mode(ReadMode::Buffered), &reads).unwrap();
-    // One a huge page, and one for the byte behind them.
+    // One read for each huge page, and one for the last byte.
     assert_eq!(seen.lock().unwrap().len(), 11);
 }
 
@@ -432,7 +432,7 @@ fn reads_are_as_few_as_their_size_allows() {
 fn an_observer_that_panics_ends_the_load() {
     let (file, _) = file_of(8 << 20);
     let reads = Mocked::new(|number, route, _, len_bytes| {
-        // Leaves a piece to be read later, which never is.
+        // This leaves a piece to be read later, which does not happen.
         if route == Route::Resident && number == 1 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -441,13 +441,13 @@ fn an_observer_that_panics_ends_the_load() {
     });
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let loader = Loader::new().read_size(2 << 20).digest(DigestKind::Crc32c);
-        load(file.path(), loader.observe(|_| panic!("the observer's own")), &reads).map(drop)
+        load(file.path(), loader.observe(|_| panic!("a panic of the observer")), &reads).map(drop)
     }));
     assert!(ended.is_err(), "the panic reaches the caller");
 }
 
 #[test]
-fn read_sizes_out_of_bounds_are_brought_within() {
+fn read_sizes_are_clamped() {
     let (file, content) = file_of(5 << 20);
     for bytes in [0, 1, u64::MAX] {
         let loaded = load(file.path(), Loader::new().read_size(bytes), &KernelReads).unwrap();

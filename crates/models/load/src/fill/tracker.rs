@@ -1,4 +1,5 @@
-//! The progress of a fill, shared by its threads: how much is done, what failed, whether to stop.
+//! The progress of a fill, shared by its threads: the bytes done, the first failure, and whether to
+//! stop.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,29 +31,28 @@ struct State {
     failure: Option<Error>,
     lanes: usize,
     followers: usize,
-    /// Threads that prefault pages.
+    /// The number of threads that prefault pages.
     prefaulting: usize,
     closed: bool,
     returned: Vec<Stretch>,
-    /// Complete stretches of the buffer, from start to end, merged; kept only for followers.
+    /// The complete ranges of the buffer, from start to end, merged. They are kept only for followers.
     complete: BTreeMap<u64, u64>,
 }
 
-/// A lane at work; leaving is dropping it.
+/// A guard for a working thread of the fill. Dropping it ends the work.
 pub(super) struct Lane<'a, 'b>(&'a Tracker<'b>);
 
-/// One that follows the fill, at work; leaving is dropping it.
+/// A guard for a thread that follows the fill. Dropping it ends the work.
 pub(super) struct Follower<'a, 'b>(&'a Tracker<'b>);
 
-/// A thread that prefaults pages, until this is dropped.
+/// A guard for a thread that prefaults pages. Dropping it ends the prefaulting.
 pub(super) struct Prefaulting<'a, 'b>(&'a Tracker<'b>);
 
-/// Stops the fill where the thread that made it panics, so that no scope waits for ever.
+/// A guard that stops the fill if its thread panics, so that no scope waits for ever.
 pub(super) struct StopOnPanic<'a, 'b>(&'a Tracker<'b>);
 
 impl<'a> Tracker<'a> {
-    /// Tracks the progress of `total_bytes`. With `follow`, complete ranges are kept for those that wait for
-    /// them.
+    /// Tracks the progress of `total_bytes`. With `follow`, complete ranges are kept for followers.
     pub(super) fn new(total_bytes: u64, cancel: &'a CancelToken, follow: bool) -> Self {
         Self {
             cancel,
@@ -82,7 +82,8 @@ impl<'a> Tracker<'a> {
     /// stopped.
     pub(super) fn begin_prefault(&self) -> Option<Prefaulting<'_, 'a>> {
         let mut state = self.state();
-        // Under the lock: after `takes_no_more` was true, no thread can miss that the fill is stopped.
+        // Check this with the lock held: once `takes_no_more` has returned `true`, every thread sees
+        // here that the fill is stopped.
         if self.stopped.load(Ordering::Relaxed) {
             return None;
         }
@@ -90,17 +91,17 @@ impl<'a> Tracker<'a> {
         Some(Prefaulting(self))
     }
 
-    /// Returns whether the fill is stopped and takes no memory any more, also if its reads hang.
+    /// Returns `true` if the fill is stopped and will take no more memory, even if its reads hang.
     pub(super) fn takes_no_more(&self) -> bool {
         self.should_stop() && self.state().prefaulting == 0
     }
 
-    /// Guards a scope whose threads would go on, or wait, while this one unwinds.
+    /// Returns a guard for a scope whose threads would work or wait on while this thread unwinds.
     pub(super) fn stop_on_panic(&self) -> StopOnPanic<'_, 'a> {
         StopOnPanic(self)
     }
 
-    /// Whether there is no point in going on: something failed or the caller cancelled.
+    /// Returns `true` if something failed or the caller has cancelled the load.
     pub(crate) fn should_stop(&self) -> bool {
         if self.cancel.is_cancelled() && !self.stopped.load(Ordering::Relaxed) {
             let (done_bytes, total_bytes) = (self.done_bytes(), self.total_bytes);
@@ -109,31 +110,31 @@ impl<'a> Tracker<'a> {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Notes a failure; the first one counts.
+    /// Records a failure and stops the fill. The first failure is kept.
     pub(super) fn fail(&self, error: Error) {
         self.stopped.store(true, Ordering::Relaxed);
         self.state().failure.get_or_insert(error);
         self.changed.notify_all();
     }
 
-    /// Counts bytes that were read by a route.
+    /// Adds bytes that were read by a route.
     pub(super) fn count(&self, route: Route, bytes: u64) {
         self.route_bytes[route as usize].fetch_add(bytes, Ordering::Relaxed);
         self.done_bytes.fetch_add(bytes, Ordering::Release);
     }
 
-    /// Takes back a stretch that cannot be read by its route.
+    /// Records a range that cannot be read by its route, to be read from the disk.
     pub(super) fn give_back(&self, rest: Stretch) {
         self.state().returned.push(rest);
     }
 
-    /// Counts the time that making pages took.
+    /// Adds time that was spent on prefaulting.
     pub(super) fn populated(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.populate_nanos.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// Notes that a range of the buffer is complete.
+    /// Records that a range of the buffer is complete.
     pub(super) fn complete(&self, start: u64, len_bytes: u64) {
         if !self.follow || len_bytes == 0 {
             return;
@@ -154,8 +155,8 @@ impl<'a> Tracker<'a> {
         self.changed.notify_all();
     }
 
-    /// Waits until the bytes of the buffer from `at` on are complete and returns up to where, at
-    /// most `end`; `None` where they never will be.
+    /// Waits until the byte of the buffer at `at` is complete. Returns the end of the complete range, at
+    /// most `end`; `None` if the byte will never be complete.
     pub(crate) fn wait_complete(&self, at: u64, end: u64) -> Option<u64> {
         let mut state = self.state();
         loop {
@@ -170,12 +171,12 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// Waits until no lane is at work, but no longer than `patience`; whether none is.
+    /// Waits until no thread of the fill is working, for at most `patience`. Returns `true` if none is.
     pub(super) fn wait_idle(&self, patience: Duration) -> bool {
         self.wait_until(patience, |state| state.lanes == 0)
     }
 
-    /// The same for followers.
+    /// Waits until no follower is working, for at most `patience`. Returns `true` if none is.
     pub(super) fn wait_followed(&self, patience: Duration) -> bool {
         self.wait_until(patience, |state| state.followers == 0)
     }
@@ -197,13 +198,14 @@ impl<'a> Tracker<'a> {
         std::mem::take(&mut self.state().returned)
     }
 
-    /// Tells followers that nothing more will be completed.
+    /// Notifies followers that no more ranges will be completed.
     pub(super) fn close(&self) {
         self.state().closed = true;
         self.changed.notify_all();
     }
 
-    /// The failure, if there was one, also where the caller cancelled and nobody had noticed.
+    /// Returns the failure, if there was one. A cancellation that no thread has noticed is a failure if
+    /// the load is incomplete.
     pub(super) fn outcome(&self) -> Result<()> {
         if self.done_bytes() < self.total_bytes {
             self.should_stop();

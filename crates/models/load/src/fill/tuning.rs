@@ -1,8 +1,8 @@
-//! How a fill is run.
+//! The parameters of a fill.
 
 use crate::mode::ReadMode;
 
-/// What decides how fast a fill is and how much memory it takes ahead.
+/// The parameters of a fill that determine its speed and its prefault window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tuning {
     pub(crate) mode: ReadMode,

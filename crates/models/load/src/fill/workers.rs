@@ -1,8 +1,8 @@
-//! Reads by `preadv2`, each thread populating what it reads just before it does.
+//! Reads by `preadv2`: each thread prefaults the pages of a read just before the read.
 //!
-//! For content in the page cache that is the fastest there is: a huge page is zeroed and then
-//! copied into while it is still in the core's cache, so the zeroing costs little beside the copy.
-#![expect(unsafe_code, reason = "takes the window of the piece it reads")]
+//! This is the fastest way for content in the page cache. A huge page is zeroed, and filled while it is
+//! still in the cache of the core, so zeroing costs little compared with the copy.
+#![expect(unsafe_code, reason = "lends ranges of the buffer to its reads")]
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,12 +14,12 @@ use super::piece::{Piece, Route};
 use super::target::{InFlight, Target};
 use crate::source::SourceFile;
 
-/// Populated and read in one go: small enough to stay in a core's second-level cache.
+/// The number of bytes that are prefaulted and then read, small enough for a core's second-level cache.
 const BITE_BYTES: u64 = 2 << 20;
 
-/// The reads that workers make. The kernel's, but for tests that stand in for it.
+/// The reads that workers make. Tests implement it to inject faults.
 pub(crate) trait Reads: Sync {
-    /// Reads once, by `route`, as far as one call goes.
+    /// Makes one read by `route`, which can be short.
     fn read(
         &self,
         source: &SourceFile,
@@ -28,13 +28,13 @@ pub(crate) trait Reads: Sync {
         offset: FileOffset,
     ) -> io::Result<usize>;
 
-    /// Whether direct reads may go through io_uring instead.
+    /// Returns `true` if io_uring may make the direct reads instead.
     fn through_ring(&self) -> bool {
         true
     }
 }
 
-/// The kernel's reads.
+/// Reads by the kernel.
 pub(crate) struct KernelReads;
 
 impl Reads for KernelReads {
@@ -58,7 +58,7 @@ impl Reads for KernelReads {
     }
 }
 
-/// Pieces that several threads read, each taking the next.
+/// A queue of pieces that several threads read.
 pub(super) struct Queue<'a> {
     pieces: &'a [Piece],
     next: AtomicUsize,
@@ -73,7 +73,7 @@ impl<'a> Queue<'a> {
         self.pieces.len()
     }
 
-    /// Reads pieces until none is left or the fill is stopped.
+    /// Reads pieces until no piece is left or the fill is stopped.
     pub(super) fn run(&self, target: &Target<'_>, reads: &dyn Reads) {
         while !target.tracker.should_stop() {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
@@ -90,15 +90,15 @@ fn read_piece(target: &Target<'_>, reads: &dyn Reads, piece: Piece) {
         if target.tracker.should_stop() {
             return;
         }
-        // SAFETY: each piece is taken from the queue by one thread, and the window of the last
-        // read is gone.
+        // SAFETY: each piece is taken from the queue by one thread, and the window of the previous
+        // read was dropped.
         let Some(window) = (unsafe { target.window(&current) }) else { return };
         let Some(mut bite) = populated_bite(target, &current, window) else { return };
         let offset = FileOffset::new(piece.file_offset + current.done_bytes);
         let result = reads.read(source, piece.route, &mut bite, offset);
         flight = match result {
-            // It was evicted meanwhile, or cannot be read without waiting at all: what is left is
-            // read from the disk, after the others.
+            // The page was evicted meanwhile, or the file system does not support reads without
+            // waiting. The rest is read from the disk later.
             Err(error) if piece.route == Route::Resident && cannot_now(&error) => {
                 target.give_back(current);
                 return;
@@ -112,8 +112,8 @@ fn cannot_now(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Unsupported)
 }
 
-/// The next bytes to read, whose pages exist. For direct reads that is the whole piece, since the
-/// disk is faster the more it is asked for at once.
+/// Prefaults and returns the range of the next read. For direct reads that is the rest of the piece,
+/// because disks are faster with larger reads.
 fn populated_bite<'m>(
     target: &Target<'_>,
     flight: &InFlight,
@@ -123,7 +123,7 @@ fn populated_bite<'m>(
     part.buffer_offset += flight.done_bytes;
     part.read_bytes -= flight.done_bytes;
     if part.route != Route::Direct {
-        // Up to the next boundary, so that the next bite begins a huge page.
+        // Stop at the next boundary, so that the next read begins at a huge page.
         let to_boundary = BITE_BYTES - part.buffer_offset % BITE_BYTES;
         part.read_bytes = part.read_bytes.min(to_boundary);
     }

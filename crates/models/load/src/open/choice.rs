@@ -1,4 +1,4 @@
-//! Which format a file is taken to be of.
+//! The choice of the format of a file.
 
 use std::fmt;
 use std::path::Path;
@@ -10,26 +10,26 @@ use super::header::read_exact;
 use crate::error::Result;
 use crate::source::SourceFile;
 
-/// What files are taken to be.
+/// The choice of the format of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum FormatChoice {
-    /// What their names say: `*.safetensors` is safetensors, `*.safetensors.index.json` stands for
-    /// the shards it names, `*.gguf` is GGUF, the first of several splits standing for all, and
-    /// anything else is raw.
+    /// The format that the file name implies: `*.safetensors` is safetensors, `*.safetensors.index.json`
+    /// is the index of shards that are opened in its place, `*.gguf` is GGUF, and any other file is raw.
+    /// If a GGUF file is the first of several splits, all splits are opened.
     #[default]
     Auto,
-    /// Bytes that nothing is known of, whatever the name.
+    /// Raw bytes, for any name.
     Raw,
-    /// Safetensors whatever the name; `*.index.json` stands for the shards it names.
+    /// Safetensors, for any name. In place of an index (`*.index.json`), its shards are opened.
     Safetensors,
-    /// GGUF whatever the name; the first of several splits stands for all.
+    /// GGUF, for any name. If the file is the first of several splits, all splits are opened.
     Gguf,
 }
 
 impl FormatChoice {
-    /// What a file that holds a model is by its first bytes, whatever its name: GGUF if it says so,
-    /// and else safetensors, which says nothing.
+    /// Returns the format of a model file from its first bytes: GGUF if it begins with the magic number
+    /// of that format, or else safetensors, which has no magic number. The name does not matter.
     ///
     /// # Errors
     /// [`Error::Read`](crate::Error::Read), [`Error::Truncated`](crate::Error::Truncated).
@@ -42,9 +42,9 @@ impl FormatChoice {
     }
 }
 
-/// A word that names no format.
+/// The error for an unknown format name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no format; there are auto, raw, safetensors and gguf")]
+#[error("unknown format '{0}' (expected auto, raw, safetensors or gguf)")]
 pub struct ParseFormatChoiceError(String);
 
 impl FromStr for FormatChoice {
@@ -61,7 +61,7 @@ impl FromStr for FormatChoice {
     }
 }
 
-/// The word that [`FromStr`] reads back.
+/// Writes the word that [`FromStr`] parses.
 impl fmt::Display for FormatChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -73,7 +73,7 @@ impl fmt::Display for FormatChoice {
     }
 }
 
-/// What a file is opened as.
+/// The kind of file that a path is opened as.
 pub(super) enum Kind {
     Raw,
     Safetensors,
@@ -82,10 +82,10 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Names may be anything but UTF-8: only their ends count.
+    /// Returns the kind from the name and the choice. The name need not be UTF-8.
     pub(super) fn of(path: &Path, choice: FormatChoice) -> Self {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        // Variants have their name in front of the last ending: model.safetensors.index.fp16.json.
+        // Variants of a model have the variant before the extension: model.safetensors.index.fp16.json.
         let is_index = name.ends_with(".json")
             && (name.contains(".safetensors.index.")
                 || choice == FormatChoice::Safetensors && name.ends_with(".index.json"));
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_the_format() {
+    fn the_name_and_the_choice_determine_the_kind() {
         use FormatChoice::{Auto, Gguf, Raw, Safetensors};
         let kinds = |name: &str| {
             [Auto, Raw, Safetensors, Gguf].map(|choice| match Kind::of(Path::new(name), choice) {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_back_as_they_are_written() {
+    fn written_words_can_be_parsed() {
         for word in ["auto", "raw", "safetensors", "gguf"] {
             assert_eq!(word.parse::<FormatChoice>().unwrap().to_string(), word);
         }

@@ -1,4 +1,4 @@
-//! Reading the headers of files.
+//! Reads the headers of files.
 
 use std::cell::Cell;
 use std::io;
@@ -13,22 +13,22 @@ use crate::error::{Error, Result};
 use crate::reason::{FormatProblem, MemoryLimit};
 use crate::source::{Opener, SourceFile};
 
-/// What is read of a safetensors file to see whether the rest of its header is worth reading: one
-/// page, which is what the kernel reads anyway.
+/// The length of the first read of a safetensors file, which shows whether the file can be one. It is
+/// one page, which the kernel reads anyway.
 const SAFETENSORS_FIRST_BYTES: usize = 4096;
-/// What is read of a GGUF file first, in bytes; then as much again until the header is complete.
+/// The length of the first read of a GGUF file, in bytes. It is doubled until the header is complete.
 const GGUF_FIRST_BYTES: usize = 64 << 10;
 
-/// Reads the header of a safetensors file, through the page cache, and nothing of its data.
+/// Reads the header of a safetensors file through the page cache.
 ///
 /// # Errors
-/// [`Error::Format`] with the reason, [`Error::Read`], [`Error::Truncated`] where the file became
-/// shorter since it was opened, [`Error::NotEnoughMemory`].
+/// [`Error::Format`], [`Error::Read`], [`Error::NotEnoughMemory`]; [`Error::Truncated`] if the file is
+/// shorter than when it was opened.
 pub fn read_safetensors_header(source: &SourceFile) -> Result<safetensors::Header> {
     safetensors_header(source, &|path: &Path| SourceFile::open(path))
 }
 
-/// Reads the header of a safetensors file as far as `by` permits it.
+/// Reads the header of a safetensors file, with the permission of `by`.
 pub(super) fn safetensors_header(
     source: &SourceFile,
     by: &dyn Opener,
@@ -50,17 +50,17 @@ pub(super) fn safetensors_header(
     safetensors::Header::parse(&bytes, file_len_bytes).map_err(refused)
 }
 
-/// Reads the header of a GGUF file, through the page cache, and of its data no more than is read
-/// along with the header's end.
+/// Reads the header of a GGUF file through the page cache. Because the length of the header is not known
+/// in advance, this can read some of the data, too.
 ///
 /// # Errors
-/// [`Error::Format`] with the reason, [`Error::Read`], [`Error::Truncated`] where the file became
-/// shorter since it was opened, [`Error::NotEnoughMemory`].
+/// [`Error::Format`], [`Error::Read`], [`Error::NotEnoughMemory`]; [`Error::Truncated`] if the file is
+/// shorter than when it was opened.
 pub fn read_gguf_header(source: &SourceFile) -> Result<gguf::Header> {
     gguf_header(source, &|path: &Path| SourceFile::open(path))
 }
 
-/// Reads the header of a GGUF file as far as `by` permits it.
+/// Reads the header of a GGUF file, with the permission of `by`.
 pub(super) fn gguf_header(source: &SourceFile, by: &dyn Opener) -> Result<gguf::Header> {
     let file_len_bytes = source.len();
     let len_max = file_len_bytes.min(gguf::HEADER_LEN_MAX_BYTES) as usize;
@@ -81,12 +81,12 @@ pub(super) fn gguf_header(source: &SourceFile, by: &dyn Opener) -> Result<gguf::
     }
 }
 
-/// The most bytes of headers that are read of all shards or splits of one model: as many as of one
-/// GGUF file alone. A file can be a shard many times under several names. The headers of all 163
-/// shards of the largest published models have some 11 MB.
+/// The limit on the headers of all shards or splits of one model together, in bytes: the same as for one
+/// GGUF file. It is needed because one file can be many shards, under several names. The headers of all
+/// 163 shards of the largest published models have about 11 MB.
 const HEADERS_LEN_MAX_BYTES: u64 = gguf::HEADER_LEN_MAX_BYTES;
 
-/// Opens the files of one model and bounds the sum of their headers.
+/// An opener for the files of one model, which limits the sum of their headers.
 pub(super) struct OfOneModel<'a> {
     by: &'a dyn Opener,
     format: Format,
@@ -121,18 +121,18 @@ impl Opener for OfOneModel<'_> {
     }
 }
 
-/// Returns whether an opener failed because there is no such file.
+/// Returns `true` if an opener failed because the file does not exist.
 pub(super) fn is_not_found(error: &Error) -> bool {
     matches!(error, Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }
 
-/// Counts the files that `by` does not find. Only it may look for them: it can be bound to a folder, or
-/// to files that its user has shown.
+/// Counts the files that `by` does not find. They are looked for only through `by`, because it can be
+/// restricted to a folder or to certain files.
 pub(super) fn count_missing(paths: impl Iterator<Item = PathBuf>, by: &dyn Opener) -> usize {
     paths.filter(|path| by.open(path).is_err_and(|error| is_not_found(&error))).count()
 }
 
-/// Makes room for `len` bytes.
+/// Reserves memory for `len` bytes in total.
 fn reserve(bytes: &mut Vec<u8>, len: usize) -> Result<()> {
     bytes.try_reserve_exact(len - bytes.len()).map_err(|_| Error::NotEnoughMemory {
         needed_bytes: len as u64,
@@ -141,7 +141,7 @@ fn reserve(bytes: &mut Vec<u8>, len: usize) -> Result<()> {
     })
 }
 
-/// Reads all of `bytes` from `offset`, through the page cache.
+/// Fills `bytes` from `offset` of the file, through the page cache.
 pub(crate) fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<()> {
     let mut done = 0;
     while done < bytes.len() {

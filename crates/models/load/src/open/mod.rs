@@ -1,4 +1,4 @@
-//! Opening files: which tensors are in them, and where they go.
+//! Opens files, reads their headers, and plans where their tensors go in the buffer.
 //!
 //! ```text
 //!   paths ──► open ──┬─ model.safetensors             header read and checked ──┐
@@ -9,9 +9,9 @@
 //!                                                                  Loader::load(&opened.plan)
 //! ```
 //!
-//! All that a header declares is checked against the file before anything is allocated for its
-//! content. The content is then loaded as it is, header and all, so that where a tensor is in the
-//! buffer follows from where it is in its file: [`Opened::placed_tensors`].
+//! A header is checked against its file before memory is allocated for the content. Files are loaded
+//! unchanged, including their headers, so the place of a tensor in the buffer follows from its place in
+//! the file: [`Opened::placed_tensors`].
 //!
 //! The formats themselves are in [`longshore_formats`].
 
@@ -35,14 +35,14 @@ pub use choice::{FormatChoice, ParseFormatChoiceError};
 pub(crate) use header::read_exact;
 pub use header::{read_gguf_header, read_safetensors_header};
 
-/// Files that are open, planned, and known as far as their format tells.
+/// Opened files: a plan to load them, and their tensors.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Opened {
-    /// What to load, for [`crate::Loader::load`]. Shards take the place of their index, sorted by
-    /// name, and splits the place of the first.
+    /// The plan for [`crate::Loader::load`]. It has the shards in place of their index, sorted by name,
+    /// and all splits in place of the first.
     pub plan: Plan,
-    /// The tensors of each file that has some, in the order of the plan.
+    /// The tensors of each file with a known format, in the order of the plan.
     pub tensors: Vec<FileTensors>,
 }
 
@@ -50,25 +50,25 @@ pub struct Opened {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileTensors {
-    /// Which of [`Plan::files`] it is.
+    /// The index of the file in [`Plan::files`].
     pub file_index: usize,
-    /// What is in it.
+    /// The header of the file.
     pub header: Header,
 }
 
-/// A tensor and where in the buffer it goes.
+/// A tensor and its place in the buffer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PlacedTensor<'a> {
-    /// The file it is in.
+    /// The file with the tensor.
     pub file: &'a PlannedFile,
-    /// The tensor; its `data` is where it is in the file.
+    /// The tensor. Its `data` is its range in the file or in the aligned layout.
     pub tensor: TensorView<'a>,
-    /// Its bytes in the buffer.
+    /// The range of the data in the buffer.
     pub buffer_range: Range<u64>,
 }
 
-/// Opens files, finds out what is in them, and plans to load them whole, one behind the other.
+/// Opens files, reads their headers, and plans to load all files whole, one behind the other.
 ///
 /// ```no_run
 /// use longshore_load::{FormatChoice, Loader};
@@ -82,15 +82,14 @@ pub struct PlacedTensor<'a> {
 /// ```
 ///
 /// # Errors
-/// Those of [`SourceFile::open`], [`read_safetensors_header`], [`read_gguf_header`] and
-/// [`Plan::push`]; [`Error::Format`] for the first file that is not as the index or the other splits of
-/// its model say, or missing, and for a model in several files whose headers have more than 128 MiB
-/// together.
+/// Those of [`SourceFile::open`], [`read_safetensors_header`], [`read_gguf_header`] and [`Plan::push`];
+/// [`Error::Format`] if a file of a model is missing or contradicts the index or the other splits, or
+/// if the headers of all files of a model together have more than 128 MiB.
 pub fn open(paths: &[impl AsRef<Path>], choice: FormatChoice) -> Result<Opened> {
     open_by(paths, choice, &|path: &Path| SourceFile::open(path))
 }
 
-/// As [`open`], each file opened by `by`: in another folder, or not where it leads out of one.
+/// Opens files like [`open`], each through `by`, which can for example restrict them to a folder.
 ///
 /// # Errors
 /// Those of [`open`] and of `by`.
@@ -100,7 +99,7 @@ pub fn open_by(
     by: &dyn Opener,
 ) -> Result<Opened> {
     let mut opened = Opened { plan: Plan::new(), tensors: Vec::new() };
-    // A pattern of the shell names all splits, of which the first brings in the others.
+    // A glob pattern names all splits, but opening the first one has opened the others already.
     let mut splits: Vec<PathBuf> = Vec::new();
     for path in paths {
         let path = path.as_ref();
@@ -130,7 +129,7 @@ pub fn open_by(
     Ok(opened)
 }
 
-/// Returns whether a file stands for others beside it, by its name.
+/// Returns `true` if, by its name, the file is an index or the first of several splits.
 pub fn names_others(path: &Path, choice: FormatChoice) -> bool {
     match Kind::of(path, choice) {
         Kind::Index => true,
@@ -139,19 +138,22 @@ pub fn names_others(path: &Path, choice: FormatChoice) -> bool {
     }
 }
 
-/// Returns whether the file at `path` would be read as the index of a model in several files. It is
-/// not opened.
+/// Returns `true` if [`open`] would read the file at `path` as the index of a model in several files.
+/// Does not open the file.
 pub fn is_index(path: &Path, choice: FormatChoice) -> bool {
     matches!(Kind::of(path, choice), Kind::Index)
 }
 
-/// Returns the paths of the files that the one at `path` stands for, in the order in which
-/// [`open_by`] opens them. Only the file at `path` is opened: the others may be files of another user
-/// that the caller is not to read yet. A file that stands for itself alone is not opened either.
+/// Returns the paths of the other files that [`open_by`] would open for the one at `path`, in that
+/// order: the shards of an index, or the other splits.
+///
+/// This opens only the file at `path`, because the others may be files that the caller must not read
+/// yet. If its name is neither that of an index nor of a first split, it opens no file and returns no
+/// paths.
 ///
 /// # Errors
-/// Those of `by` and [`read_gguf_header`], and [`Error::Format`] where it is no index, or where the first
-/// of several splits contradicts its name.
+/// Those of `by` and [`read_gguf_header`]; [`Error::Format`] if the file is not a valid index, or if the
+/// metadata of the first split contradicts its name.
 pub fn others_of(path: &Path, choice: FormatChoice, by: &dyn Opener) -> Result<Vec<PathBuf>> {
     if !names_others(path, choice) {
         return Ok(Vec::new());
@@ -166,8 +168,8 @@ pub fn others_of(path: &Path, choice: FormatChoice, by: &dyn Opener) -> Result<V
     }
 }
 
-/// Parses the header of a file whose content is in memory, taken for what [`open`] would take the file
-/// at `path`. Returns `None` for a raw file.
+/// Parses the header of a file whose content is in memory, in the format that [`open`] would choose for
+/// `path`. Returns `None` for a raw file.
 ///
 /// # Errors
 /// [`Error::Format`].
@@ -176,7 +178,7 @@ pub fn parse_header(path: &Path, content: &[u8], choice: FormatChoice) -> Result
     let header = match Kind::of(path, choice) {
         Kind::Raw => return Ok(None),
         Kind::Gguf => gguf::Header::parse(content, len_bytes).map(Header::Gguf),
-        // Of an index, the files that it stands for.
+        // In place of an index, its shards are in memory.
         Kind::Safetensors | Kind::Index => {
             safetensors::Header::parse(content, len_bytes).map(Header::Safetensors)
         }
@@ -185,30 +187,29 @@ pub fn parse_header(path: &Path, content: &[u8], choice: FormatChoice) -> Result
 }
 
 impl FileTensors {
-    /// Makes the tensors of the file `file_index` of a plan.
+    /// Makes the tensors of the file with index `file_index` in a plan.
     pub const fn new(file_index: usize, header: Header) -> Self {
         Self { file_index, header }
     }
 }
 
 impl Opened {
-    /// Makes what a caller has opened by itself: a plan, and the tensors of those of its files that have
-    /// some, in the order of the plan.
+    /// Makes an `Opened` from a plan and the tensors of its files, in the order of the plan.
     pub const fn new(plan: Plan, tensors: Vec<FileTensors>) -> Self {
         Self { plan, tensors }
     }
 
-    /// Plans anew, so that each tensor begins at a multiple of `alignment` in the buffer.
+    /// Changes the plan so that each tensor begins at a multiple of `alignment` in the buffer.
     ///
-    /// A file some of whose tensors do not lie so becomes an image in the buffer: a whole file of
-    /// its format with the same tensors and metadata, in an order that may be another. What
-    /// [`Opened::tensors`] says is of the image then. Files of which no tensors are known begin at
-    /// a multiple of the alignment.
+    /// If a file has an unaligned tensor, the buffer gets an aligned layout in place of the file: a
+    /// whole file of the same format with the same tensors and metadata, possibly in another order.
+    /// [`Opened::tensors`] then describes that layout. Files without known tensors begin at a multiple
+    /// of the alignment.
     ///
     /// # Errors
-    /// [`Error::Format`] where the format has no room for such a file, or where
-    /// [`Opened::tensors`] was changed so that two tensors share bytes, or one lies outside the
-    /// file; [`Error::NotEnoughMemory`] where the sum of the lengths passes 2^63.
+    /// [`Error::Format`] if the format cannot represent such a file, or if [`Opened::tensors`] was
+    /// changed so that two tensors overlap or one lies outside the file; [`Error::NotEnoughMemory`] if
+    /// the length of the buffer would reach 2^63 bytes.
     pub fn align(self, alignment: Granule) -> Result<Self> {
         let mut plan = Plan::new();
         let mut headers = self.tensors.into_iter().peekable();
@@ -237,8 +238,8 @@ impl Opened {
         Ok(())
     }
 
-    /// Every tensor of every file and where in the buffer it goes, in the order of the buffer. What
-    /// only fills a gap is left out.
+    /// Returns all tensors of all files with their places, in the order of the buffer, without padding
+    /// tensors.
     pub fn placed_tensors(&self) -> impl Iterator<Item = PlacedTensor<'_>> {
         self.tensors.iter().flat_map(|of_file| {
             let file = &self.plan.files()[of_file.file_index];
@@ -251,8 +252,8 @@ impl Opened {
     }
 }
 
-/// The bytes of the buffer that these bytes of a file take. The file must be planned whole, as
-/// [`open`] does.
+/// Returns the range of the buffer for a range of a file. The plan must have the whole file, as a plan
+/// of [`open`] does.
 pub fn buffer_range(file: &PlannedFile, data: &Range<u64>) -> Range<u64> {
     let shifted = |offset: u64| file.buffer_offset() + offset;
     shifted(data.start)..shifted(data.end)

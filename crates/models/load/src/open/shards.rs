@@ -1,4 +1,4 @@
-//! Models in several safetensors files that an index names.
+//! Models in several safetensors files, which an index names.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +11,10 @@ use crate::error::{Error, Result};
 use crate::reason::FormatProblem;
 use crate::source::{Opener, SourceFile};
 
-/// Reads an index, and nothing of the shards.
+/// Reads an index, and no shards.
 ///
 /// # Errors
-/// [`Error::Format`] with the reason, [`Error::Read`], [`Error::Truncated`]; those of `by`.
+/// [`Error::Format`], [`Error::Read`], [`Error::Truncated`]; those of `by`.
 pub(super) fn read_index(source: &SourceFile, by: &dyn Opener) -> Result<ShardIndex> {
     let refused = |error| Error::format(source.path(), error);
     index::check_len(source.len()).map_err(refused)?;
@@ -26,17 +26,17 @@ pub(super) fn read_index(source: &SourceFile, by: &dyn Opener) -> Result<ShardIn
     Ok(index)
 }
 
-/// Returns the paths of the shards of the index at `path`: in its folder.
+/// Returns the paths of the shards, which are relative to the folder of the index at `path`.
 pub(super) fn paths(path: &Path, index: &ShardIndex) -> Vec<PathBuf> {
     index.shards().iter().map(|shard| path.with_file_name(shard)).collect()
 }
 
-/// Opens the shards that an index names, in the order of their names, reads their headers, and checks
-/// them against the index.
+/// Opens the shards of an index in the order of their names, reads their headers, and checks them
+/// against the index.
 ///
 /// # Errors
 /// Those of [`read_index`], `by` and [`safetensors_header`]; [`Error::Format`] of the index if a shard
-/// is missing or the shards contradict it, and of a shard if all headers together are too long.
+/// is missing or contradicts it; [`Error::Format`] of a shard if all headers together are too long.
 pub(super) fn open(source: &SourceFile, by: &dyn Opener) -> Result<Vec<(SourceFile, Header)>> {
     let index = read_index(source, by)?;
     let paths = paths(source.path(), &index);

@@ -1,4 +1,4 @@
-//! Models in several GGUF files, of which the first is named.
+//! Models in several GGUF files (splits), which are opened by the path of the first.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,13 +12,13 @@ use crate::error::{Error, Result};
 use crate::reason::FormatProblem;
 use crate::source::{Opener, SourceFile};
 
-/// Returns whether a path is by its name the first of several splits.
+/// Returns `true` if the path has the name of the first of several splits.
 pub(super) fn is_first_of_several(path: &Path) -> bool {
     SplitName::from_file_name(file_name(path)).is_some_and(|name| name.is_first_of_several())
 }
 
-/// Returns the paths of the other splits of a model whose first is at `path`, in their order, and
-/// opens only that one; none if it stands for itself alone.
+/// Returns the paths of the other splits of the model whose first split is at `path`, in order; none if
+/// there are no others. Opens only the file at `path`.
 pub(super) fn others(path: &Path, by: &dyn Opener) -> Result<Vec<PathBuf>> {
     let source = by.open(path)?;
     let named = as_first_of_several(&source, &gguf_header(&source, by)?, by)?;
@@ -27,12 +27,12 @@ pub(super) fn others(path: &Path, by: &dyn Opener) -> Result<Vec<PathBuf>> {
     }))
 }
 
-/// Opens a file and reads its header. If it is the first of several splits, so for all of them, in
-/// their order; they are beside it. Any other split is opened alone.
+/// Opens a file and reads its header. If it is the first of several splits, this also opens the others,
+/// which are in the same folder, in order. Any other split is opened alone.
 ///
 /// # Errors
-/// [`Error::Format`] if a split is missing, they do not belong together, or all headers together are
-/// too long; those of `by` and [`gguf_header`].
+/// [`Error::Format`] if a split is missing, if the splits do not belong together, or if all headers
+/// together are too long; those of `by` and [`gguf_header`].
 pub(super) fn open(path: &Path, by: &dyn Opener) -> Result<Vec<(SourceFile, Header)>> {
     let by = OfOneModel::new(by, Format::Gguf);
     let source = by.open(path)?;
@@ -75,7 +75,7 @@ fn file_name(path: &Path) -> &[u8] {
     path.file_name().unwrap_or_default().as_bytes()
 }
 
-/// The path of the split `number` of the model whose first is at `first`.
+/// Returns the path of the split `number` of the model whose first split is at `first`.
 fn split_path(first: &Path, name: &SplitName, number: u64) -> PathBuf {
     first.with_file_name(OsStr::from_bytes(&name.with_number(number)))
 }

@@ -1,6 +1,6 @@
-//! Counts what a thread allocates.
+//! An allocator that counts the memory of each thread.
 
-#![allow(unsafe_code, reason = "an allocator that counts is an allocator")]
+#![allow(unsafe_code, reason = "implements `GlobalAlloc`")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -16,14 +16,14 @@ thread_local! {
 }
 
 fn add(bytes: i64) {
-    // A thread that ends has no counters any more.
+    // The counters of a thread that is ending may be gone.
     let _ = LIVE_BYTES.try_with(|live| {
         live.set(live.get() + bytes);
         let _ = PEAK_BYTES.try_with(|peak| peak.set(peak.get().max(live.get())));
     });
 }
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is forwarded to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as i64);
@@ -44,7 +44,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Both may exist while the content moves.
+        // Both allocations may exist while the content is copied.
         add(size as i64);
         // SAFETY: as the caller promises.
         let moved = unsafe { System.realloc(at, layout, size) };
@@ -53,7 +53,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// The most that `run` held at any moment beyond what was there before, in bytes.
+/// Returns the result of `run`, and the peak of the memory that it allocated, in bytes.
 pub(crate) fn peak_bytes<T>(run: impl FnOnce() -> T) -> (T, u64) {
     let before = LIVE_BYTES.get();
     PEAK_BYTES.set(before);

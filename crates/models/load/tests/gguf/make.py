@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the GGUF files of this folder with the Python package gguf, and what it reads in them.
+"""Writes the GGUF files of this folder with the Python package gguf, and their content to `expected.json`.
 
-The files and `expected.json` are committed, so that tests need no Python. To make them anew, as
-when ggml has new types:
+The files are committed, so that tests need no Python. To write them again, for example when ggml has
+new types:
 
     python3 -m venv venv && venv/bin/pip install gguf==0.19.0
     venv/bin/python crates/models/load/tests/gguf/make.py
@@ -33,7 +33,7 @@ def write(writer):
 
 
 def every_dtype(path):
-    """A tensor of two by three rows of one block for each type."""
+    """A tensor for each type, of two by three rows of one block."""
     writer = gguf.GGUFWriter(path, "llama")
     for dtype in Type:
         _, block_bytes = gguf.GGML_QUANT_SIZES[dtype]
@@ -43,7 +43,7 @@ def every_dtype(path):
 
 
 def every_value(path):
-    """Every type of value, alone and in arrays, and arrays in arrays."""
+    """Every type of value, alone and in arrays, and nested arrays."""
     writer = gguf.GGUFWriter(path, "llama")
     numbers = {
         Kind.UINT8: [0, 255],
@@ -81,7 +81,7 @@ def aligned(path):
 
 
 def version_2(path):
-    """As version 3, which only gave big-endian files a name."""
+    """A file of version 2. Version 3 differs only in that it permits big-endian files."""
     writer = gguf.GGUFWriter(path, "gptneox")
     writer.add_tensor("a", np.arange(8, dtype=np.float64))
     write(writer)
@@ -91,7 +91,7 @@ def version_2(path):
 
 
 def vocabulary(path):
-    """No tensor at all."""
+    """A file without tensors."""
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_tokenizer_model("bert")
     writer.add_token_list([f"[tok{number}]" for number in range(200)] + [b"\xff\xfe"])
@@ -104,7 +104,7 @@ def vocabulary(path):
 
 
 def split(path):
-    """Three splits, named by gguf."""
+    """Three splits, whose names gguf chooses."""
     writer = gguf.GGUFWriter(path, "llama", split_max_tensors=2)
     writer.add_block_count(5)
     for number in range(5):
@@ -113,7 +113,7 @@ def split(path):
 
 
 def value_of(field):
-    """As gguf has it, with what is not UTF-8 as hexadecimal."""
+    """Returns the value that gguf reads, with strings that are not UTF-8 in hexadecimal."""
     try:
         return field.contents()
     except UnicodeDecodeError:
