@@ -1,4 +1,4 @@
-"""What all tests share, and how they are counted."""
+"""Fixtures and helpers of all tests, and the summary that scripts/steps.sh reads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 
 
 def header(entries: dict[str, Any], data: bytes) -> bytes:
-    """A safetensors file of what the header is to say, right or wrong."""
+    """Return a safetensors file with this header, valid or not."""
     text = json.dumps(entries).encode()
     return struct.pack("<Q", len(text)) + text + data
 
 
 def crc32c(data: bytes) -> str:
-    """CRC-32C bit by bit: an oracle that is slow and plain."""
+    """Compute CRC-32C bit by bit: a slow and simple oracle."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -43,7 +43,7 @@ def example(tmp_path: Path) -> str:
 
 @pytest.fixture
 def descriptors() -> Callable[[], set[str]]:
-    """What this process has open: descriptors, and memory of memfds."""
+    """List the open descriptors and the mapped memfds of this process."""
 
     def are_open() -> set[str]:
         gc.collect()
@@ -63,13 +63,13 @@ def _names_in_docstrings(
         doctest_namespace["example"] = request.getfixturevalue("example")
         doctest_namespace["target"] = str(tmp_path / "target.safetensors")
         doctest_namespace["crc32c"] = crc32c
-        # Relative names in them are of nothing that is there.
+        # Docstrings use relative file names: run them in an empty directory.
         os.chdir(tmp_path)
     yield
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """In the words that scripts/steps.sh counts: what was skipped is among what passed there."""
+    """Print results as scripts/steps.sh parses them; it counts skipped tests as passed."""
     outcomes = {name: terminalreporter.stats.get(name, []) for name in ("passed", "skipped")}
     failed = len(terminalreporter.stats.get("failed", []))
     failed += len(terminalreporter.stats.get("error", []))

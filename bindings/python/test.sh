@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Builds and installs the Python package as its README says, in a virtual environment, and tests it:
-# its tests, its docstrings, its types, the examples, the manual.
+# Builds and installs the Python package as its README describes, in a virtual environment, and runs
+# its tests, its docstrings, the type checks, the examples and the Python blocks of the manual.
 #
 #   bindings/python/test.sh
 #
-# The virtual environment is kept in the user's cache, by what is to be in it. With LONGSHORE_TORCH=1
-# torch is in it too, which is 5 GB; its tests are skipped else. CARGO_TARGET_DIR, if set, is where
-# everything is built. A second run waits for the first.
+# The virtual environment is kept in the user's cache, under a hash of its requirements. With
+# LONGSHORE_TORCH=1 it includes torch (5 GB); without it, the torch tests are skipped. Everything is
+# built in CARGO_TARGET_DIR if that is set. A second run waits for the first.
 set -uo pipefail
 
 package=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$package/../.." || exit
-# Cargo is called from several folders.
+# Cargo runs in several folders, so the path must be absolute.
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 export CARGO_TARGET_DIR=$target
 failed=0
 
-# Runs the command $2… as the test $1 of those that do not count themselves.
+# Runs the command $2… as the test $1, for commands that print no test result themselves.
 try() {
     local name=$1 status=0
     shift
@@ -29,14 +29,14 @@ try() {
     fi
 }
 
-# --- What is installed ------------------------------------------------------------------------
+# --- Installation -----------------------------------------------------------------------------
 
 requirements=("$package/tests/requirements.txt")
 [[ ${LONGSHORE_TORCH:-} != 1 ]] || requirements+=("$package/tests/requirements-torch.txt")
 hash=$({ python3 --version && cat "${requirements[@]}"; } | sha256sum | cut -c 1-16)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/longshore
 venv=$cache/python-tests-$hash
-# Until the end: what is installed in it is what is tested.
+# Hold the lock until the end: another run would replace the package that this one tests.
 mkdir -p "$cache" && exec {lock}>"$venv.lock" && flock "$lock" || exit
 if [[ ! -e $venv/complete ]]; then
     rm -rf "$venv"
@@ -46,7 +46,7 @@ if [[ ! -e $venv/complete ]]; then
 fi
 python=$venv/bin/python
 
-# The release profile is the default, and takes minutes more.
+# The default is the release profile, which takes minutes longer.
 # shellcheck disable=SC2317 # Called by `try`.
 install() {
     MATURIN_PEP517_ARGS='--profile dev --locked' PYO3_PYTHON=$python "$python" -m pip install --quiet \
@@ -59,7 +59,7 @@ export LONGSHORE_COMMAND=$target/debug/longshore
 
 # --- Tests ------------------------------------------------------------------------------------
 
-# Not the package of the sources, which has no module in Rust, but what was installed.
+# Import the installed package: the one in the source tree lacks the extension module.
 cd "$package/tests" || exit
 "$python" -m pytest --quiet --config-file "$package/pyproject.toml" --rootdir "$package" \
     "$package/tests" || failed=1

@@ -1,4 +1,4 @@
-//! Attaching what a server holds, with Python's lock given up meanwhile.
+//! Attaches a model of a server, without holding the GIL while it waits.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,23 +19,23 @@ use crate::file::{File, Made};
 use crate::load::word;
 use crate::memory::{Backing, Source};
 
-/// How often signals are looked for.
+/// The interval at which signals are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// What is to be attached.
+/// The model to attach, by its number or by its name.
 #[derive(FromPyObject)]
 pub(crate) enum Which {
     Number(u64),
     Word(OsString),
 }
 
-/// What the thread that waits for the server says.
+/// A message of the thread that waits for the server.
 enum Said {
     Progress(Progress),
     Done(serve::Result<Attachment>),
 }
 
-/// Attaches a model; `longshore.attach` explains the rest. `observe` as of `load`.
+/// Attaches a model; `longshore.attach` describes the arguments. `observe` is as for `load`.
 #[pyfunction]
 #[pyo3(signature = (wanted, *, socket, format, observe, trust_uid))]
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted to them")]
@@ -84,8 +84,8 @@ pub(crate) fn attach(
     into_buffer(py, attachment, headers)
 }
 
-/// Attaches on a thread of its own, and calls `look` here: with what the server says, and else from
-/// time to time.
+/// Attaches on a thread of its own, and calls `look` on this thread: with each progress report of
+/// the server, and with `None` every [`LOOK_EVERY`] in between.
 fn waited_for(
     (socket, trust_uid): (Option<&Path>, Vec<u32>),
     wanted: &Wanted,
@@ -96,7 +96,7 @@ fn waited_for(
     let (says, hears) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || {
-            // Whoever hears it waits for the end.
+            // The receiver lives until it gets `Done`, so this result is not needed.
             let mut progress = |progress| drop(says.send(Said::Progress(progress)));
             let trust = Trust::from_env().map(|trust| trust.and(trust_uid));
             let client = trust.and_then(|trust| Client::connect_with(socket, &trust, cancel));
@@ -108,19 +108,19 @@ fn waited_for(
                 Ok(Said::Progress(progress)) => look(Some(progress)),
                 Ok(Said::Done(done)) => return done,
                 Err(RecvTimeoutError::Timeout) => look(None),
-                // It has panicked, which the scope passes on.
+                // The thread has panicked, and the scope resumes that panic.
                 Err(RecvTimeoutError::Disconnected) => return Err(serve::Error::ServerGone),
             }
         }
     })
 }
 
-/// What the files say of themselves, found in the memory.
+/// Parses the headers of the files from the attached memory.
 fn headers(attachment: &Attachment, format: FormatChoice) -> load::Result<Vec<Option<Header>>> {
     let files = attachment.files().iter();
     files
         .map(|file| {
-            // Checked when the server said it.
+            // The range was checked when the server's reply was received.
             let content = attachment.file_bytes(file).unwrap_or_default();
             load::parse_header(&file.path, content, format)
         })

@@ -18,10 +18,10 @@ use crate::file::File;
 use crate::memory::{Backing, give_back, lend};
 use crate::stats::Stats;
 
-/// A loaded file, or several, in memory that other processes and devices can be given.
+/// One or more loaded files, in memory that can be shared with processes and devices.
 ///
-/// It has the buffer protocol, and `fileno()` and `path` for everybody else. Made by
-/// `longshore.load`.
+/// It supports the buffer protocol. Other processes use `fileno()` or `path`. `longshore.load` and
+/// `longshore.attach` return it.
 #[pyclass(frozen, module = "longshore")]
 pub(crate) struct Buffer {
     backing: Arc<Backing>,
@@ -31,8 +31,8 @@ pub(crate) struct Buffer {
     tensors: PyOnceLock<Py<PyMappingProxy>>,
 }
 
-/// A range of the memory, which numpy and others see as bytes. It does not know the buffer, whose
-/// tensors it is for: they would keep each other alive.
+/// A range of the memory, exported as bytes by the buffer protocol. It has no reference to the
+/// buffer, because the buffer refers to its tensors and the cycle would keep both alive.
 #[pyclass(frozen)]
 pub(crate) struct Bytes {
     backing: Arc<Backing>,
@@ -71,13 +71,13 @@ impl Buffer {
         usize::try_from(self.nbytes).map_err(|_| PyOverflowError::new_err("too long for len()"))
     }
 
-    /// Where the content begins in this process, a multiple of the page size.
+    /// The address of the content in this process, a multiple of the page size.
     #[getter]
     fn address(&self) -> PyResult<usize> {
         Ok(self.backing.memory()?.address().as_ptr().addr())
     }
 
-    /// The page size in bytes of at least nine tenths of the memory; None where it is mixed, or
+    /// The page size in bytes of at least nine tenths of the memory; None if the sizes are mixed or
     /// not known.
     #[getter]
     fn page_size(&self) -> PyResult<Option<u64>> {
@@ -86,32 +86,32 @@ impl Buffer {
         Ok(pages.map(Granule::bytes))
     }
 
-    /// The heap that the memory came from, such as "memfd"; "served" where a server has it.
+    /// The heap that the memory came from, such as "memfd"; "served" if it belongs to a server.
     #[getter]
     fn heap(&self) -> PyResult<String> {
         let memory = self.backing.memory()?;
         Ok(memory.origin().map_or_else(|| "served".to_owned(), |(heap, _)| heap.to_string()))
     }
 
-    /// The server's number for it, where a server has it; else None.
+    /// The server's number for the model, as `longshore ls` shows it; None if it was loaded here.
     #[getter]
     fn attachment_id(&self) -> PyResult<Option<u64>> {
         Ok(self.backing.memory()?.attachment_id())
     }
 
-    /// Whether nobody can write to the memory through this buffer.
+    /// True if the memory cannot be written to through this buffer.
     #[getter]
     fn readonly(&self) -> PyResult<bool> {
         Ok(!self.backing.memory()?.is_writable())
     }
 
-    /// What the load did; None where somebody else loaded it.
+    /// The statistics of the load; None if a server loaded the files.
     #[getter]
     fn stats(&self, py: Python<'_>) -> Option<Py<Stats>> {
         self.stats.as_ref().map(|stats| stats.clone_ref(py))
     }
 
-    /// The files in it, in their order: shards for an index that was named.
+    /// The files in the buffer, in their order; for an index, its shards.
     #[getter]
     fn files(&self, py: Python<'_>) -> Py<PyTuple> {
         self.files.clone_ref(py)
@@ -119,7 +119,7 @@ impl Buffer {
 
     /// The tensors of all files by name.
     ///
-    /// FormatError where two files have one of the same name: `files` has them apart.
+    /// Raises FormatError if two files have a tensor of the same name; use `files` then.
     #[getter]
     fn tensors(&self, py: Python<'_>) -> PyResult<Py<PyMappingProxy>> {
         let made = self.tensors.get_or_try_init(py, || {
@@ -139,37 +139,38 @@ impl Buffer {
         Ok(made.clone_ref(py))
     }
 
-    /// The descriptor of the memory: a memfd that can be mapped and read, or else a dma-buf. It
-    /// stays the buffer's own; duplicate it to keep it.
+    /// The file descriptor of the memory: a memfd, which can be mapped and read, or a dma-buf if
+    /// there is no memfd. The buffer owns it; duplicate it to keep it.
     fn fileno(&self) -> PyResult<i32> {
         let memory = self.backing.memory()?;
-        let fd = memory.descriptor().ok_or_else(|| PyBufferError::new_err("it has none"))?;
+        let fd = memory.descriptor();
+        let fd = fd.ok_or_else(|| PyBufferError::new_err("the buffer has no file descriptor"))?;
         Ok(fd.as_raw_fd())
     }
 
-    /// The descriptor of the dma-buf, which heaps 'udmabuf' and 'dma-heap' give; else None.
+    /// The file descriptor of the dma-buf of the heaps 'udmabuf' and 'dma-heap'; None for others.
     fn dma_buf_fileno(&self) -> PyResult<Option<i32>> {
         Ok(self.backing.memory()?.dma_buf().map(|fd| fd.as_raw_fd()))
     }
 
-    /// A name that programs which know nothing of longshore can open and map, while this process
-    /// lives and holds the buffer: /proc/PID/fd/N.
+    /// A path that any program can open and map while this process lives and holds the buffer:
+    /// /proc/PID/fd/N.
     #[getter]
     fn path(&self) -> PyResult<String> {
         Ok(format!("/proc/{}/fd/{}", std::process::id(), self.fileno()?))
     }
 
-    /// Frees the memory now, and not with the last reference. Closing twice is no error. What is
-    /// attached is released, and the server has counted that when this returns.
+    /// Frees the memory now instead of with the last reference. A second call does nothing. If the
+    /// model is attached, the server has removed the attachment when this returns.
     ///
-    /// BufferError while views of it live: memoryviews, arrays, DLPack capsules.
+    /// Raises BufferError while views of the memory exist: memoryviews, arrays, DLPack capsules.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(memory) = self.backing.take()? else { return Ok(()) };
-        // Giving back gigabytes of pages takes a while.
+        // Freeing gigabytes of pages takes a while.
         py.detach(|| memory.free()).map_err(|error| error::raised_by_server(py, &error))
     }
 
-    /// Whether it was closed.
+    /// True if the buffer was closed.
     #[getter]
     fn closed(&self) -> bool {
         self.backing.is_closed()
@@ -205,12 +206,12 @@ impl Buffer {
     ) -> PyResult<()> {
         let this = slf.get();
         let lease = this.backing.lease(slf.py())?;
-        // SAFETY: Python calls this with a view as the protocol says.
+        // SAFETY: Python passes a view that meets the buffer protocol.
         unsafe { lend(slf.as_any(), lease, 0..this.nbytes, view, flags) }
     }
 
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: Python gives back what `__getbuffer__` filled in.
+        // SAFETY: Python releases a view that `__getbuffer__` filled in.
         unsafe { give_back(view) };
     }
 }
@@ -224,12 +225,12 @@ impl Bytes {
     ) -> PyResult<()> {
         let this = slf.get();
         let lease = this.backing.lease(slf.py())?;
-        // SAFETY: Python calls this with a view as the protocol says.
+        // SAFETY: Python passes a view that meets the buffer protocol.
         unsafe { lend(slf.as_any(), lease, this.range.clone(), view, flags) }
     }
 
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: Python gives back what `__getbuffer__` filled in.
+        // SAFETY: Python releases a view that `__getbuffer__` filled in.
         unsafe { give_back(view) };
     }
 }

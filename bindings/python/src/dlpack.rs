@@ -1,9 +1,9 @@
-//! DLPack: how frameworks take memory from each other.
+//! DLPack: exports tensors to frameworks without a copy.
 //!
 //! The structures are those of dlpack.h of DLPack 1.1 (<https://dmlc.github.io/dlpack/latest/c_api.html>),
-//! the protocol that of <https://dmlc.github.io/dlpack/latest/python_spec.html>. A capsule that
-//! nobody consumed frees what it holds; whoever consumed it renamed it, and calls the deleter, from
-//! any thread.
+//! and the protocol is that of <https://dmlc.github.io/dlpack/latest/python_spec.html>. A consumer
+//! renames the capsule and calls the deleter later, on any thread. A capsule that was not consumed
+//! frees its memory itself.
 #![expect(unsafe_code, reason = "hands memory to frameworks in a C structure")]
 
 use std::ffi::{CStr, c_void};
@@ -29,7 +29,7 @@ const IS_COPIED: u64 = 1 << 1;
 const LEGACY: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 
-/// What the elements of a tensor are (DLDataType).
+/// The type of a tensor's elements (DLDataType).
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Element {
@@ -38,7 +38,7 @@ pub(crate) struct Element {
     lanes: u16,
 }
 
-/// Who has the memory of a capsule.
+/// The memory of a capsule, and what keeps it alive.
 pub(crate) struct Owner {
     holder: Holder,
     address: NonNull<u8>,
@@ -46,7 +46,7 @@ pub(crate) struct Owner {
 
 enum Holder {
     Lease(Lease),
-    /// 64-byte chunks: what frameworks want memory aligned to.
+    /// A copy in 64-byte chunks, because frameworks require this alignment.
     Copy(#[expect(dead_code, reason = "freed with the capsule")] Vec<Chunk>),
 }
 
@@ -90,7 +90,7 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// What a capsule keeps alive.
+/// The values that a capsule keeps alive.
 struct Context {
     _holder: Holder,
     shape: Box<[i64]>,
@@ -98,7 +98,7 @@ struct Context {
 }
 
 impl Element {
-    /// That of a format's type, if DLPack has it.
+    /// Returns the DLPack type for the name of a format's type, or `None` if DLPack has none.
     pub(crate) fn of(dtype: &str) -> Option<Self> {
         let (code, bits) = match dtype {
             "I8" => (0, 8),
@@ -120,7 +120,7 @@ impl Element {
             "F8_E5M2" => (12, 8),
             "F8_E5M2FNUZ" => (13, 8),
             "F8_E8M0" => (14, 8),
-            // Types of less than a byte are packed here; DLPack's readers mostly take them padded.
+            // Elements smaller than a byte are packed here, but most consumers expect them padded.
             _ => return None,
         };
         Some(Self { code, bits, lanes: 1 })
@@ -128,23 +128,23 @@ impl Element {
 }
 
 impl Owner {
-    /// Memory that is lent, from `address` on.
+    /// Creates an owner of leased memory that begins at `address`.
     pub(crate) fn lent(lease: Lease, address: NonNull<u8>) -> Self {
         Self { holder: Holder::Lease(lease), address }
     }
 
-    /// A copy of a range of what is lent.
+    /// Copies a range of leased memory.
     ///
     /// # Errors
-    /// `MemoryError`, `ValueError` for a range that is not there.
+    /// `MemoryError` if the allocation fails, `ValueError` if the range is out of bounds.
     pub(crate) fn copied(py: Python<'_>, lease: &Lease, range: &Range<u64>) -> PyResult<Self> {
         let from = lease.address_of(range)?;
         let len = (range.end - range.start) as usize;
         let mut chunks: Vec<Chunk> = Vec::new();
-        // One at least, so that there is an address.
+        // At least one chunk, so that there is an address.
         let count = len.div_ceil(size_of::<Chunk>()).max(1);
         chunks.try_reserve_exact(count).map_err(|_| {
-            PyMemoryError::new_err(format!("there is no memory for a copy of {len} bytes"))
+            PyMemoryError::new_err(format!("not enough memory for a copy of {len} bytes"))
         })?;
         chunks.resize(count, Chunk([0; 64]));
         let address = NonNull::from(&mut chunks[0]).cast::<u8>();
@@ -152,8 +152,8 @@ impl Owner {
         py.detach(|| {
             let (from, to) =
                 (ptr::with_exposed_provenance(from), ptr::with_exposed_provenance_mut(to));
-            // SAFETY: the lease keeps the source mapped, the destination is ours, has room for as
-            // much and overlaps nothing.
+            // SAFETY: the lease keeps the source mapped, and the destination is a new allocation of
+            // at least that length.
             unsafe { ptr::copy_nonoverlapping::<u8>(from, to, len) };
         });
         Ok(Self { holder: Holder::Copy(chunks), address })
@@ -168,10 +168,10 @@ impl Owner {
     }
 }
 
-/// A capsule of a tensor that lies densely in the memory of `owner`.
+/// Creates a capsule of a tensor that is contiguous in the memory of `owner`.
 ///
 /// # Errors
-/// `OverflowError` where a dimension does not fit, `MemoryError`.
+/// `OverflowError` if a dimension does not fit into 63 bits, `MemoryError`.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     owner: Owner,
@@ -181,15 +181,15 @@ pub(crate) fn capsule<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let flags = owner.flags();
     let shape = shape.iter().map(|length| i64::try_from(*length)).collect::<Result<Box<_>, _>>();
-    let shape = shape.map_err(|_| PyOverflowError::new_err("a dimension passes 2^63"))?;
+    let shape = shape.map_err(|_| PyOverflowError::new_err("a dimension is 2^63 or more"))?;
     let strides = strides(&shape);
     let context = Box::into_raw(Box::new(Context { _holder: owner.holder, shape, strides }));
-    // SAFETY: just made, and nobody else has it yet.
+    // SAFETY: it was just allocated, and there is no other reference.
     let parts = unsafe { &mut *context };
     let tensor = DlTensor {
         data: owner.address.as_ptr().cast(),
         device: Device { kind: CPU.0, id: CPU.1 },
-        // No format has more than 64.
+        // No format has more than 64 dimensions.
         dimensions: parts.shape.len() as i32,
         element,
         shape: parts.shape.as_mut_ptr(),
@@ -202,11 +202,11 @@ pub(crate) fn capsule<'py>(
         let managed =
             ManagedVersioned { major: MAJOR, minor: MINOR, context, deleter, flags, tensor };
         let managed = Box::into_raw(Box::new(managed));
-        // SAFETY: the name is static, and the destructor is that of such a capsule.
+        // SAFETY: the name is static, and the destructor is for this kind of capsule.
         let capsule =
             unsafe { ffi::PyCapsule_New(managed.cast(), VERSIONED.as_ptr(), Some(drop_versioned)) };
         if capsule.is_null() {
-            // SAFETY: just made, and nobody else has it.
+            // SAFETY: it was just allocated, and there is no other pointer to it.
             unsafe { delete_versioned(managed) };
         }
         // SAFETY: a new reference, or null with an exception set.
@@ -224,47 +224,46 @@ pub(crate) fn capsule<'py>(
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }
 
-/// By how many elements one is apart from the next in each dimension.
+/// Computes the strides of a contiguous row-major tensor, in elements.
 fn strides(shape: &[i64]) -> Box<[i64]> {
     let mut stride = 1i64;
     let mut strides: Box<[i64]> = shape.into();
     for (place, length) in strides.iter_mut().zip(shape).rev() {
         *place = stride;
-        // Only where a dimension of zero follows can it be too large, and then nothing is there.
+        // It saturates only if some dimension is zero, and then the tensor has no elements.
         stride = stride.saturating_mul(*length);
     }
     strides
 }
 
 /// # Safety
-/// `managed` is of [`capsule`] and not deleted yet.
+/// [`capsule`] made `managed`, and it was not deleted yet.
 unsafe extern "C" fn delete(managed: *mut Managed) {
-    // SAFETY: it was made of a box.
+    // SAFETY: `capsule` took it from a box.
     let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: so was its context.
+    // SAFETY: the same holds for its context.
     drop(unsafe { Box::<Context>::from_raw(managed.context.cast()) });
 }
 
 /// # Safety
-/// As of [`delete`].
+/// The same as for [`delete`].
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
-    // SAFETY: it was made of a box.
+    // SAFETY: `capsule` took it from a box.
     let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: so was its context.
+    // SAFETY: the same holds for its context.
     drop(unsafe { Box::<Context>::from_raw(managed.context.cast()) });
 }
 
-/// What a capsule still holds when it goes: its content under its first name, or null where
-/// somebody consumed it and gave it another name.
+/// Returns the pointer of a capsule that still has its first name, or null if a consumer renamed it.
 ///
 /// # Safety
-/// `capsule` is one of Python's, and Python is there.
+/// `capsule` is a valid object, and this thread holds the GIL.
 unsafe fn unconsumed(capsule: *mut ffi::PyObject, name: &CStr) -> *mut c_void {
     // SAFETY: by contract.
     if unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 0 {
         return ptr::null_mut();
     }
-    // SAFETY: it is valid under that name, so this does not fail.
+    // SAFETY: the capsule is valid under that name, so this does not fail.
     unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) }
 }
 
@@ -272,7 +271,7 @@ unsafe extern "C" fn drop_legacy(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with the capsule.
     let managed = unsafe { unconsumed(capsule, LEGACY) };
     if !managed.is_null() {
-        // SAFETY: nobody consumed it, so nobody else deletes it.
+        // SAFETY: the capsule was not consumed, so no consumer calls the deleter.
         unsafe { delete(managed.cast()) };
     }
 }
@@ -281,11 +280,11 @@ unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with the capsule.
     let managed = unsafe { unconsumed(capsule, VERSIONED) };
     if !managed.is_null() {
-        // SAFETY: nobody consumed it, so nobody else deletes it.
+        // SAFETY: the capsule was not consumed, so no consumer calls the deleter.
         unsafe { delete_versioned(managed.cast()) };
     }
 }
 
-/// What a capsule keeps alive is dropped by whatever thread its consumer is on.
+/// Checks that a type can be dropped on any thread, because consumers call the deleter on any.
 const fn dropped_on_any_thread<T: Send>() {}
 const _: () = dropped_on_any_thread::<Context>();

@@ -1,4 +1,4 @@
-//! Errors of the library as Python's exceptions, which `longshore/errors.py` defines.
+//! Converts errors of the library to the Python exceptions that `longshore/errors.py` defines.
 
 use std::io;
 use std::path::Path;
@@ -9,14 +9,14 @@ use longshore_load::Error;
 use longshore_serve::{self as serve, Reason};
 use pyo3::prelude::*;
 
-/// An error as the exception to raise.
+/// Returns the exception to raise for an error of a load.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let (class, nearest) = class(error);
     let errno = errno(error).unwrap_or(nearest);
     exception(py, class, Some(errno), &message(error), path(error)).unwrap_or_else(|broken| broken)
 }
 
-/// An error of a server or on the way to it as the exception to raise.
+/// Returns the exception to raise for an error of a server or of the connection to it.
 pub(crate) fn raised_by_server(py: Python<'_>, error: &serve::Error) -> PyErr {
     let ((class, nearest), path) = match error {
         serve::Error::Load(error) => return raised(py, error),
@@ -59,8 +59,8 @@ fn exception(
     Ok(PyErr::from_value(exception))
 }
 
-/// The name of the class, and the errno that comes nearest where the kernel gave none: those that
-/// the C library gives.
+/// Returns the name of the class, and the nearest errno if the kernel reported none, as in the C
+/// library.
 fn class(error: &Error) -> (&'static str, i32) {
     match error {
         Error::Open { source, .. } => (opening(source), libc::ENOENT),
@@ -96,7 +96,7 @@ fn opening(source: &io::Error) -> &'static str {
     }
 }
 
-/// What the kernel said, of the first cause that has it.
+/// Returns the kernel's errno, from the first cause that has one.
 fn errno(error: &dyn std::error::Error) -> Option<i32> {
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -108,13 +108,13 @@ fn errno(error: &dyn std::error::Error) -> Option<i32> {
     None
 }
 
-/// The error and its causes in one line.
+/// Formats the error and its causes in one line.
 fn message(error: &dyn std::error::Error) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let text = error.to_string();
-        // A transparent error says the same as its cause.
+        // A transparent error has the same message as its cause.
         if !message.ends_with(&text) {
             message = format!("{message}: {text}");
         }
@@ -141,13 +141,13 @@ fn path(error: &Error) -> Option<&Path> {
     }
 }
 
-/// That several files have a tensor of the same name.
+/// Returns the exception for a tensor name that several files have.
 pub(crate) fn ambiguous(py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<PyErr> {
     let message = format!("several files have a tensor {}; see 'files'", name.repr()?);
     exception(py, "FormatError", None, &message, None)
 }
 
-/// What a server's refusal is here.
+/// Returns the class and the errno for a server's refusal.
 fn refused(reason: Reason) -> (&'static str, i32) {
     match reason {
         Reason::NotServed => ("PermissionDeniedError", libc::EACCES),

@@ -1,4 +1,4 @@
-//! `longshore.File`: one of the files in a buffer, and what its header says.
+//! `longshore.File`: one of the files in a buffer, with its header.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::tensor::Tensor;
 #[pyclass(frozen, module = "longshore")]
 pub(crate) struct File {
     pub(crate) path: PathBuf,
-    /// Where it begins in the buffer.
+    /// Its offset in the buffer, in bytes.
     pub(crate) offset: u64,
     pub(crate) nbytes: u64,
     pub(crate) digests: Vec<(DigestKind, String)>,
@@ -26,14 +26,14 @@ pub(crate) struct File {
     pub(crate) made: Made,
 }
 
-/// What is made when it is asked for.
+/// Python objects that are created on first use.
 pub(crate) struct Made {
     tensors: PyOnceLock<Py<PyMappingProxy>>,
     metadata: PyOnceLock<Py<PyMappingProxy>>,
 }
 
 impl Made {
-    /// Nothing yet.
+    /// Creates it without any objects.
     pub(crate) const fn new() -> Self {
         Self { tensors: PyOnceLock::new(), metadata: PyOnceLock::new() }
     }
@@ -41,25 +41,25 @@ impl Made {
 
 #[pymethods]
 impl File {
-    /// Its name as it was opened.
+    /// Its path, as it was opened.
     #[getter]
     fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where it begins in the buffer, in bytes.
+    /// Its offset in the buffer, in bytes.
     #[getter]
     fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// How many bytes of it were read.
+    /// Its length in the buffer, in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.nbytes
     }
 
-    /// What it was taken to be: "safetensors", "gguf" or "raw".
+    /// The format that it was read as: "safetensors", "gguf" or "raw".
     #[getter]
     fn format(&self) -> &'static str {
         match &self.header {
@@ -69,7 +69,7 @@ impl File {
         }
     }
 
-    /// The checksums asked for: hexadecimal digits by name.
+    /// The requested checksums by name, as hexadecimal digits.
     #[getter]
     fn digests<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let digests = PyDict::new(py);
@@ -79,8 +79,8 @@ impl File {
         Ok(digests)
     }
 
-    /// The metadata of the file by name: strings in safetensors files, values of any type in
-    /// GGUF files, where text that is not UTF-8 is bytes.
+    /// The metadata of the file by name: strings for safetensors files, values of any type for GGUF
+    /// files. GGUF text that is not UTF-8 is returned as bytes.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<Py<PyMappingProxy>> {
         let made = self.made.metadata.get_or_try_init(py, || {
@@ -103,7 +103,7 @@ impl File {
         Ok(made.clone_ref(py))
     }
 
-    /// The numbers of the types of a GGUF file's metadata, by name: of an array its own and that of
+    /// The type numbers of a GGUF file's metadata by name; for an array, its own number and that of
     /// its elements.
     #[getter]
     fn metadata_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -120,8 +120,8 @@ impl File {
         Ok(types)
     }
 
-    /// Where each entry of a GGUF file's metadata begins in the file, or in its image in memory, in
-    /// bytes by name.
+    /// The offsets of a GGUF file's metadata entries by name, in bytes: in the file, or in the aligned
+    /// layout in memory.
     #[getter]
     fn metadata_offsets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let offsets = PyDict::new(py);
@@ -133,7 +133,7 @@ impl File {
         Ok(offsets)
     }
 
-    /// The version of the format, which GGUF files have.
+    /// The version of the format of a GGUF file; None for other formats.
     #[getter]
     fn version(&self) -> Option<u32> {
         match &self.header {
@@ -142,8 +142,7 @@ impl File {
         }
     }
 
-    /// What the data of every tensor is aligned to in the buffer, in bytes, where the file says so,
-    /// as GGUF files do.
+    /// The alignment of tensor data that a GGUF file declares, in bytes; None for other formats.
     #[getter]
     fn alignment(&self) -> Option<u64> {
         match &self.header {
@@ -152,13 +151,13 @@ impl File {
         }
     }
 
-    /// Where the data of the tensors begins: the length of all before it, in bytes.
+    /// The offset of the tensor data in the file, in bytes; None for raw files.
     #[getter]
     fn data_offset(&self) -> Option<u64> {
         self.header.as_ref().map(Header::data_offset)
     }
 
-    /// Its tensors by name, in the order of their data. Raw files have none.
+    /// Its tensors by name, in the order of their data; empty for raw files.
     #[getter]
     pub(crate) fn tensors(&self, py: Python<'_>) -> PyResult<Py<PyMappingProxy>> {
         let made = self.made.tensors.get_or_try_init(py, || {
@@ -180,7 +179,7 @@ impl File {
     }
 }
 
-/// A value of a GGUF file's metadata.
+/// Converts a value of a GGUF file's metadata.
 fn python_value<'py>(py: Python<'py>, value: &Value<'_>) -> PyResult<Bound<'py, PyAny>> {
     Ok(match *value {
         Value::U8(number) => number.into_pyobject(py)?.into_any(),

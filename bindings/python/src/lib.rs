@@ -1,4 +1,4 @@
-//! `longshore._core`: what of the Python package `longshore` is Rust.
+//! `longshore._core`: the extension module of the Python package `longshore`.
 //!
 //! ```text
 //!   load(), attach() ──► Buffer ──► memoryview, descriptor, path
@@ -6,9 +6,9 @@
 //!                          └─► File ──► Tensor ──► DLPack capsule
 //! ```
 //!
-//! All of it shares one [`memory::Backing`]. Whoever is lent the memory, a view of Python's buffer
-//! protocol or a DLPack capsule, holds a lease, and the memory lives until the last is given back.
-//! What numpy, torch and jax make of a tensor is Python, in `bindings/python/python/longshore`.
+//! A buffer, its files and its tensors share one [`memory::Backing`]. Each view of the buffer protocol
+//! and each DLPack capsule holds a lease, and the memory lives until the last lease is dropped. The
+//! conversions to numpy, torch and jax are in Python, in `bindings/python/python/longshore`.
 
 use pyo3::prelude::*;
 
@@ -22,7 +22,7 @@ mod memory;
 mod stats;
 mod tensor;
 
-/// What of longshore is Rust; use the package `longshore`.
+/// The extension module of longshore, in Rust; use the package `longshore`.
 #[pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]

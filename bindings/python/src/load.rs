@@ -1,4 +1,4 @@
-//! Loading, with Python's lock given up meanwhile.
+//! Loads files, without holding the GIL during the load.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use crate::file::{File, Made};
 use crate::memory::{Backing, Source};
 use crate::stats::Stats;
 
-/// A tensor of a header: its name, dtype, shape, and where its data begins and ends in the file.
+/// A tensor of a header: its name, dtype, shape, and the begin and end of its data in the file.
 type Described = (String, &'static str, Vec<u64>, u64, u64);
 
-/// Loads files; `longshore.load` explains the rest.
+/// Loads files; `longshore.load` describes the arguments.
 ///
-/// `observe` is called with the bytes done and in all some twenty times a second; what it raises
-/// stops the load and is raised here, as is what a signal's handler raises.
+/// `observe` is called with the bytes done and the total, about twenty times a second. An exception
+/// that it or a signal handler raises stops the load and is raised by this function.
 #[pyfunction]
 #[pyo3(signature = (files, *, heap, mode, format, align, tensor, digests, manifest, writable, observe))]
 #[expect(
@@ -76,7 +76,7 @@ pub(crate) fn load(
         })
     });
     if let Some(error) = raised {
-        // What was loaded nevertheless is freed.
+        // The load may have succeeded nevertheless: free its memory.
         py.detach(|| drop(loaded));
         return Err(error);
     }
@@ -84,8 +84,8 @@ pub(crate) fn load(
     done.into_buffer(py, writable)
 }
 
-/// Safetensors files that are open, their headers read and nothing of their data. What is loaded
-/// from them is what was opened, wherever its name leads by then.
+/// Open safetensors files, of which only the headers were read. Loads read these files even if others
+/// have taken their names since.
 #[pyclass(frozen, module = "longshore._core")]
 pub(crate) struct OpenedFiles(Opened);
 
@@ -105,12 +105,12 @@ impl OpenedFiles {
         placed.map(|it| (it.name.to_owned(), it.dtype.name(), it.shape.to_vec())).collect()
     }
 
-    /// What the files say of themselves.
+    /// The metadata of all files together.
     #[getter]
     fn metadata(&self) -> BTreeMap<String, String> {
         let mut metadata = BTreeMap::new();
         for of_file in &self.0.tensors {
-            // Shards say the same of themselves.
+            // The shards of a model have the same metadata.
             if let Header::Safetensors(header) = &of_file.header {
                 metadata.extend(header.metadata.clone());
             }
@@ -120,7 +120,7 @@ impl OpenedFiles {
 }
 
 impl OpenedFiles {
-    /// All of it once more, to be loaded from.
+    /// Duplicates the open files for one more load.
     fn again(&self) -> library::Result<Opened> {
         let mut plan = Plan::new();
         for file in self.0.plan.files() {
@@ -130,7 +130,7 @@ impl OpenedFiles {
     }
 }
 
-/// The tensors of a whole safetensors file that is in memory.
+/// Returns the tensors of a whole safetensors file that is in memory.
 #[pyfunction]
 pub(crate) fn parse_safetensors(py: Python<'_>, content: &[u8]) -> PyResult<Vec<Described>> {
     let choice = FormatChoice::Safetensors;
@@ -144,40 +144,40 @@ pub(crate) fn parse_safetensors(py: Python<'_>, content: &[u8]) -> PyResult<Vec<
     Ok(described.collect())
 }
 
-/// A word of the command line's, for `heap`, `mode` and so on.
+/// Parses a word, such as a heap or a mode, as the command line does.
 pub(crate) fn word<T: std::str::FromStr<Err: std::fmt::Display>>(word: &str) -> PyResult<T> {
     word.parse().map_err(|error: T::Err| PyValueError::new_err(error.to_string()))
 }
 
-/// An alignment in bytes.
+/// Checks an alignment in bytes.
 fn granule(bytes: u64) -> PyResult<Granule> {
     Granule::new(bytes).map_err(|_| {
-        PyValueError::new_err(format!("align={bytes} is no power of two, such as 64 or 4096"))
+        PyValueError::new_err(format!("align={bytes} is not a power of two (such as 64 or 4096)"))
     })
 }
 
-/// Which files are to be loaded.
+/// The files to load.
 #[derive(FromPyObject)]
 pub(crate) enum Which {
     Opened(Py<OpenedFiles>),
     Paths(Vec<PathBuf>),
 }
 
-/// What is to be loaded, and how.
+/// The checked arguments of a load.
 struct Request {
     files: Which,
     heap: Heap,
     mode: ReadMode,
     format: FormatChoice,
     align: Option<Granule>,
-    /// The one that is wanted, if not the whole files are.
+    /// The name of the only tensor to load; `None` to load whole files.
     tensor: Option<String>,
     digests: Vec<DigestKind>,
     manifest: Option<PathBuf>,
     writable: bool,
 }
 
-/// What was loaded.
+/// The result of a load.
 struct Done {
     opened: Opened,
     shared: SharedBuffer,
@@ -194,7 +194,7 @@ impl Request {
             return Err(PyValueError::new_err("checksums are of whole files, not of one tensor"));
         }
         if self.writable && !self.memory().seals_content() {
-            // A write to a dma-buf would have to be bracketed.
+            // A dma-buf needs a CPU access guard (DMA_BUF_IOCTL_SYNC) around each write.
             let heap = &self.heap;
             return Err(PyValueError::new_err(format!(
                 "memory of heap '{heap}' cannot be lent for writing; use heap 'memfd'"
@@ -203,7 +203,7 @@ impl Request {
         Ok(())
     }
 
-    /// The heap asked for, or the best one whose content can be sealed.
+    /// Returns the requested heap; for "auto", the best heap whose content can be sealed.
     fn memory(&self) -> Heap {
         if self.heap == Heap::Auto { Heap::Memfd } else { self.heap.clone() }
     }
@@ -217,7 +217,7 @@ impl Request {
 
     fn run(&self, cancel: &CancelToken, observe: impl FnMut(Progress)) -> library::Result<Done> {
         let opened = match (&self.files, &self.tensor) {
-            // It begins a page, so it is aligned.
+            // A single tensor begins at a page, so it is aligned.
             (Which::Opened(files), Some(name)) => only(&files.get().0, name)?,
             (Which::Paths(paths), Some(name)) => {
                 only(&longshore_load::open(paths, self.format)?, name)?
@@ -244,7 +244,7 @@ impl Request {
     }
 }
 
-/// Of what was opened the tensor of that name and nothing else, or nothing at all.
+/// Returns a plan of only the tensor of that name, or an empty plan if there is none.
 fn only(opened: &Opened, name: &str) -> library::Result<Opened> {
     let mut found = Opened::new(Plan::new(), Vec::new());
     let Some(placed) = opened.placed_tensors().find(|placed| placed.tensor.name == name) else {

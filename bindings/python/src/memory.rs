@@ -1,4 +1,4 @@
-//! Loaded memory, and how it is lent out.
+//! The memory of a buffer, and leases on it.
 #![expect(unsafe_code, reason = "lends memory to Python by address")]
 
 use std::ffi::{c_int, c_void};
@@ -16,51 +16,51 @@ use pyo3::{PyErr, ffi};
 
 use crate::error;
 
-/// The memory of a buffer until it is closed. The buffer, its files and its tensors share it.
+/// The memory of a buffer until it is closed, shared by the buffer, its files and its tensors.
 pub(crate) struct Backing(Mutex<Option<Arc<Memory>>>);
 
-/// Loaded memory.
+/// Loaded or attached memory.
 pub(crate) struct Memory {
     source: Source,
-    /// Whether this process may write to it. Nobody may where the content is sealed.
+    /// `true` if this process may write to it. No process may write to sealed content.
     writable: bool,
 }
 
-/// Where memory comes from.
+/// The source of memory.
 pub(crate) enum Source {
-    /// A load of ours.
+    /// A load by this process.
     Loaded(SharedBuffer),
-    /// A server that loaded it.
+    /// A server.
     Attached(Attachment),
 }
 
-/// Memory that somebody was lent, which keeps it where it is. While a lease of a dma-buf lives, the
-/// CPU may access it.
+/// A reference to exported memory, which keeps it mapped. A lease on a dma-buf is also a CPU access
+/// guard.
 pub(crate) struct Lease {
-    /// Before the memory, which it borrows from: fields are dropped in their order.
+    /// Declared before the memory that it borrows from, because fields are dropped in this order.
     _access: Option<SharedView<'static>>,
     memory: Arc<Memory>,
 }
 
 impl Backing {
-    /// Of loaded memory; `writable` only where it is mapped for writing.
+    /// Wraps memory; `writable` may be `true` only if it is mapped for writing.
     pub(crate) fn new(source: Source, writable: bool) -> Arc<Self> {
         Arc::new(Self(Mutex::new(Some(Arc::new(Memory { source, writable })))))
     }
 
-    /// The memory, for as long as it takes to look at it.
+    /// Returns the memory for a short use; long uses take a [`Lease`].
     ///
     /// # Errors
-    /// `ValueError` where it was closed.
+    /// `ValueError` if the buffer was closed.
     pub(crate) fn memory(&self) -> PyResult<Arc<Memory>> {
         let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         memory.clone().ok_or_else(|| PyValueError::new_err("the buffer is closed"))
     }
 
-    /// Lends the memory.
+    /// Takes a lease on the memory.
     ///
     /// # Errors
-    /// `ValueError` where it was closed, or what the exporter of a dma-buf says.
+    /// `ValueError` if the buffer was closed, or the error of a dma-buf's exporter.
     pub(crate) fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
         let memory = self.memory()?;
         let access = match &memory.source {
@@ -75,15 +75,15 @@ impl Backing {
         Ok(Lease { _access: access, memory })
     }
 
-    /// Whether it was closed.
+    /// Returns `true` if the buffer was closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Takes the memory, to be freed. Nothing where it was closed before.
+    /// Takes the memory out to free it; `None` if the buffer was closed before.
     ///
     /// # Errors
-    /// `BufferError` while it is lent.
+    /// `BufferError` while there are leases.
     pub(crate) fn take(&self) -> PyResult<Option<Memory>> {
         let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(memory) = slot.take() else { return Ok(None) };
@@ -95,7 +95,8 @@ impl Backing {
                 let (views, them) = if leases == 1 { ("view", "it") } else { ("views", "them") };
                 Err(PyBufferError::new_err(format!(
                     "cannot close the buffer while {leases} {views} of it (arrays, memoryviews, \
-                     DLPack capsules) live: delete {them} first, or let the buffer go with the last"
+                     DLPack capsules) exist: delete {them} first, or do not close the buffer: it is \
+                     freed with its last view"
                 )))
             }
         }
@@ -107,7 +108,7 @@ impl Memory {
         self.writable
     }
 
-    /// The content's length in bytes.
+    /// Returns the length of the content in bytes.
     pub(crate) fn len_bytes(&self) -> u64 {
         match &self.source {
             Source::Loaded(shared) => shared.len(),
@@ -115,7 +116,7 @@ impl Memory {
         }
     }
 
-    /// Where the content begins in this process.
+    /// Returns the address of the content in this process.
     pub(crate) fn address(&self) -> NonNull<u8> {
         match &self.source {
             Source::Loaded(shared) => shared.host().cast(),
@@ -123,7 +124,7 @@ impl Memory {
         }
     }
 
-    /// The descriptor that stands for the memory: the memfd's, or else the dma-buf's.
+    /// Returns the descriptor of the memfd, or of the dma-buf if there is no memfd.
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
             Source::Loaded(shared) => shared.memfd().or(self.dma_buf()),
@@ -131,7 +132,7 @@ impl Memory {
         }
     }
 
-    /// The dma-buf's descriptor, if there is a dma-buf.
+    /// Returns the descriptor of the dma-buf, if there is one.
     pub(crate) fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
             Source::Loaded(shared) => shared.dma_buf().map(AsFd::as_fd),
@@ -139,7 +140,7 @@ impl Memory {
         }
     }
 
-    /// The heap it came from and its page sizes, of what was loaded here.
+    /// Returns the heap and the page sizes of memory that this process loaded.
     pub(crate) fn origin(&self) -> Option<(&Heap, PageReport)> {
         match &self.source {
             Source::Loaded(shared) => Some((shared.heap(), shared.page_report())),
@@ -147,7 +148,7 @@ impl Memory {
         }
     }
 
-    /// The server's number for it, where a server has it.
+    /// Returns the server's number for attached memory.
     pub(crate) fn attachment_id(&self) -> Option<u64> {
         match &self.source {
             Source::Loaded(_) => None,
@@ -155,10 +156,10 @@ impl Memory {
         }
     }
 
-    /// Gives it back: to the kernel, or to the server, which has counted that then.
+    /// Frees loaded memory, or releases attached memory and waits until the server confirms that.
     ///
     /// # Errors
-    /// Where the server does not say so. It is given back nevertheless.
+    /// If the server does not confirm it. The memory is released nevertheless.
     pub(crate) fn free(self) -> serve::Result<()> {
         match self.source {
             Source::Loaded(_) => Ok(()),
@@ -172,32 +173,32 @@ impl Lease {
         &self.memory
     }
 
-    /// Where a range of the content begins in this process. That many bytes from there are mapped
-    /// while the lease lives.
+    /// Returns the address of a range of the content in this process. The range is mapped while the
+    /// lease lives.
     ///
     /// # Errors
-    /// `ValueError` for a range that the content does not have.
+    /// `ValueError` if the range is out of bounds.
     pub(crate) fn address_of(&self, range: &Range<u64>) -> PyResult<NonNull<u8>> {
         let content_bytes = self.memory.len_bytes();
         if range.start > range.end || range.end > content_bytes {
             return Err(PyValueError::new_err(format!(
-                "bytes {} to {} are not inside a buffer of {content_bytes}",
+                "bytes {} to {} are out of bounds of a buffer of {content_bytes} bytes",
                 range.start, range.end
             )));
         }
-        // SAFETY: inside the mapping, which has no more than isize::MAX bytes.
+        // SAFETY: it is inside the mapping, which has no more than isize::MAX bytes.
         Ok(unsafe { self.memory.address().add(range.start as usize) })
     }
 }
 
-/// Fills in a view of Python's buffer protocol: a range of the content, as bytes.
+/// Fills in a view of Python's buffer protocol with a range of the content, as bytes.
 ///
 /// # Errors
-/// `BufferError` where writing is asked for and not allowed, `ValueError` for a range that the
-/// content does not have.
+/// `BufferError` if a writable view of read-only memory is requested, `ValueError` if the range is
+/// out of bounds.
 ///
 /// # Safety
-/// `view` is null or may be written to, and is given to [`give_back`] once, as the protocol says.
+/// `view` is null or valid for writes, and is passed to [`give_back`] once, as the protocol requires.
 pub(crate) unsafe fn lend(
     exporter: &Bound<'_, PyAny>,
     lease: Lease,
@@ -211,25 +212,25 @@ pub(crate) unsafe fn lend(
     let address: *mut c_void = lease.address_of(&range)?.as_ptr().cast();
     let len = (range.end - range.start) as ffi::Py_ssize_t;
     let read_only = c_int::from(!lease.memory.writable);
-    // SAFETY: `view` may be written to, and the lease keeps that many bytes at the address mapped
-    // until the view is given back; they are writable unless the view is said to be read-only.
+    // SAFETY: `view` is valid for writes. The lease keeps the range mapped until the view is
+    // released, and the range is writable unless `read_only` is set.
     let refused =
         unsafe { ffi::PyBuffer_FillInfo(view, exporter.as_ptr(), address, len, read_only, flags) };
     if refused != 0 {
         return Err(PyErr::fetch(exporter.py()));
     }
-    // SAFETY: as above. The field is the exporter's own.
+    // SAFETY: as above. The protocol reserves this field for the exporter.
     unsafe { (*view).internal = Box::into_raw(Box::new(lease)).cast() };
     Ok(())
 }
 
-/// Ends a view.
+/// Releases a view.
 ///
 /// # Safety
-/// [`lend`] filled in the view, and it is given back for the first time.
+/// [`lend`] filled in the view, and it was not released before.
 pub(crate) unsafe fn give_back(view: *mut ffi::Py_buffer) {
-    // SAFETY: the view is valid while it is given back.
+    // SAFETY: the view is valid until this function returns.
     let lease = unsafe { (*view).internal };
-    // SAFETY: `lend` put it there, and nobody takes it but this call.
+    // SAFETY: `lend` stored it there, and only this call takes it out.
     drop(unsafe { Box::<Lease>::from_raw(lease.cast()) });
 }

@@ -1,11 +1,11 @@
-//! What a load did, for Python.
+//! `longshore.Stats`: the statistics of a load.
 
 use longshore_load::{Engine, Report};
 use longshore_mem::Granule;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// What a load did and how long it took.
+/// The statistics of a load: bytes, times, pages, and how the files were read.
 #[pyclass(frozen, module = "longshore")]
 pub(crate) struct Stats {
     report: Report,
@@ -19,37 +19,38 @@ impl Stats {
 
 #[pymethods]
 impl Stats {
-    /// Bytes read.
+    /// The bytes read.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.report.content_bytes
     }
 
-    /// From the call to the finished buffer.
+    /// The seconds from the call to the finished buffer.
     #[getter]
     fn seconds(&self) -> f64 {
         self.report.elapsed.as_secs_f64()
     }
 
-    /// Over the whole load.
+    /// The bytes per second over the whole load.
     #[getter]
     fn bytes_per_second(&self) -> f64 {
         self.report.bytes_per_second()
     }
 
-    /// Making pages, summed over the threads that did; most of it overlaps with reading.
+    /// The seconds spent on prefaulting pages, summed over all threads; most of it overlaps with
+    /// reading.
     #[getter]
     fn allocating_seconds(&self) -> f64 {
         self.report.allocating.as_secs_f64()
     }
 
-    /// Reserving and mapping the address range.
+    /// The seconds spent on reserving and mapping the address range.
     #[getter]
     fn mapping_seconds(&self) -> f64 {
         self.report.mapping.as_secs_f64()
     }
 
-    /// From the first read to the last.
+    /// The seconds from the first read to the last.
     #[getter]
     fn reading_seconds(&self) -> f64 {
         self.report.reading.as_secs_f64()
@@ -61,19 +62,19 @@ impl Stats {
         self.report.heap.to_string()
     }
 
-    /// The page sizes in words, such as "2 MiB" or "2 MiB 50%, base 50%".
+    /// The page sizes as text, such as "2 MiB" or "2 MiB 50%, base 50%".
     #[getter]
     fn pages(&self) -> String {
         self.report.pages.to_string()
     }
 
-    /// The page size in bytes of at least nine tenths of the memory, if there is one.
+    /// The page size in bytes of at least nine tenths of the memory; None if the sizes are mixed.
     #[getter]
     fn page_size(&self) -> Option<u64> {
         self.report.pages.prevailing().map(Granule::bytes)
     }
 
-    /// Bytes in pages of each size.
+    /// The bytes in pages of each size.
     #[getter]
     fn page_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let pages = self.report.pages;
@@ -87,7 +88,7 @@ impl Stats {
         dict(py, &sizes)
     }
 
-    /// Bytes that came each way.
+    /// The bytes that were read in each mode.
     #[getter]
     fn bytes_by_mode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let ways = self.report.by_route;
@@ -101,7 +102,7 @@ impl Stats {
         dict(py, &ways)
     }
 
-    /// What made the direct reads: "io_uring" or "threads".
+    /// The engine of the direct reads: "io_uring" or "threads".
     #[getter]
     fn engine(&self) -> &'static str {
         match self.report.engine {
@@ -111,7 +112,7 @@ impl Stats {
         }
     }
 
-    /// Why direct reads did not go through io_uring, where there were any.
+    /// The reason why direct reads did not use io_uring; None if they did or there were none.
     #[getter]
     fn ring_refused(&self) -> Option<&str> {
         match &self.report.engine {
@@ -120,8 +121,8 @@ impl Stats {
         }
     }
 
-    /// By how many bytes the files' share of the page cache grew; None where the kernel does not
-    /// tell.
+    /// The bytes by which the files' resident pages in the page cache grew; None if the kernel does
+    /// not report them.
     #[getter]
     fn page_cache_growth_bytes(&self) -> Option<i64> {
         self.report.page_cache_growth_bytes

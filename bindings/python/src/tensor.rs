@@ -1,4 +1,4 @@
-//! `longshore.Tensor`: where a tensor is in a buffer.
+//! `longshore.Tensor`: a tensor in a buffer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::buffer::Bytes;
 use crate::dlpack::{self, Element};
 use crate::memory::Backing;
 
-/// A tensor in a buffer, which no framework has made anything of yet.
+/// A tensor in a buffer, to be imported by any framework.
 ///
-/// It has DLPack's methods, so every framework imports it. `longshore.numpy.asarray` and its like
-/// also know the types that DLPack has no name for.
+/// It has DLPack's methods, so every framework can import it. `longshore.numpy.asarray` and the
+/// functions of the same name for JAX and torch also support types that DLPack lacks.
 #[pyclass(frozen, module = "longshore")]
 pub(crate) struct Tensor {
     backing: Arc<Backing>,
@@ -26,7 +26,7 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// The tensor of a header whose data is at that range of the memory.
+    /// Creates the tensor of a header, with its data at that range of the memory.
     pub(crate) fn new(backing: Arc<Backing>, tensor: &TensorView<'_>, range: Range<u64>) -> Self {
         let (name, shape) = (tensor.name.to_owned(), tensor.shape.to_vec());
         Self { backing, name, dtype: tensor.dtype, shape, range }
@@ -50,14 +50,14 @@ impl Tensor {
         &self.name
     }
 
-    /// The format's own name for its type, such as "BF16" or "Q4_K".
+    /// The type of its elements, by the format's name: "BF16" or "Q4_K", for example.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.dtype.name()
     }
 
-    /// How its elements are packed: elements and bytes of a block. (1, 4) is a float, (2, 1) two
-    /// elements in a byte, and (32, 18) a block of ggml's Q4_0.
+    /// The elements and the bytes of a block: (1, 4) for 32-bit floats, (2, 1) for two elements in a
+    /// byte, (32, 18) for ggml's Q4_0.
     #[getter]
     fn block(&self) -> (u64, u64) {
         match self.dtype {
@@ -68,7 +68,7 @@ impl Tensor {
                 let elements = 8 / (1 << bits.trailing_zeros().min(3));
                 (elements, elements * bits / 8)
             }
-            // Known to the library, but not yet to this.
+            // A type that was added to the library, but not here.
             _ => (1, 0),
         }
     }
@@ -85,35 +85,35 @@ impl Tensor {
         self.range.end - self.range.start
     }
 
-    /// Where its data begins in the buffer, in bytes.
+    /// The offset of its data in the buffer, in bytes.
     #[getter]
     fn offset(&self) -> u64 {
         self.range.start
     }
 
-    /// Where its data begins in this process.
+    /// The address of its data in this process.
     #[getter]
     fn address(&self) -> PyResult<usize> {
         Ok(self.backing.memory()?.address().as_ptr().addr() + self.range.start as usize)
     }
 
-    /// Whether nobody can write to it through this buffer.
+    /// True if the tensor cannot be written to through this buffer.
     #[getter]
     fn readonly(&self) -> PyResult<bool> {
         Ok(!self.backing.memory()?.is_writable())
     }
 
-    /// Its data as bytes, not copied.
+    /// A view of its data as bytes.
     #[getter]
     fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
         let bytes = Bytes::new(Arc::clone(&self.backing), self.range.clone());
         PyMemoryView::from(Bound::new(py, bytes)?.as_any())
     }
 
-    /// A DLPack capsule of it, not copied unless `copy` says so.
+    /// Returns a DLPack capsule of the tensor, without a copy unless `copy` is True.
     ///
-    /// One of version 1 for who says by `max_version` that it can take it: that tells what is
-    /// read-only. The capsule of old cannot, so nobody may write to what it brings.
+    /// If `max_version` allows it, the capsule is of version 1 and declares whether the memory is
+    /// read-only. An older capsule cannot declare that, so its consumer must not write to the memory.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -124,11 +124,13 @@ impl Tensor {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         if stream.is_some() {
-            return Err(PyBufferError::new_err("memory of the CPU has no stream; pass None"));
+            return Err(PyBufferError::new_err(
+                "the tensor is in CPU memory, which has no stream; pass None",
+            ));
         }
         if dl_device.is_some_and(|device| device != dlpack::CPU) {
             return Err(PyBufferError::new_err(
-                "the tensor is in memory of the CPU, and is moved nowhere else; let the framework \
+                "the tensor is in CPU memory, and longshore does not move it; let the framework \
                  import it there and move it",
             ));
         }
@@ -144,13 +146,13 @@ impl Tensor {
         dlpack::capsule(py, owner, element, &self.shape, versioned)
     }
 
-    /// DLPack's name for the memory of the CPU.
+    /// Returns the device type and the device number of CPU memory in DLPack.
     #[expect(clippy::unused_self, reason = "a method, by DLPack's protocol")]
     fn __dlpack_device__(&self) -> (i32, i32) {
         dlpack::CPU
     }
 
-    /// A numpy array of it, as `longshore.numpy.asarray` gives.
+    /// Returns the tensor as a numpy array, as `longshore.numpy.asarray` does.
     #[pyo3(signature = (dtype=None, copy=None))]
     fn __array__<'py>(
         slf: &Bound<'py, Self>,

@@ -1,4 +1,4 @@
-"""What `longshore serve` holds, attached."""
+"""`longshore.attach`, with a server of `longshore serve`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import pytest
 
 COMMAND = os.environ.get("LONGSHORE_COMMAND") or shutil.which("longshore")
 pytestmark = pytest.mark.skipif(
-    COMMAND is None, reason="the command longshore is not there; LONGSHORE_COMMAND names it"
+    COMMAND is None, reason="the command longshore was not found; set LONGSHORE_COMMAND to its path"
 )
 
 
@@ -65,7 +65,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A server that runs, with a model in its directory."""
+    """A running server with one model in its directory."""
     server = Server(tmp_path)
     random = np.random.default_rng(5)
     arrays: dict[str, Any] = {
@@ -78,7 +78,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.stop()
 
 
-def test_what_is_attached_is_what_is_loaded(server: Server) -> None:
+def test_an_attached_model_equals_a_loaded_one(server: Server) -> None:
     path = server.models / "model.safetensors"
     with longshore.attach(path, socket=server.socket) as buffer:
         assert bytes(buffer) == path.read_bytes() and buffer.readonly
@@ -94,13 +94,13 @@ def test_what_is_attached_is_what_is_loaded(server: Server) -> None:
     assert buffer.closed
 
 
-def test_it_is_loaded_once_and_counted(server: Server) -> None:
+def test_a_model_is_loaded_once_and_its_attachments_are_counted(server: Server) -> None:
     first = longshore.attach("model.safetensors", socket=server.socket)
     number = first.attachment_id
     assert number is not None
     second = longshore.attach(number, socket=server.socket)
     assert second.attachment_id == number and server.held()[0]["attachments"] == 2
-    # It is the same memory.
+    # Both have the same memory.
     inodes = [os.fstat(buffer.fileno()).st_ino for buffer in (first, second)]
     assert inodes[0] == inodes[1]
     second.close()
@@ -120,7 +120,7 @@ def test_it_is_loaded_once_and_counted(server: Server) -> None:
     assert server.held() == []
 
 
-def test_a_child_that_was_forked_releases_nothing(server: Server) -> None:
+def test_a_forked_child_does_not_release_the_attachment(server: Server) -> None:
     buffer = longshore.attach("model.safetensors", socket=server.socket)
     child = os.fork()
     if child == 0:
@@ -144,7 +144,7 @@ def test_the_memory_outlives_the_server(server: Server) -> None:
         longshore.attach("model.safetensors", socket=server.socket)
 
 
-def test_refusals_say_why_and_leave_nothing(
+def test_refusals_give_a_reason_and_leave_nothing_behind(
     server: Server, tmp_path: Path, descriptors: Callable[[], set[str]]
 ) -> None:
     outside = tmp_path / "outside.safetensors"
@@ -170,7 +170,7 @@ def test_refusals_say_why_and_leave_nothing(
     assert descriptors() == before
 
 
-def test_gguf_files_and_raw_ones(server: Server) -> None:
+def test_gguf_and_raw_files(server: Server) -> None:
     path = server.models / "model.gguf"
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_tensor("t", np.arange(12, dtype=np.float32).reshape(3, 4))
@@ -186,7 +186,7 @@ def test_gguf_files_and_raw_ones(server: Server) -> None:
     assert not raw.tensors and bytes(raw) == path.read_bytes()
 
 
-def test_progress_is_that_of_the_server(server: Server) -> None:
+def test_progress_reports_the_load_of_the_server(server: Server) -> None:
     with (server.models / "sparse").open("wb") as file:
         file.truncate(512 << 20)
     told: list[tuple[int, int]] = []
@@ -197,10 +197,10 @@ def test_progress_is_that_of_the_server(server: Server) -> None:
 
 
 class StopError(Exception):
-    """What a callable raises to give up."""
+    """The exception that a progress callable raises to cancel."""
 
 
-def test_whoever_gives_up_leaves_nothing(
+def test_an_interrupted_attach_leaves_nothing_behind(
     server: Server, descriptors: Callable[[], set[str]]
 ) -> None:
     with (server.models / "sparse").open("wb") as file:
@@ -220,7 +220,7 @@ def test_whoever_gives_up_leaves_nothing(
     assert server.held() == []
 
 
-def test_progress_that_raised_is_not_told_more(server: Server) -> None:
+def test_progress_is_not_called_again_after_it_raised(server: Server) -> None:
     with (server.models / "sparse").open("wb") as file:
         file.truncate(1 << 30)
     calls = 0
@@ -228,7 +228,7 @@ def test_progress_that_raised_is_not_told_more(server: Server) -> None:
     def stop(done: int, total: int) -> None:
         nonlocal calls
         calls += 1
-        # Meanwhile the server says more.
+        # The server sends more reports meanwhile.
         time.sleep(0.3)
         raise StopError(done, total)
 
@@ -238,7 +238,7 @@ def test_progress_that_raised_is_not_told_more(server: Server) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_nothing_is_sent_to_the_server_of_a_user_that_is_not_trusted() -> None:
+def test_nothing_is_sent_to_the_server_of_an_untrusted_user() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         path = f"{folder}/socket"

@@ -1,4 +1,4 @@
-"""Code written for `safetensors` runs with its import changed."""
+"""Code written for `safetensors` runs after a change of its import only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with safe_open("model.safetensors", framework="np", device="cpu") as f:
         result[key] = f.get_tensor(key).tolist()
     part = f.get_slice("embedding")
     rows, columns = part.get_shape()
-    # Half of it, as each of two processes takes its part of a model.
+    # Half of each dimension, as in tensor parallelism.
     result["half"] = part[: rows // 2, columns // 2 :].tolist()
     try:
         f.get_tensor("missing")
@@ -93,7 +93,7 @@ def changed(code: str) -> str:
 
 
 @pytest.mark.parametrize("code", [NUMPY, FLAX], ids=["numpy", "flax"])
-def test_only_the_import_is_changed(
+def test_changing_the_import_is_enough(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = run(code, tmp_path / "theirs", monkeypatch)
@@ -102,7 +102,7 @@ def test_only_the_import_is_changed(
     assert ours == theirs and len(theirs) >= 4
 
 
-def test_only_the_import_is_changed_for_torch(
+def test_changing_the_import_is_enough_for_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch", reason="torch is not installed (LONGSHORE_TORCH=1 installs it)")

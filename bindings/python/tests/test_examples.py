@@ -1,4 +1,4 @@
-"""The examples run as somebody would run them."""
+"""Runs the examples as a user would."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = {
 }
 
 
-def test_every_example_is_here() -> None:
+def test_every_example_is_listed() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(SHOWN)
 
 

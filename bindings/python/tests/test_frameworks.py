@@ -1,4 +1,4 @@
-"""What frameworks import without a copy."""
+"""The import of tensors into numpy, JAX and torch without a copy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_numpy_imports_by_dlpack(model: str, writable: bool) -> None:
         assert np.array_equal(array, longshore.numpy.asarray(tensor))
 
 
-def test_a_copy_is_one_where_it_is_asked_for(model: str) -> None:
+def test_a_requested_copy_has_its_own_memory(model: str) -> None:
     tensor = longshore.load(model).tensors["int32"]
     array = np.from_dlpack(tensor, copy=True)
     assert array.ctypes.data != tensor.address and array.ctypes.data % 64 == 0
@@ -71,7 +71,7 @@ def test_a_copy_is_one_where_it_is_asked_for(model: str) -> None:
     assert np.from_dlpack(tensor, copy=False).ctypes.data == tensor.address
 
 
-def test_the_version_is_negotiated(model: str) -> None:
+def test_the_dlpack_version_is_negotiated(model: str) -> None:
     tensor = longshore.load(model).tensors["int32"]
     for version in ((1, 0), (1, 3), (2, 0)):
         assert capsule_name(tensor.__dlpack__(max_version=version)) == b"dltensor_versioned"
@@ -79,13 +79,13 @@ def test_the_version_is_negotiated(model: str) -> None:
         assert capsule_name(tensor.__dlpack__(max_version=old)) == b"dltensor"
     assert tensor.__dlpack_device__() == (1, 0)
     tensor.__dlpack__(dl_device=(1, 0), copy=False)
-    with pytest.raises(BufferError, match="moved nowhere else"):
+    with pytest.raises(BufferError, match="does not move it"):
         tensor.__dlpack__(dl_device=(2, 0))
     with pytest.raises(BufferError, match="no stream"):
         tensor.__dlpack__(stream=1)
 
 
-def test_a_capsule_keeps_the_memory_and_gives_it_back(
+def test_a_capsule_keeps_the_memory_until_it_is_dropped(
     model: str, descriptors: Callable[[], set[str]]
 ) -> None:
     before = descriptors()
@@ -107,7 +107,7 @@ def test_a_capsule_keeps_the_memory_and_gives_it_back(
     assert descriptors() == before
 
 
-def test_types_that_dlpack_has_no_name_for(tmp_path: Any) -> None:
+def test_types_that_dlpack_lacks_are_refused(tmp_path: Any) -> None:
     path = tmp_path / "packed.safetensors"
     entry = {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}
     path.write_bytes(header({"t": entry}, b"12"))
@@ -115,13 +115,13 @@ def test_types_that_dlpack_has_no_name_for(tmp_path: Any) -> None:
         longshore.load(path).tensors["t"].__dlpack__()
 
 
-def test_arrays_of_numpy_are_made_by_name(model: str) -> None:
+def test_numpy_arrays_of_types_that_dlpack_import_lacks(model: str) -> None:
     tensor = longshore.load(model).tensors["bfloat16"]
     array = np.asarray(tensor)
     assert array.dtype == ml_dtypes.bfloat16 and array.ctypes.data == tensor.address
     assert np.array(tensor).ctypes.data != tensor.address
     assert np.asarray(tensor, np.float32).dtype == np.float32
-    with pytest.raises(ValueError, match="it is a copy"):
+    with pytest.raises(ValueError, match="needs a copy"):
         np.asarray(tensor, np.float32, copy=False)
 
 
@@ -137,7 +137,7 @@ def test_jax_imports_without_a_copy(model: str, align: int) -> None:
         assert jnp.from_dlpack(tensor).unsafe_buffer_pointer() == tensor.address
 
 
-def test_jax_narrows_what_is_of_64_bits(model: str) -> None:
+def test_jax_narrows_64_bit_types(model: str) -> None:
     arrays = longshore.jax.load_file(model)
     for name in NARROWED:
         assert arrays[name].dtype == name.replace("64", "32")
@@ -149,8 +149,8 @@ def test_jax_narrows_what_is_of_64_bits(model: str) -> None:
             assert array.unsafe_buffer_pointer() == buffer.tensors[name].address
 
 
-def test_jax_has_what_the_package_gives_it(model: str, tmp_path: Any) -> None:
-    # The package knows of what ml_dtypes adds only bfloat16.
+def test_jax_arrays_equal_those_of_safetensors(model: str, tmp_path: Any) -> None:
+    # Of the types of ml_dtypes, safetensors supports only bfloat16.
     known = {
         name: array
         for name, array in longshore.numpy.load_file(model).items()
@@ -172,8 +172,8 @@ def test_jax_has_what_the_package_gives_it(model: str, tmp_path: Any) -> None:
             assert np.asarray(part).tobytes() == np.asarray(whole[1:4, ::2]).tobytes()
 
 
-def test_jax_arrays_are_where_jax_puts_new_ones(model: str) -> None:
-    # Two devices there are only if a process begins so.
+def test_jax_arrays_are_on_the_default_device(model: str) -> None:
+    # The number of CPU devices is fixed when a process starts.
     code = """
 import sys, jax, longshore, longshore.flax, numpy, safetensors.numpy, safetensors.flax
 first, second = jax.devices()
@@ -197,7 +197,7 @@ for default in (None, second, first, "cpu"):
     )
 
 
-def test_modules_have_what_those_of_the_package_have() -> None:
+def test_modules_have_the_functions_of_safetensors() -> None:
     import longshore.flax
 
     for ours, theirs in (
@@ -221,7 +221,7 @@ def test_jax_arrays_keep_the_memory(model: str, descriptors: Callable[[], set[st
     assert descriptors() <= before_use and np.array_equal(np.asarray(kept), expected)
 
 
-def test_memory_that_is_not_aligned_is_copied(tmp_path: Any) -> None:
+def test_unaligned_memory_is_copied(tmp_path: Any) -> None:
     path = tmp_path / "odd.safetensors"
     data = np.arange(6, dtype=np.float32).tobytes()
     entries = {
@@ -266,7 +266,9 @@ def test_torch_views_the_memory(model: str) -> None:
 
 @pytest.mark.parametrize("shape", [(), (5,), (4, 3), (3, 4, 5), (2, 0, 3)])
 @pytest.mark.parametrize("whole", [True, False])
-def test_torch_has_the_same_parts(tmp_path: Any, shape: tuple[int, ...], whole: bool) -> None:
+def test_torch_slices_equal_those_of_safetensors(
+    tmp_path: Any, shape: tuple[int, ...], whole: bool
+) -> None:
     imported_torch()
     path = str(tmp_path / "part.safetensors")
     values = np.arange(int(np.prod(shape, dtype=int)), dtype=np.int16).reshape(shape)
@@ -282,7 +284,7 @@ def test_torch_has_the_same_parts(tmp_path: Any, shape: tuple[int, ...], whole: 
 
 
 @pytest.mark.parametrize("name", ["pt", "torch", "pytorch"])
-def test_torch_has_tensors_one_by_one(
+def test_torch_loads_tensors_one_by_one(
     model: str, name: str, descriptors: Callable[[], set[str]]
 ) -> None:
     torch = imported_torch()
@@ -295,7 +297,7 @@ def test_torch_has_tensors_one_by_one(
             found = file.get_tensor(tensor)
             assert found.dtype == expected.dtype and found.shape == expected.shape
             assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8)), tensor
-            # That is this process's own, and no other tensor's.
+            # The memory is writable, and no other tensor shares it.
             found.zero_()
             opened = [what for what in descriptors() - before if what.startswith("fd")]
             assert len(opened) == 1

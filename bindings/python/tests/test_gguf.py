@@ -1,4 +1,4 @@
-"""GGUF files, held against the package `gguf` on files that it writes."""
+"""Compares GGUF files with the package `gguf`, which also writes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from longshore.gguf import GGMLQuantizationType, GGUFValueType
 def write(
     path: Path, tensors: dict[str, tuple[Any, Any]], big_alignment: int | None = None
 ) -> None:
-    """A file with every type of metadata and those tensors, each with its type."""
+    """Write a file with every type of metadata and these tensors, each with its type."""
     writer = gguf.GGUFWriter(str(path), "llama")
     if big_alignment:
         writer.add_custom_alignment(big_alignment)
@@ -46,7 +46,7 @@ def write(
 
 
 def every_type() -> dict[str, tuple[Any, Any]]:
-    """A tensor of each type that there is, of bytes that need mean nothing."""
+    """Return a tensor of each type, of random bytes."""
     random = np.random.default_rng(3)
     tensors: dict[str, tuple[Any, Any]] = {}
     for dtype in (np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64):
@@ -63,15 +63,15 @@ def every_type() -> dict[str, tuple[Any, Any]]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A file with all of that."""
+    """A file with a tensor of each type."""
     write(tmp_path / "model.gguf", every_type())
     return tmp_path / "model.gguf"
 
 
-def test_numbers_are_those_of_the_package() -> None:
+def test_type_numbers_are_those_of_the_package() -> None:
     ours = {kind.name: kind.value for kind in GGMLQuantizationType}
     theirs = {kind.name: kind.value for kind in gguf.GGMLQuantizationType}
-    # The package lacks some that ggml has by now.
+    # The package lacks the newest types of ggml.
     assert theirs.items() <= ours.items()
     assert ours["Q2_0"] == 42
     assert {kind.name: kind.value for kind in GGUFValueType} == {
@@ -80,11 +80,11 @@ def test_numbers_are_those_of_the_package() -> None:
 
 
 def patched(path: Path, number: int) -> bytes:
-    """Makes a file with a tensor of 36 bytes whose type is that one; returns the bytes."""
+    """Write a file with a tensor of 36 bytes and that type number; return the tensor's bytes."""
     data = np.arange(36, dtype=np.uint8)
     write(path, {"packed": (data.view(np.int8), None)})
     content = path.read_bytes()
-    # Its name, one dimension of so many elements, its type.
+    # The name, the number of dimensions, the number of elements, the type.
     said = b"packed" + struct.pack("<IQI", 1, 36, GGMLQuantizationType.I8)
     assert content.count(said) == 1
     path.write_bytes(content.replace(said, b"packed" + struct.pack("<IQI", 1, 128, number)))
@@ -100,13 +100,13 @@ def test_a_type_that_the_package_lacks(tmp_path: Path) -> None:
     assert tensor.data.tobytes() == data
 
 
-def test_types_that_are_not_known_are_a_matter_of_the_format(
+def test_unknown_types_raise_a_format_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patched(tmp_path / "newer.gguf", 4242)
     with pytest.raises(longshore.FormatError, match="type 4242, which is not known"):
         longshore.gguf.load(tmp_path / "newer.gguf")
-    # One that only the module in Rust knows.
+    # A type that only the module in Rust supports.
     patched(tmp_path / "new.gguf", 42)
     fewer = IntEnum("fewer", {"F32": 0})
     monkeypatch.setattr(longshore.gguf, "GGMLQuantizationType", fewer)
@@ -144,7 +144,7 @@ def same_parts(ours: Any, theirs: Any) -> None:
     assert not any(part.flags.writeable for part in ours.parts)
 
 
-def test_the_header_says_the_same_of_every_tensor(model: Path) -> None:
+def test_the_header_entry_of_every_tensor_is_the_same(model: Path) -> None:
     ours = longshore.gguf.load(model)
     for theirs in gguf.GGUFReader(model).tensors:
         field = ours[theirs.name].field
@@ -153,7 +153,7 @@ def test_the_header_says_the_same_of_every_tensor(model: Path) -> None:
         same_parts(field, theirs.field)
 
 
-def test_parts_are_of_the_image_where_tensors_are_aligned(model: Path) -> None:
+def test_parts_are_views_of_the_aligned_layout(model: Path) -> None:
     ours = longshore.gguf.load(model, align=4096)
     content = bytes(ours.buffer)
     for field in [*ours.fields.values(), *(tensor.field for tensor in ours.tensors)]:
@@ -189,7 +189,7 @@ def test_every_field_is_the_same(model: Path) -> None:
     assert "GGUF.version" not in ours.metadata
 
 
-def test_a_file_that_names_its_alignment(tmp_path: Path) -> None:
+def test_a_file_that_declares_its_alignment(tmp_path: Path) -> None:
     write(
         tmp_path / "wide.gguf",
         {"a": (np.ones(3, np.float32), None), "b": (np.ones(5, np.int8), None)},
@@ -200,7 +200,7 @@ def test_a_file_that_names_its_alignment(tmp_path: Path) -> None:
     assert [tensor.data.ctypes.data % 256 for tensor in ours.tensors] == [0, 0]
 
 
-def test_tensors_of_types_that_frameworks_have(model: Path) -> None:
+def test_frameworks_import_tensors_of_types_that_they_have(model: Path) -> None:
     buffer = longshore.load(model, align=64)
     assert buffer.files[0].format == "gguf"
     for name in ("float32.2d", "int16.2d", "float64.1d"):

@@ -1,4 +1,4 @@
-"""`longshore.load` and what it returns."""
+"""`longshore.load` and the buffer that it returns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def random_file(path: Path, nbytes: int) -> bytes:
 
 @pytest.mark.parametrize("nbytes", [0, 1, 511, 512, 4095, 4096, 4097, 2 * MIB - 1, 2 * MIB + 1])
 @pytest.mark.parametrize("mode", ["auto", "direct", "buffered"])
-def test_content_is_that_of_the_file(tmp_path: Path, nbytes: int, mode: str) -> None:
+def test_the_content_equals_the_file(tmp_path: Path, nbytes: int, mode: str) -> None:
     content = random_file(tmp_path / "file", nbytes)
     buffer = longshore.load(tmp_path / "file", mode=mode)
     assert buffer.nbytes == len(buffer) == nbytes
@@ -39,14 +39,14 @@ def test_content_is_that_of_the_file(tmp_path: Path, nbytes: int, mode: str) -> 
     assert buffer.stats.nbytes == nbytes and sum(buffer.stats.page_bytes.values()) >= nbytes
 
 
-def test_every_way_to_the_memory_leads_to_the_same(tmp_path: Path) -> None:
+def test_descriptor_path_and_mapping_have_the_same_content(tmp_path: Path) -> None:
     content = random_file(tmp_path / "file", 3 * MIB + 5)
     buffer = longshore.load(tmp_path / "file")
     assert buffer.path == f"/proc/{os.getpid()}/fd/{buffer.fileno()}"
     assert Path(buffer.path).read_bytes() == content
     with mmap.mmap(buffer.fileno(), buffer.nbytes, prot=mmap.PROT_READ) as mapped:
         assert mapped[:] == content
-    # Another process, which shares nothing but the name.
+    # Another process, which has only the path.
     count = "import sys; print(hash(open(sys.argv[1], 'rb').read()) and len(open(sys.argv[1], 'rb').read()))"
     said = subprocess.run(
         [sys.executable, "-c", count, buffer.path], capture_output=True, text=True, check=True
@@ -56,7 +56,7 @@ def test_every_way_to_the_memory_leads_to_the_same(tmp_path: Path) -> None:
     assert digest.stdout.split()[0] == hashlib.sha256(content).hexdigest()
 
 
-def test_nobody_can_write_to_it(tmp_path: Path) -> None:
+def test_sealed_memory_cannot_be_written_to(tmp_path: Path) -> None:
     random_file(tmp_path / "file", 5000)
     buffer = longshore.load(tmp_path / "file")
     assert buffer.readonly and memoryview(buffer).readonly
@@ -79,7 +79,7 @@ def test_writable_memory_is_written_to_in_place(tmp_path: Path) -> None:
         longshore.load(tmp_path / "file", heap="udmabuf", writable=True)
 
 
-def test_files_lie_one_behind_the_other(tmp_path: Path) -> None:
+def test_files_follow_one_another_at_page_boundaries(tmp_path: Path) -> None:
     contents = [random_file(tmp_path / str(n), nbytes) for n, nbytes in enumerate([5000, 0, 4096])]
     buffer = longshore.load([tmp_path / str(n) for n in range(3)])
     assert [file.offset for file in buffer.files] == [0, 8192, 8192]
@@ -91,7 +91,7 @@ def test_files_lie_one_behind_the_other(tmp_path: Path) -> None:
     assert all(type(path) is type(tmp_path) and path.name for path in paths)
 
 
-def test_a_closed_buffer_is_gone_and_one_that_is_lent_stays(
+def test_closing_frees_the_memory_unless_there_are_views(
     tmp_path: Path, descriptors: Callable[[], set[str]]
 ) -> None:
     content = random_file(tmp_path / "file", 5000)
@@ -108,7 +108,7 @@ def test_a_closed_buffer_is_gone_and_one_that_is_lent_stays(
         with pytest.raises(ValueError, match="closed"):
             use()
     assert repr(buffer) == "<longshore.Buffer: closed>"
-    # Without closing it goes with the last that has it.
+    # Without `close`, the memory is freed with the last reference.
     view = memoryview(longshore.load(tmp_path / "file"))
     gc.collect()
     assert bytes(view) == content and descriptors() != before
@@ -119,7 +119,7 @@ def test_a_closed_buffer_is_gone_and_one_that_is_lent_stays(
 
 
 @pytest.mark.parametrize("kind", ["crc32c", "xxh3", "sha256"])
-def test_checksums_are_computed_and_held_against_a_manifest(tmp_path: Path, kind: str) -> None:
+def test_checksums_are_computed_and_compared_with_a_manifest(tmp_path: Path, kind: str) -> None:
     content = random_file(tmp_path / "file", 70_000)
     digests = longshore.load(tmp_path / "file", verify=kind).files[0].digests
     assert set(digests) == {kind}
@@ -146,22 +146,22 @@ def test_several_checksums_at_once(tmp_path: Path) -> None:
         ({"mode": "fast"}, "no read mode"),
         ({"format": "pt"}, "no format"),
         ({"verify": ["md5"]}, "no checksum"),
-        ({"align": 3}, "no power of two"),
+        ({"align": 3}, "not a power of two"),
     ],
 )
-def test_words_that_mean_nothing_are_refused(
+def test_invalid_words_are_refused(
     example: str, arguments: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         longshore.load(example, **arguments)  # type: ignore[arg-type]
 
 
-def test_no_file_is_no_load() -> None:
+def test_an_empty_list_of_files_is_refused() -> None:
     with pytest.raises(ValueError, match="no file is named"):
         longshore.load([])
 
 
-def test_failures_say_what_and_leave_nothing(
+def test_failures_give_a_reason_and_leave_nothing_behind(
     tmp_path: Path, descriptors: Callable[[], set[str]]
 ) -> None:
     (tmp_path / "short.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
@@ -189,7 +189,7 @@ def test_failures_say_what_and_leave_nothing(
     assert descriptors() == before
 
 
-def test_progress_is_told_to_a_callable(tmp_path: Path) -> None:
+def test_progress_is_reported_to_a_callable(tmp_path: Path) -> None:
     random_file(tmp_path / "file", 3 * MIB)
     told: list[tuple[int, int]] = []
     longshore.load(tmp_path / "file", progress=lambda done, total: told.append((done, total)))
@@ -197,10 +197,10 @@ def test_progress_is_told_to_a_callable(tmp_path: Path) -> None:
 
 
 class StopError(Exception):
-    """What a callable raises to stop a load."""
+    """The exception that a progress callable raises to stop a load."""
 
 
-def test_what_progress_raises_stops_the_load(
+def test_an_exception_in_progress_stops_the_load(
     tmp_path: Path, descriptors: Callable[[], set[str]]
 ) -> None:
     with (tmp_path / "sparse").open("wb") as file:
@@ -210,7 +210,7 @@ def test_what_progress_raises_stops_the_load(
     def stop(done: int, total: int) -> None:
         nonlocal calls
         calls += 1
-        # Meanwhile more progress is made than is reported.
+        # The load goes on during this call.
         time.sleep(0.1)
         raise StopError(done, total)
 
@@ -223,7 +223,7 @@ def test_what_progress_raises_stops_the_load(
 def test_ctrl_c_stops_the_load(tmp_path: Path, descriptors: Callable[[], set[str]]) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(1024 * MIB)
-    # No code of Python's runs that could see the signal: the method of a dict is C.
+    # `setdefault` is in C, so no Python bytecode runs that could handle the signal.
     told: dict[int, int] = {}
     before = descriptors()
     handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -248,7 +248,8 @@ def test_other_threads_run_meanwhile(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=wait_and_run)
     thread.start()
-    # From here on nobody is made to give up Python's lock: the thread runs where a load does.
+    # From here on the interpreter takes the GIL from no thread: the other thread runs only if a load
+    # releases it.
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     try:
@@ -272,7 +273,7 @@ def test_progress_shows_a_bar_or_lines(
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     longshore.load(tmp_path / "file", progress=True)
     assert "file: 100% of 0.00 GB" in capsys.readouterr().err
-    # That tqdm is not there is no part of what else goes wrong.
+    # A later error does not have the missing tqdm as its context.
     with pytest.raises(FileNotFoundError) as caught:
         longshore.load(tmp_path / "nothing", progress=True)
     assert caught.value.__context__ is None
@@ -293,7 +294,7 @@ def test_two_loads_at_once(tmp_path: Path) -> None:
     assert [found[n] for n in range(4)] == contents
 
 
-def test_importing_it_imports_nothing_heavy() -> None:
+def test_importing_longshore_imports_no_large_package() -> None:
     code = "import sys; before = set(sys.modules); import longshore; print(*sorted(set(sys.modules) - before))"
     said = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Files as the package `safetensors` has them, held against that package."""
+"""Compares safetensors files with the package `safetensors`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import longshore
 import longshore.numpy
-import ml_dtypes  # Also makes `safetensors` know bfloat16.
+import ml_dtypes  # `safetensors` supports bfloat16 only after this import.
 import numpy as np
 import pytest
 import safetensors
@@ -43,13 +43,13 @@ def random_array(dtype: Any, shape: tuple[int, ...], seed: int) -> np.ndarray[An
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Bit by bit, so that every NaN counts."""
+    """Compare bit by bit, so that equal NaNs are equal."""
     kinds = [(array.dtype, array.shape) for array in (ours, theirs)]
     return kinds[0] == kinds[1] and bool(ours.tobytes() == theirs.tobytes())
 
 
 def owner(array: Any) -> Any:
-    """Whose memory it is."""
+    """Return the bytearray that the array is a view of."""
     while not isinstance(array, bytearray):
         array = array.obj if isinstance(array, memoryview) else array.base
     return array
@@ -57,7 +57,7 @@ def owner(array: Any) -> Any:
 
 @pytest.fixture
 def every(tmp_path: Path) -> str:
-    """A file with every type that the package's numpy functions write, in every shape."""
+    """A file with every type that `safetensors.numpy` writes, in every shape."""
     tensors = {
         f"{dtype}.{place}": random_array(dtype, shape, place)
         for dtype, (place, shape) in itertools.product([*NUMPY, "bfloat16"], enumerate(SHAPES))
@@ -80,10 +80,10 @@ def test_every_tensor_is_the_same(every: str, align: int | None) -> None:
 
 
 @pytest.mark.parametrize("dtype", BEYOND)
-def test_types_that_the_package_has_no_numpy_for(tmp_path: Path, dtype: str) -> None:
+def test_types_that_safetensors_does_not_convert_to_numpy(tmp_path: Path, dtype: str) -> None:
     kind = np.dtype(BEYOND[dtype])
     path = tmp_path / "one.safetensors"
-    # Every value there is, and for those of 16 bits many.
+    # Every value of the 8-bit types, and many of the 16-bit type.
     data = bytes(range(256)) * 16 * kind.itemsize
     shape = [16, 256]
     entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
@@ -91,12 +91,14 @@ def test_types_that_the_package_has_no_numpy_for(tmp_path: Path, dtype: str) -> 
     expected = np.frombuffer(data, kind).reshape(shape)
     assert same(longshore.numpy.load_file(path)["t"], expected)
     assert same(longshore.numpy.load(path.read_bytes())["t"], expected)
-    # And they come back as they were.
+    # Saving and loading them changes nothing.
     assert same(longshore.numpy.load(longshore.numpy.save({"t": expected}))["t"], expected)
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)])
-def test_types_of_less_than_a_byte_are_bytes_only(tmp_path: Path, dtype: str, bits: int) -> None:
+def test_types_smaller_than_a_byte_are_available_as_bytes_only(
+    tmp_path: Path, dtype: str, bits: int
+) -> None:
     path = tmp_path / "packed.safetensors"
     data = bytes(range(bits))
     entry = {"dtype": dtype, "shape": [2, 4], "data_offsets": [0, bits]}
@@ -110,7 +112,7 @@ def test_types_of_less_than_a_byte_are_bytes_only(tmp_path: Path, dtype: str, bi
     assert (tensor.dtype, tensor.shape, bytes(tensor.data)) == (dtype, (2, 4), data)
 
 
-def test_arrays_are_views_of_one_buffer_that_they_keep(
+def test_arrays_are_views_of_one_buffer_and_keep_it_alive(
     every: str, descriptors: Callable[[], set[str]]
 ) -> None:
     before = descriptors()
@@ -151,7 +153,7 @@ def test_bytes_are_copied_once_and_writable(every: str) -> None:
     assert all(array.flags.writeable for array in ours.values())
     ours["float32.5"][:] = 7
     assert ours["float32.5"].sum() == 42 and data == before
-    # As the package's, which does not always know bfloat16 here.
+    # As with `safetensors`, which does not always support bfloat16 here.
     small = safetensors.numpy.save({"t": np.arange(5), "none": np.zeros((2, 0))})
     for module in (safetensors.numpy, longshore.numpy):
         assert all(array.flags.writeable for array in module.load(small).values())
@@ -160,7 +162,7 @@ def test_bytes_are_copied_once_and_writable(every: str) -> None:
     assert len(base) == 1
 
 
-def test_what_a_file_says_of_itself(every: str, tmp_path: Path) -> None:
+def test_names_shapes_and_metadata_are_the_same(every: str, tmp_path: Path) -> None:
     bare = str(tmp_path / "bare.safetensors")
     safetensors.numpy.save_file({"b": np.zeros(3), "a": np.zeros(5, np.int8)}, bare)
     for path in (every, bare):
@@ -168,7 +170,7 @@ def test_what_a_file_says_of_itself(every: str, tmp_path: Path) -> None:
             assert ours.keys() == theirs.keys()
             assert ours.metadata() == theirs.metadata()
             sizes = {name: theirs.get_tensor(name).nbytes for name in theirs.keys()}
-            # Tensors without data have no order of their own.
+            # The order of tensors without data is not defined.
             order = [name for name in theirs.offset_keys() if sizes[name]]
             assert [name for name in ours.offset_keys() if sizes[name]] == order
             assert sorted(ours.offset_keys()) == ours.keys()
@@ -179,13 +181,13 @@ def test_what_a_file_says_of_itself(every: str, tmp_path: Path) -> None:
                 assert same(ours.get_tensor(name), theirs.get_tensor(name))
 
 
-def test_nothing_is_read_before_a_tensor_is_asked_for(
+def test_no_data_is_read_before_a_tensor_is_requested(
     every: str, descriptors: Callable[[], set[str]]
 ) -> None:
     before = descriptors()
     with longshore.safe_open(every, framework="np") as file:
         assert file.get_slice(file.keys()[0]).get_shape() == []
-        # The file by itself, which may be open for direct I/O too.
+        # Only the file is open, and perhaps a second time for direct I/O.
         assert 1 <= len(descriptors() - before) <= 2
         assert not any("memfd" in name for name in descriptors() - before)
         array = file.get_tensor("float32.5")
@@ -195,7 +197,7 @@ def test_nothing_is_read_before_a_tensor_is_asked_for(
         file.get_tensor("float32.5")
 
 
-def test_tensors_one_by_one(every: str, descriptors: Callable[[], set[str]]) -> None:
+def test_tensors_are_loaded_one_by_one(every: str, descriptors: Callable[[], set[str]]) -> None:
     theirs = safetensors.numpy.load_file(every)
     with longshore.safe_open(every, framework="np", whole=False) as file:
         before = descriptors()
@@ -215,7 +217,7 @@ def test_tensors_one_by_one(every: str, descriptors: Callable[[], set[str]]) -> 
 
 
 def memfds() -> int:
-    """How many memories of loads this process has mapped."""
+    """Return the number of longshore's memfds that this process has mapped."""
     with open("/proc/self/maps") as maps:
         return sum("memfd:longshore" in line for line in maps)
 
@@ -227,7 +229,7 @@ def test_threads_share_one_load(every: str) -> None:
         together = threading.Barrier(8)
 
         def slow(done: int, total: int, loads: list[int] = loads) -> None:
-            # Others get their turn while the file is loaded.
+            # Let the other threads run while the file is loaded.
             loads += [total] if done == total else []
             time.sleep(0.001)
 
@@ -252,7 +254,7 @@ def test_threads_share_one_load(every: str) -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("how", ["folder", "unlinked", "replaced"])
-def test_what_was_opened_is_what_is_loaded(
+def test_the_opened_file_is_loaded_even_if_its_name_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool, how: str
 ) -> None:
     safetensors.numpy.save_file({"t": np.arange(5)}, tmp_path / "model.safetensors")
@@ -273,7 +275,7 @@ def test_what_was_opened_is_what_is_loaded(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_file_that_was_written_to_since_it_was_opened_is_refused(
+def test_a_file_that_was_written_to_after_opening_is_refused(
     tmp_path: Path, whole: bool
 ) -> None:
     path = tmp_path / "model.safetensors"
@@ -286,7 +288,7 @@ def test_a_file_that_was_written_to_since_it_was_opened_is_refused(
     assert caught.value.filename == str(path)
 
 
-def test_one_tensor_takes_its_own_memory_only(tmp_path: Path) -> None:
+def test_loading_one_tensor_reads_only_its_bytes(tmp_path: Path) -> None:
     path = tmp_path / "large.safetensors"
     big = np.ones(3 << 20, np.uint8)
     longshore.numpy.save_file({"a": big, "b": np.arange(5), "c": big}, path)
@@ -343,7 +345,7 @@ INDICES: list[Any] = [
 
 
 def outcome(part: Any, index: Any) -> Any:
-    """What indexing gives, or the kind of its refusal."""
+    """Return the result of indexing, or the class of the exception that it raises."""
     try:
         array = part[index]
     except BaseException as error:
@@ -363,22 +365,21 @@ def outcome(part: Any, index: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (0,), (4, 3), (3, 4, 5), (2, 0, 3)])
-def test_parts_are_the_same(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_slices_are_the_same(tmp_path: Path, shape: tuple[int, ...]) -> None:
     path = str(tmp_path / "part.safetensors")
     safetensors.numpy.save_file({"t": random_array("int16", shape, 1)}, path)
     with safetensors.safe_open(path, "np") as theirs, longshore.safe_open(path, "np") as ours:
         for index in INDICES:
             start_behind_stop = isinstance(index, slice) and index.start and index.stop is not None
             if start_behind_stop and 0 <= index.stop < index.start:
-                # The package computes a length below zero there and ends in a panic or a vast
-                # shape; ours refuses.
+                # `safetensors` computes a negative length here, and panics or returns a huge shape.
                 assert outcome(ours.get_slice("t"), index) == "SafetensorError", index
                 continue
             expected = outcome(theirs.get_slice("t"), index)
             assert outcome(ours.get_slice("t"), index) == expected, index
 
 
-def test_parts_are_views(every: str) -> None:
+def test_slices_are_views(every: str) -> None:
     with longshore.safe_open(every, framework="np") as file:
         whole = file.get_tensor("float32.6")
         part = file.get_slice("float32.6")[1, 1:3]
@@ -400,7 +401,9 @@ def test_parts_are_views(every: str) -> None:
         (slice(0, 2, -1), "Slice step must be a positive integer, got -1"),
     ],
 )
-def test_refusals_say_the_same(example: str, tmp_path: Path, index: Any, message: str) -> None:
+def test_error_messages_are_the_same(
+    example: str, tmp_path: Path, index: Any, message: str
+) -> None:
     path = str(tmp_path / "two.safetensors")
     safetensors.numpy.save_file({"t": np.zeros((2, 3))}, path)
     with safetensors.safe_open(path, "np") as theirs, longshore.safe_open(path, "np") as ours:
@@ -422,13 +425,15 @@ def test_refusals_say_the_same(example: str, tmp_path: Path, index: Any, message
         ({"framework": "np", "backend": "tape"}, 'backend "tape" is invalid'),
     ],
 )
-def test_arguments_are_refused_alike(example: str, arguments: dict[str, Any], message: str) -> None:
+def test_the_same_arguments_are_refused(
+    example: str, arguments: dict[str, Any], message: str
+) -> None:
     for module in (safetensors, longshore):
         with pytest.raises(module.SafetensorError, match=message):
             module.safe_open(example, **arguments)
 
 
-def test_tensors_and_files_that_are_not_there(example: str) -> None:
+def test_missing_tensors_and_files_raise_the_same_errors(example: str) -> None:
     for module in (safetensors, longshore):
         with pytest.raises(FileNotFoundError):
             module.safe_open("not/there", framework="np")
@@ -461,13 +466,13 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("malformed", MALFORMED.values(), ids=MALFORMED.keys())
-def test_malformed_files_are_refused_alike(tmp_path: Path, malformed: bytes) -> None:
+def test_the_same_malformed_files_are_refused(tmp_path: Path, malformed: bytes) -> None:
     path = tmp_path / "malformed.safetensors"
     path.write_bytes(malformed)
     for module in (safetensors, longshore):
         with pytest.raises(module.SafetensorError):
             module.numpy.load(malformed)
-        # An empty file cannot be mapped, which the package says otherwise.
+        # An empty file cannot be mapped: `safetensors` raises another exception for it.
         with pytest.raises(
             (module.SafetensorError, OSError) if not malformed else module.SafetensorError
         ):
@@ -476,14 +481,14 @@ def test_malformed_files_are_refused_alike(tmp_path: Path, malformed: bytes) -> 
         longshore.load(path)
 
 
-def test_what_is_written_is_what_the_package_writes(every: str, tmp_path: Path) -> None:
+def test_written_files_equal_those_of_safetensors(every: str, tmp_path: Path) -> None:
     tensors = safetensors.numpy.load_file(every)
     for metadata in (None, {"one": "entry"}):
         assert longshore.numpy.save(tensors, metadata) == safetensors.numpy.save(tensors, metadata)
     longshore.numpy.save_file(tensors, tmp_path / "ours", {"one": "entry"})
     safetensors.numpy.save_file(tensors, tmp_path / "theirs", {"one": "entry"})
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
-    # Who may read it is as of any other new file; the package lets nobody else.
+    # The permissions are those of any new file; `safetensors` grants them only to the owner.
     (tmp_path / "plain").touch()
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -491,7 +496,7 @@ def test_what_is_written_is_what_the_package_writes(every: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
-def test_permissions_are_those_of_other_files(
+def test_permissions_follow_the_umask_or_the_replaced_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
 ) -> None:
     new, old = tmp_path / "new", tmp_path / "old"
@@ -500,7 +505,7 @@ def test_permissions_are_those_of_other_files(
     before = os.umask(umask)
     try:
         with monkeypatch.context() as patched:
-            # It is the whole process's: another thread's file would have it too.
+            # The code must not set the umask, because it applies to all threads.
             patched.delattr(os, "umask")
             longshore.numpy.save_file({"t": np.zeros(3)}, new)
             longshore.numpy.save_file({"t": np.zeros(3)}, old)
@@ -511,7 +516,7 @@ def test_permissions_are_those_of_other_files(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_arrays_of_other_orders_are_written_in_the_files(tmp_path: Path) -> None:
+def test_arrays_of_any_byte_order_and_layout_are_written(tmp_path: Path) -> None:
     array = np.arange(12, dtype=">i4").reshape(3, 4)
     read = safetensors.numpy.load(
         longshore.numpy.save({"big": array, "across": array.T, "part": array[::2, 1:]})
@@ -520,7 +525,7 @@ def test_arrays_of_other_orders_are_written_in_the_files(tmp_path: Path) -> None
     assert np.array_equal(read["across"], array.T) and np.array_equal(read["part"], array[::2, 1:])
 
 
-def test_a_file_that_is_loaded_can_be_replaced(tmp_path: Path) -> None:
+def test_a_loaded_file_can_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     longshore.numpy.save_file({"t": np.arange(5)}, path)
     arrays = longshore.numpy.load_file(path)
@@ -529,19 +534,19 @@ def test_a_file_that_is_loaded_can_be_replaced(tmp_path: Path) -> None:
     assert arrays["t"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"before")
     with pytest.raises(longshore.SafetensorError, match="complex128"):
         longshore.numpy.save_file({"t": np.zeros(3, np.complex128)}, path)
-    with pytest.raises(TypeError, match="metadata are strings"):
+    with pytest.raises(TypeError, match="metadata must map strings to strings"):
         longshore.numpy.save_file({"t": np.zeros(3)}, path, {"n": 1})  # type: ignore[dict-item]
     with pytest.raises(FileNotFoundError):
         longshore.numpy.save_file({"t": np.zeros(3)}, tmp_path / "no" / "folder")
     assert path.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_shards_are_one_model(tmp_path: Path) -> None:
+def test_shards_are_loaded_as_one_model(tmp_path: Path) -> None:
     shards = {
         f"model-{n}.safetensors": {f"t{n}": np.full(1000, n), f"u{n}": np.ones(n)}
         for n in (1, 2, 3)
@@ -560,7 +565,7 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
         assert same(file.get_slice("t2")[3:5], expected["t2"][3:5])
 
 
-def test_names_that_occur_in_two_files(example: str) -> None:
+def test_a_tensor_name_in_two_files_is_refused(example: str) -> None:
     buffer = longshore.load([example, example])
     with pytest.raises(longshore.FormatError, match="several files have a tensor 'bias'|'weight'"):
         _ = buffer.tensors

@@ -1,4 +1,4 @@
-"""A model of the package transformers, made of a state_dict that longshore loaded."""
+"""A model of the package transformers, created from a state_dict that longshore loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ transformers: Any = pytest.importorskip(
 )
 
 
-def test_a_model_is_made_of_the_memory_that_was_loaded(tmp_path: Path) -> None:
+def test_a_model_uses_the_loaded_memory_without_a_copy(tmp_path: Path) -> None:
     import longshore.torch
 
     config = transformers.LlamaConfig(

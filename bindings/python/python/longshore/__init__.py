@@ -1,4 +1,4 @@
-"""Models from disk into memory that devices and processes share, at the disk's speed.
+"""Loads models from disk into memory that devices and processes share, at the disk's speed.
 
 >>> import pathlib
 >>> import longshore
@@ -8,11 +8,12 @@
 ['bias', 'weight'] True
 True
 
-Code written for the package `safetensors` runs with its import changed: `longshore.safe_open`,
-`longshore.numpy`, `longshore.torch`, `longshore.jax`, `longshore.flax`. GGUF files: `longshore.gguf`.
+A drop-in replacement for the package `safetensors`: change the import to `longshore.safe_open`,
+`longshore.numpy`, `longshore.torch`, `longshore.jax` or `longshore.flax`. `longshore.gguf` loads GGUF
+files.
 
-Nothing heavy is imported before it is needed: numpy, torch and jax by their modules here, tqdm by
-`progress=True`.
+Large packages are imported only when they are needed: numpy, torch and jax by the modules of these
+names, tqdm by `progress=True`.
 """
 
 from __future__ import annotations

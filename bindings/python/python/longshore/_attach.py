@@ -7,7 +7,7 @@ import os
 from longshore import _core
 from longshore._progress import observer
 
-TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
+TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -22,20 +22,21 @@ def attach(
     progress: Progress = None,
     trust_uid: Iterable[int] = (),
 ) -> _core.Buffer:
-    """Attach a model that `longshore serve` holds, or loads for this.
+    """Attach a model of `longshore serve`, which loads it if it does not hold it yet.
 
-    The memory is the server's: it takes none here, and nobody can change it. This process opens the
-    file, too, to show that it may read it. The attachment counts until the buffer and all views of
-    it are gone, or `Buffer.close` released it; the memory stays valid when the server ends.
+    The buffer maps the server's memory, which no process can change; attaching uses no memory of its
+    own. This process opens the file, too, to prove that it may read it. The server keeps the model
+    until the buffer and all its views are gone, or until `Buffer.close`; the memory stays valid after
+    the server has ended.
 
     Args:
-        name_or_id: A path; a name beneath what is served; a number of `longshore ls`.
-        socket: The server's; None is that of this user, or else the system's.
-        format: What the file is taken to be; "auto" goes by its name.
-        progress: As of `longshore.load`, while the server loads it.
-        trust_uid: Ids of users whose server may have the file, besides root, the own user, the
+        name_or_id: A path, a name below a directory that is served, or a number from `longshore ls`.
+        socket: The path of the server's socket; None tries that of this user, then the system's.
+        format: The format of the file; "auto" chooses it by the file's name.
+        progress: As for `longshore.load`, while the server loads the model.
+        trust_uid: Ids of users whose server this process may use, besides root, its own user, the
             system user `longshore` and the ids in `$LONGSHORE_TRUST_UID`. Nothing is sent to the
-            server of another user; the call raises `PermissionDeniedError`.
+            server of any other user: the call raises `PermissionDeniedError`.
     """
     wanted = name_or_id if isinstance(name_or_id, int) else os.fspath(name_or_id)
     with observer(progress, [str(wanted)]) as observe:

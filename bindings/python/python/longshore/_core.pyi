@@ -1,4 +1,4 @@
-"""What of longshore is Rust; use the package `longshore`."""
+"""The extension module of longshore, in Rust; use the package `longshore`."""
 
 import os
 import pathlib
@@ -23,7 +23,7 @@ __all__ = [
 
 @final
 class Buffer:
-    """A loaded file, or several, in memory that other processes and devices can be given."""
+    """One or more loaded files, in memory that can be shared with processes and devices."""
 
     @property
     def nbytes(self) -> int: ...
@@ -87,7 +87,7 @@ class File:
 
 @final
 class OpenedFiles:
-    """Safetensors files that are open, their headers read and nothing of their data."""
+    """Open safetensors files, of which only the headers were read."""
 
     @property
     def tensors(self) -> list[tuple[str, str, list[int]]]: ...
@@ -96,7 +96,7 @@ class OpenedFiles:
 
 @final
 class Stats:
-    """What a load did and how long it took."""
+    """The statistics of a load: bytes, times, pages, and how the files were read."""
 
     @property
     def nbytes(self) -> int: ...
@@ -129,7 +129,7 @@ class Stats:
 
 @final
 class Tensor:
-    """A tensor in a buffer, which no framework has made anything of yet."""
+    """A tensor in a buffer, to be imported by any framework."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""What the types of safetensors files are called elsewhere."""
+"""The types of safetensors files: their sizes, and their names in numpy, ml_dtypes and torch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ BITS = {
     "I64": 64,
     "U64": 64,
 }
-"""The size of an element in bits, in the order of the format's reference implementation, which
-writes the last first."""
+"""The size of an element in bits. The order is that of the format's reference implementation, which
+writes tensors of the last type first."""
 
 NUMPY = {
     "BOOL": "bool",
@@ -44,7 +44,7 @@ NUMPY = {
     "I64": "int64",
     "U64": "uint64",
 }
-"""numpy's own types."""
+"""The types of numpy itself."""
 
 ML_DTYPES = {
     "BF16": "bfloat16",
@@ -54,7 +54,7 @@ ML_DTYPES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
-"""Those that the package ml_dtypes adds to numpy."""
+"""The types that the package ml_dtypes adds to numpy."""
 
 TORCH = {
     "BOOL": "bool",
@@ -78,4 +78,4 @@ TORCH = {
     "I64": "int64",
     "U64": "uint64",
 }
-"""torch's types; older versions lack some."""
+"""The types of torch; older versions lack some."""

@@ -1,10 +1,10 @@
-"""What the frameworks make of a tensor in a buffer."""
+"""Converts tensors of a buffer into those of numpy, JAX and torch."""
 
 from __future__ import annotations
 
 from longshore.errors import SafetensorError
 
-TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
+TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
 if TYPE_CHECKING:
     from typing import Any
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Framework:
-    """What all have in common."""
+    """The interface of all frameworks."""
 
     name: str
     checks_index = True
-    """Whether an index is checked as `safetensors` does, or left to the framework."""
+    """True to check an index as `safetensors` does, False to leave that to the framework."""
 
     def __init__(self, device: str | int | None) -> None:
         if device not in (None, "cpu"):
@@ -26,19 +26,19 @@ class Framework:
             )
 
     def defaults(self, options: Options) -> None:
-        """Adds to the options of the load what the framework needs."""
+        """Set the options of the load that the framework needs, unless the caller set them."""
 
     def tensor(self, tensor: _core.Tensor) -> Any:
-        """The whole tensor."""
+        """Return the whole tensor."""
         raise NotImplementedError
 
     def part(self, tensor: _core.Tensor, index: Any) -> Any:
-        """A part of it."""
+        """Return the part of the tensor that the index selects."""
         raise NotImplementedError
 
 
 class Numpy(Framework):
-    """Read-only arrays, unless `writable` was asked for."""
+    """numpy arrays, read-only unless the buffer is writable."""
 
     name = "numpy"
 
@@ -52,12 +52,12 @@ class Numpy(Framework):
         return self._asarray(tensor)
 
     def part(self, tensor: _core.Tensor, index: Any) -> Any:
-        # Also of a single element an array.
+        # With `...`, a single element is an array, too, and not a scalar.
         return self._asarray(tensor)[(*index, ...)]
 
 
 class Jax(Framework):
-    """JAX's arrays, which nobody can write to."""
+    """JAX arrays, which are immutable."""
 
     name = "flax"
 
@@ -68,7 +68,7 @@ class Jax(Framework):
         self._jax = jax
 
     def defaults(self, options: Options) -> None:
-        # JAX shares memory that is aligned, and copies other.
+        # JAX shares aligned memory and copies the rest.
         options.setdefault("align", 64)
 
     def tensor(self, tensor: _core.Tensor) -> Any:
@@ -79,7 +79,7 @@ class Jax(Framework):
 
 
 class Torch(Framework):
-    """torch's tensors, on any device."""
+    """torch tensors, on any device."""
 
     name = "pytorch"
     checks_index = False
@@ -91,7 +91,7 @@ class Torch(Framework):
         self._device = "cpu" if device is None else device
 
     def defaults(self, options: Options) -> None:
-        # torch knows no memory that must not be written to.
+        # torch has no read-only tensors.
         options.setdefault("writable", True)
 
     def tensor(self, tensor: _core.Tensor) -> Any:
@@ -114,14 +114,14 @@ _OTHERS = ("tf", "tensorflow", "mlx", "paddle")
 
 
 def framework_of(name: str, device: str | int | None, backend: str) -> Framework:
-    """The framework of that name, which is imported."""
+    """Import the framework of that name and return its converter."""
     if backend not in ("mmap", "pread"):
         raise SafetensorError(
             None, f'backend "{backend}" is invalid (expected one of: "mmap", "pread")'
         )
     if name in _OTHERS:
         raise SafetensorError(
-            None, f"framework {name} is one that longshore does not know; open it with 'np'"
+            None, f"framework {name} is not supported by longshore; open the file with 'np'"
         )
     if name not in _FRAMEWORKS:
         raise SafetensorError(None, f"framework {name} is invalid")

@@ -7,7 +7,7 @@ import os
 from longshore import _core
 from longshore._progress import observer
 
-TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
+TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Literal, TypedDict
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Format = Literal["auto", "raw", "safetensors", "gguf"]
 
     class Options(TypedDict, total=False):
-        """What `load` takes beside paths and their format."""
+        """The arguments of `load` other than the paths and their format."""
 
         heap: str
         mode: str
@@ -42,30 +42,33 @@ def load(
     format: Format = "auto",
     writable: bool = False,
 ) -> _core.Buffer:
-    """Load a file, or several behind each other, into memory that can be shared.
+    """Load a file, or several one after another, into memory that can be shared.
 
-    Other Python threads run meanwhile. Ctrl-C stops it, as does anything that `progress` raises;
-    whatever goes wrong, neither a descriptor nor memory is left.
+    Other Python threads run during the load. Ctrl-C and exceptions that `progress` raises stop it. If
+    it fails, it leaves neither a descriptor nor memory behind.
 
     Args:
-        path_or_paths: What to load. A `*.safetensors.index.json` stands for its shards.
-        heap: Where the memory comes from: "memfd" in the largest pages there are, "memfd:4k",
-            "hugetlb", "udmabuf", "dma-heap:NAME". "auto" takes "memfd", which can be sealed.
-        mode: How files are read: "direct", "buffered", "uncached". "auto" takes from the page cache
-            what is there, and the rest from the disk.
-        align: Place every tensor at a multiple of so many bytes, a power of two. JAX shares memory
-            from 64 on, instead of copying it. None leaves the content as it is in the file.
-        verify: Checksums to compute, "crc32c", "xxh3" or "sha256", one or several: `File.digests`
-            has them. Or a manifest as `sha256sum` writes them: what differs raises ChecksumError.
-        progress: True shows a bar of tqdm if that is installed, else lines on standard error. A
-            callable gets the bytes done and in all, some twenty times a second.
-        format: What the files are taken to be; "auto" goes by their names.
-        writable: Do not seal the content: arrays can be written to, and so can whoever is given the
-            descriptor.
+        path_or_paths: The file or files. A `*.safetensors.index.json` stands for its shards.
+        heap: The source of the memory: "memfd" with the largest available pages, "memfd:4k",
+            "hugetlb", "udmabuf" or "dma-heap:NAME". "auto" takes "memfd", which can be sealed.
+        mode: How files are read: "direct", "buffered" or "uncached". "auto" copies resident pages
+            from the page cache and reads the rest from the disk.
+        align: Place every tensor at a multiple of this number of bytes, a power of two. From 64 on,
+            JAX shares the memory instead of copying it. None leaves the content as it is in the file.
+        verify: One or more checksums to compute, "crc32c", "xxh3" or "sha256", which `File.digests`
+            then returns; or the path of a manifest in the format of `sha256sum`: a file that differs
+            raises ChecksumError.
+        progress: True shows a progress bar if tqdm is installed, and prints lines on standard error
+            if not. A callable is called with the bytes done and the total, about twenty times a
+            second.
+        format: The format of the files; "auto" chooses it by their names.
+        writable: Do not seal the content: this process can write to the arrays, and other processes
+            that have the descriptor can write to the memory.
 
     Returns:
-        The buffer, complete, and verified if that was asked for. Its content is sealed: nobody can
-        change it, not even who opens `Buffer.path` (heaps of dma-bufs cannot do that).
+        The buffer, complete, and verified if `verify` is given. Unless `writable` is set, its content
+        is sealed: no process can change it, even through `Buffer.path`. The dma-bufs of the heaps
+        "udmabuf" and "dma-heap" cannot be sealed.
 
     >>> import longshore
     >>> buffer = longshore.load(example, verify="crc32c")
@@ -100,7 +103,7 @@ def load_only(
     format: Format = "auto",
     writable: bool = False,
 ) -> _core.Buffer:
-    """`load`, or of safetensors files the one tensor of that name; of what is open, if it is."""
+    """Load whole files, or only the safetensors tensor of that name; from `opened` if it is given."""
     digests, manifest = _verify(verify)
     with observer(progress, paths) as observe:
         return _core.load(
@@ -124,7 +127,7 @@ def _paths(path_or_paths: StrPath | Sequence[StrPath]) -> list[str]:
 
 
 def _verify(verify: Verify) -> tuple[list[str], str | None]:
-    """The checksums to compute, and the manifest to hold them against."""
+    """Return the checksums to compute, and the path of the manifest to compare them with."""
     if verify is None:
         return [], None
     if isinstance(verify, (str, os.PathLike)):

@@ -1,4 +1,4 @@
-"""How far a load has come, shown or told."""
+"""Shows the progress of a load, or passes it to the caller's function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import contextmanager
 
-TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
+TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from typing import Any
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     Observe = Callable[[int, int], object]
 
 LINE_SECONDS = 1.0
-"""How often a line is written where there is no tqdm."""
+"""The seconds between two lines if tqdm is not installed."""
 
 
 @contextmanager
 def observer(progress: Progress, paths: Sequence[str]) -> Generator[Observe | None]:
-    """What is to be called with the bytes done and in all, if anything."""
+    """Yield the function to call with the bytes done and the total, or None."""
     if callable(progress):
         yield progress
     elif not progress:
@@ -39,7 +39,7 @@ def observer(progress: Progress, paths: Sequence[str]) -> Generator[Observe | No
 
 
 def _new_bar(label: str) -> Any:
-    """A bar of tqdm, if that is installed."""
+    """Return a progress bar of tqdm, or None if tqdm is not installed."""
     try:
         from tqdm.auto import tqdm
     except ImportError:

@@ -11,7 +11,7 @@ from longshore._load import load_only
 from longshore._slice import check_index
 from longshore.errors import SafetensorError
 
-TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
+TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal, Self, Unpack
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
     from longshore._load import Options, StrPath
 
 
-class safe_open:  # noqa: N801, the name that `safetensors` has for it
-    """Opens a safetensors file, or all shards of an index.
+class safe_open:  # noqa: N801, the name in `safetensors`
+    """An open safetensors file, or all shards of an index.
 
-    Opening reads the header. The first tensor asked for loads the whole file, at the disk's speed;
-    all tensors are views of that, and it lives as long as one of them, also after the end of the
-    `with` block. Where few tensors of many are wanted, `whole=False` loads each by itself.
+    Opening reads the header. The first request for a tensor loads the whole file at the disk's speed
+    into a buffer. All tensors are views of that buffer, which lives as long as any of them, even
+    after the end of the `with` block. If only a few tensors are needed, `whole=False` loads each by
+    itself.
 
-    The file stays open until it is loaded, or until the end of the block: what is loaded is what
-    was opened, also where its name leads elsewhere by then. FileChangedError says that it was
-    written to. Several threads may ask for tensors; the file is loaded once.
+    The file stays open until it is loaded, or until the end of the block. The content is therefore
+    that of the opened file, even if that was renamed or replaced since; if it was written to since,
+    FileChangedError is raised. Several threads may request tensors; the file is loaded once.
 
     Args:
         filename: The file.
-        framework: What tensors are to be: "np", "numpy"; "pt", "torch", "pytorch"; "jax", "flax".
-        device: Where torch is to put them.
-        backend: Taken and ignored, because `safetensors` has it.
-        whole: Whether the first tensor asked for brings all others.
-        options: Those of `longshore.load`.
+        framework: The type of the tensors: "np", "numpy"; "pt", "torch", "pytorch"; "jax", "flax".
+        device: The device for torch tensors.
+        backend: Ignored; accepted because `safetensors` accepts it.
+        whole: True to load all tensors with the first one, False to load each by itself.
+        options: The arguments of `longshore.load`.
 
     >>> from longshore import safe_open
     >>> with safe_open(example, framework="np") as file:
@@ -65,27 +66,27 @@ class safe_open:  # noqa: N801, the name that `safetensors` has for it
         self._file: _Opened | None = _Opened(filename, whole)
 
     def keys(self) -> list[str]:
-        """The names of the tensors, sorted."""
+        """Return the names of the tensors, sorted."""
         return sorted(self._opened().infos)
 
     def offset_keys(self) -> list[str]:
-        """The names of the tensors, in the order of their data."""
+        """Return the names of the tensors, in the order of their data."""
         return list(self._opened().infos)
 
     def metadata(self) -> dict[str, str] | None:
-        """The file's metadata, or None."""
+        """Return the file's metadata, or None if it has none."""
         return dict(self._opened().metadata) or None
 
     def get_tensor(self, name: str) -> Any:
-        """The tensor of that name."""
+        """Return the tensor of that name."""
         return self._framework.tensor(self._opened().tensor(name, self._options))
 
     def get_tensors(self) -> dict[str, Any]:
-        """All tensors by name."""
+        """Return all tensors by name."""
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
     def get_slice(self, name: str) -> PySafeSlice:
-        """What gives parts of the tensor of that name when it is indexed."""
+        """Return an object whose indexing returns parts of the tensor of that name."""
         opened = self._opened()
         return PySafeSlice(opened, opened.info(name), self._framework, self._options)
 
@@ -108,7 +109,7 @@ class safe_open:  # noqa: N801, the name that `safetensors` has for it
 
 
 class PySafeSlice:
-    """Gives parts of a tensor when it is indexed by integers, slices and `...`."""
+    """A tensor whose parts are loaded by indexing with integers, slices and `...`."""
 
     def __init__(
         self, opened: _Opened, info: _Info, framework: Framework, options: Options
@@ -119,11 +120,11 @@ class PySafeSlice:
         self._options = options
 
     def get_shape(self) -> list[int]:
-        """The shape of the whole tensor."""
+        """Return the shape of the whole tensor."""
         return list(self._info.shape)
 
     def get_dtype(self) -> str:
-        """The type in the file, such as "F32"."""
+        """Return the type in the file, such as "F32"."""
         return self._info.dtype
 
     def __getitem__(self, index: Any) -> Any:
@@ -133,7 +134,7 @@ class PySafeSlice:
 
 
 class _Info:
-    """What the header says of a tensor."""
+    """The description of a tensor in the header."""
 
     __slots__ = ("dtype", "name", "shape")
 
@@ -144,12 +145,12 @@ class _Info:
 
 
 class _Opened:
-    """A file whose header was read, and which is loaded when that is needed."""
+    """An open file whose header was read, and whose data is loaded on demand."""
 
     def __init__(self, filename: StrPath, whole: bool) -> None:
         self._filename = os.fspath(filename)
         self._whole = whole
-        # One that a progress callable may take again, should it ask for a tensor.
+        # Reentrant, because a progress callable may request a tensor.
         self._lock = RLock()
         self._buffer: _core.Buffer | None = None
         opened = _core.open_safetensors(filename)
@@ -170,7 +171,7 @@ class _Opened:
         return self._load(name, options).tensors[name]
 
     def _all(self, options: Options) -> _core.Buffer:
-        """All that is in the file, loaded by the first who asks for it."""
+        """Return the whole file in memory; the first call loads it."""
         if self._buffer is None:
             with self._lock:
                 if self._buffer is None:

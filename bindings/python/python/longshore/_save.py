@@ -1,7 +1,7 @@
 """Writing safetensors files.
 
-The same tensors give the same bytes as the package `safetensors` writes, but for metadata, which
-that writes in an order of chance.
+The files have the same bytes as those that the package `safetensors` writes, except for the order of
+metadata, which is random there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 
 def to_bytes(entries: Iterable[Entry], metadata: dict[str, str] | None) -> bytes:
-    """A file in memory."""
+    """Return the bytes of a file with these tensors."""
     return b"".join(_parts(entries, metadata))
 
 
@@ -36,11 +36,12 @@ def to_file(
     filename: str | os.PathLike[str],
     metadata: dict[str, str] | None,
 ) -> None:
-    """A file under that name once it is whole, and none where writing fails."""
+    """Write a file that appears under its name only when it is complete."""
     parts = _parts(entries, metadata)
     target = os.path.realpath(os.fspath(filename))
-    # Beside its place, since it cannot be renamed across file systems. And a file that is mapped,
-    # perhaps by who saves what was loaded from it, is replaced, not written to.
+    # The temporary file is in the same folder, because it cannot be renamed across file systems. An
+    # existing file is replaced and not written to: a caller that saves tensors that it loaded from
+    # this file may have the file mapped.
     folder, name = os.path.split(target)
     descriptor, beside = _create(folder, name)
     try:
@@ -48,7 +49,7 @@ def to_file(
             for part in parts:
                 file.write(part)
             with contextlib.suppress(FileNotFoundError):
-                # Of what is replaced, the permissions stay.
+                # Keep the permissions of the file that is replaced.
                 os.fchmod(file.fileno(), os.stat(target).st_mode & 0o777)
         os.replace(beside, target)
     except BaseException:
@@ -58,8 +59,8 @@ def to_file(
 
 
 def _create(folder: str, name: str) -> tuple[int, str]:
-    """A new file in that folder, with the permissions of any other; its descriptor and path."""
-    # The kernel applies the umask, which is the whole process's, and must not be changed to be seen.
+    """Create a temporary file with the default permissions; return its descriptor and path."""
+    # Let the kernel apply the umask. Reading it would mean to change it, for all threads.
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
     while True:
         beside = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.part")
@@ -75,14 +76,14 @@ def _parts(entries: Iterable[Entry], metadata: dict[str, str] | None) -> list[by
     end = 0
     for name, dtype, shape, data in ordered:
         if name == "__metadata__":
-            raise SafetensorError(None, "no tensor can be named __metadata__: it is the file's own")
+            raise SafetensorError(None, "no tensor can be named __metadata__: the name is reserved")
         begin, end = end, end + data.nbytes
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
-    # Who only loads does without it.
+    # Programs that only load do not need this import.
     import json
 
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    # Data begins at a multiple of 8.
+    # The data begins at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little"), text, *(entry.data for entry in ordered)]
 
@@ -90,5 +91,5 @@ def _parts(entries: Iterable[Entry], metadata: dict[str, str] | None) -> list[by
 def _strings(metadata: dict[str, str]) -> dict[str, str]:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"metadata are strings by strings, not {value!r} by {key!r}")
+            raise TypeError(f"metadata must map strings to strings, not {key!r} to {value!r}")
     return metadata

@@ -1,4 +1,4 @@
-"""Indices as `safetensors` takes them: fewer than numpy, and never out of bounds."""
+"""Checks indices as `safetensors` does: it accepts fewer than numpy, and none out of bounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import operator
 from longshore._dtypes import BITS
 from longshore.errors import SafetensorError
 
-TYPE_CHECKING = False  # As in typing, which takes longer to import than all of this.
+TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def check_index(index: Any, shape: Sequence[int], dtype: str) -> Index:
-    """An index for numpy that means the same, with one entry for each dimension it is about.
+    """Return the equivalent index for numpy, with one entry for each dimension that it selects from.
 
-    Refused is what `safetensors` refuses: steps that are not positive, what is out of bounds, more
-    than one `...`, lists.
+    It raises an error for the same indices as `safetensors`: steps that are not positive, indices out
+    of bounds, more than one `...`, and lists.
     """
     entries = _entries(index, shape)
     if len(entries) > len(shape):
@@ -82,7 +82,7 @@ def _select(item: Any, place: int, shape: Sequence[int]) -> int:
 
 
 def _range(entry: int | slice, length: int) -> tuple[int, int, int]:
-    """The first element, the one behind the last, and the step."""
+    """Return the start, the stop and the step."""
     if isinstance(entry, int):
         return entry, entry + 1, 1
     stop = length if entry.stop is None else entry.stop
@@ -103,7 +103,7 @@ def _check_bounds(entries: list[int | slice], place: int, shape: Sequence[int]) 
 
 
 def _check_whole_bytes(entries: list[int | slice], shape: Sequence[int], dtype: str) -> None:
-    """Elements of less than a byte can be cut between bytes only."""
+    """Raise an error if elements smaller than a byte are cut inside a byte."""
     bits = BITS.get(dtype, 8)
     if bits % 8 == 0:
         return
@@ -112,7 +112,7 @@ def _check_whole_bytes(entries: list[int | slice], shape: Sequence[int], dtype: 
             start, stop, step = _range(entries[place], shape[place])
             cut = (start, stop) if step == 1 else (1,)
             if any(at * bits % 8 for at in cut):
-                raise _refused(entries, shape, "it does not end between two bytes")
+                raise _refused(entries, shape, "the slice does not consist of whole bytes")
         bits *= shape[place]
 
 

@@ -1,10 +1,10 @@
-"""What can go wrong.
+"""The exceptions of longshore.
 
-What fails with files, memory and servers is a `LongshoreError`, and so an `OSError`. `errno` is what
-the kernel said, or else what comes nearest: ENOMEM, ECANCELED, EBADMSG for what is not of its
-format, ESTALE for a file that changed. It is None where a call is refused that would not touch the
-file, such as a slice that the tensor does not have. `filename` is the file it is about, where it is
-about one. The names that Python has for some of them catch them too:
+Failures of files, memory and servers raise a `LongshoreError`, which is an `OSError`. `errno` is the
+error of the kernel if there was one, and the nearest number if not: ENOMEM, ECANCELED, EBADMSG for a
+malformed file, ESTALE for a file that changed. It is None if the call failed without reading the
+file, for example for a slice that the tensor does not have. `filename` is the file, if the error is
+about one. Some of the classes are also one of Python's built-in exceptions:
 
 >>> import longshore
 >>> try:
@@ -13,11 +13,11 @@ about one. The names that Python has for some of them catch them too:
 ...     print(error, error.errno, error.filename, sep="; ")
 cannot open no such file: No such file or directory (os error 2); 2; no such file
 
-Other exceptions say that a call was wrong, and are those that Python's own functions raise:
-ValueError for words and numbers that mean nothing and for a buffer that is closed, TypeError,
-KeyError for names of tensors that are not there, BufferError for memory that cannot be lent so or is
-lent still, ImportError for a package that is not installed. What a progress callable raises, and
-KeyboardInterrupt, are raised as they are.
+Wrong arguments raise the exceptions that Python's own functions raise: ValueError for an invalid word
+or number and for a closed buffer, TypeError, KeyError for the name of a missing tensor, BufferError
+for memory that cannot be exported in this way or that still has exports, and ImportError for a
+package that is not installed. KeyboardInterrupt and the exceptions of a progress callable are passed
+on unchanged.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ __all__ = [
 
 
 class LongshoreError(OSError):
-    """Something failed, and nothing is left of it: no descriptor, no memory."""
+    """The base class: an operation failed, and left neither a descriptor nor memory behind."""
 
     def __str__(self) -> str:
         return self.strerror or super().__str__()
 
 
 class NotFoundError(LongshoreError, FileNotFoundError):
-    """There is no such file."""
+    """The file, model or attachment does not exist."""
 
 
 class PermissionDeniedError(LongshoreError, PermissionError):
-    """The file may not be read."""
+    """The file may not be read, or the server may not be used."""
 
 
 class ReadError(LongshoreError):
@@ -63,19 +63,19 @@ class FileChangedError(LongshoreError):
 
 
 class FormatError(LongshoreError, ValueError):
-    """The file is not of the format that it is meant to be of."""
+    """The file is not valid in its format."""
 
 
 class ChecksumError(LongshoreError):
-    """The content is not what the manifest says."""
+    """The content does not match the manifest."""
 
 
 class OutOfMemoryError(LongshoreError, MemoryError):
-    """The content does not fit into the memory that is left."""
+    """The content does not fit into the available memory."""
 
 
 class UnavailableError(LongshoreError):
-    """This machine, heap or file has no such way; the message says what to do."""
+    """The machine, heap, file or server cannot do this; the message says what to do."""
 
 
 class CancelledError(LongshoreError):
@@ -83,12 +83,12 @@ class CancelledError(LongshoreError):
 
 
 class ServerError(LongshoreError, ConnectionError):
-    """The server of `longshore.attach` went away, or cannot be trusted."""
+    """The server of `longshore.attach` ended, did not answer in time, or sent an invalid reply."""
 
 
 class SafetensorError(LongshoreError):
-    """What code written for the package `safetensors` catches."""
+    """The exception that code written for the package `safetensors` catches."""
 
 
 class SafetensorFormatError(SafetensorError, FormatError):
-    """The file is no valid safetensors file."""
+    """The file is not a valid safetensors file."""

@@ -1,4 +1,4 @@
-"""The name that the package `safetensors` has for `longshore.jax`."""
+"""`longshore.jax`, under the name that it has in the package `safetensors`."""
 
 from longshore._safetensors import safe_open
 from longshore.jax import asarray, load, load_file, save, save_file

@@ -1,11 +1,11 @@
-"""GGUF files, under the names that the package `gguf` has for what is in them.
+"""Loads GGUF files, with the class and attribute names of the package `gguf`.
 
-`load` gives the tensors and the metadata that `gguf.GGUFReader` gives, in memory that is shared and
-filled at the disk's speed. Tensors are read-only views of it.
+`load` returns the tensors and the metadata that `gguf.GGUFReader` returns, in memory that can be
+shared and that is filled at the disk's speed. Tensors are read-only views of it.
 
-What the package says of where things are in the file, `offset`, `parts` and `data` of a
-`ReaderField` and the `field` of a `ReaderTensor`, is there, too, and made when it is asked for. The
-other way round, what is a mapping here, `metadata` and tensors by name, the package has not.
+The positions in the file are there, too, and are computed when they are first used: `parts` and
+`data` of a `ReaderField`, and the `field` of a `ReaderTensor`. The package lacks two mappings that
+this module adds: `metadata`, and tensors by name.
 
 >>> import numpy, gguf
 >>> writer = gguf.GGUFWriter("tiny.gguf", "llama")
@@ -54,7 +54,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class GGMLQuantizationType(IntEnum):
-    """How the elements of a tensor are packed: ggml's numbers."""
+    """The type of a tensor's elements, by ggml's numbers."""
 
     F32 = 0
     F16 = 1
@@ -94,7 +94,7 @@ class GGMLQuantizationType(IntEnum):
 
 
 class GGUFValueType(IntEnum):
-    """What a value of the metadata is: the format's numbers."""
+    """The type of a metadata value, by the format's numbers."""
 
     UINT8 = 0
     INT8 = 1
@@ -120,7 +120,7 @@ _NUMPY = {
     GGMLQuantizationType.I32: "int32",
     GGMLQuantizationType.I64: "int64",
 }
-"""What is an array of numbers; the rest is one of bytes, block by block."""
+"""The types that numpy has; tensors of other types are arrays of bytes, block by block."""
 
 
 _SCALARS = {
@@ -138,7 +138,7 @@ _SCALARS = {
 }
 
 Parts = tuple[list[Array], list[int]]
-"""Pieces of a file, and which of them are data rather than lengths and types."""
+"""Views of ranges of a file, and the indices of those that are data, not lengths and types."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,10 +147,10 @@ class ReaderField:
 
     name: str
     types: list[GGUFValueType]
-    """The type of a value, and behind that of an array the type of its elements."""
+    """The type of the value; for an array, followed by the type of its elements."""
     value: Any
     offset: int
-    """Where it begins in the file, or in its image in memory where `align` was asked for."""
+    """Its offset in the file in bytes, or in the aligned layout in memory if `align` was given."""
     _read: Callable[[int], Parts]
 
     @cached_property
@@ -159,16 +159,16 @@ class ReaderField:
 
     @property
     def parts(self) -> list[Array]:
-        """Views of the memory: name, type and value, lengths each before what they are of."""
+        """Views of the memory: name, type and value, each length before its content."""
         return self._pieces[0]
 
     @property
     def data(self) -> list[int]:
-        """The numbers of the parts that are the value."""
+        """The indices of the parts that are the value."""
         return self._pieces[1]
 
     def contents(self, index_or_slice: int | slice = slice(None)) -> Any:
-        """The value, or of an array the elements asked for."""
+        """Return the value; for an array, the selected elements."""
         if self.types and self.types[0] == GGUFValueType.ARRAY:
             return self.value[index_or_slice]
         return self.value
@@ -181,23 +181,24 @@ class ReaderTensor:
     name: str
     tensor_type: GGMLQuantizationType
     shape: Array
-    """Its dimensions as in the file: innermost first, the other way round than of `data`."""
+    """Its dimensions as in the file: innermost first, the reverse of `data.shape`."""
     n_elements: int
     n_bytes: int
     data_offset: int
-    """Where its data begins in the file, or in its image in memory where `align` was asked for."""
+    """The offset of its data in the file in bytes, or in the aligned layout in memory if `align` was
+    given."""
     data: Array
-    """A view of the memory. Of types that numpy lacks it is of bytes, a row of blocks each."""
+    """A view of the memory; for types that numpy lacks, of bytes, with a row of blocks in each row."""
     _header: _Header
 
     @property
     def field(self) -> ReaderField:
-        """What the header says of it."""
+        """Its entry in the header."""
         return self._header.tensor_fields[self.name]
 
 
 class _Header:
-    """Where in a file its header's entries are."""
+    """Finds the entries of a file's header."""
 
     def __init__(self, file: _core.File, content: Array) -> None:
         self._file = file
@@ -207,14 +208,14 @@ class _Header:
         return lambda offset: ([self._take(offset, dtype)], [0])
 
     def entry(self, offset: int) -> Parts:
-        """The parts of an entry of the metadata."""
+        """Return the parts of a metadata entry."""
         parts, offset = self._string(offset)
         kind = self._take(offset, "<u4")
         value, data = self._value(offset + 4, GGUFValueType(int(kind[0])))
         return [*parts, kind, *value], [number + 3 for number in data]
 
     def tensor(self, offset: int) -> Parts:
-        """The parts of what is said of a tensor."""
+        """Return the parts of a tensor's entry."""
         parts, offset = self._string(offset)
         n_dims = self._take(offset, "<u4")
         dims = self._take(offset + 4, "<u8", int(n_dims[0]))
@@ -224,7 +225,7 @@ class _Header:
 
     @cached_property
     def tensor_fields(self) -> dict[str, ReaderField]:
-        """What is said of tensors, which is behind the metadata."""
+        """The entries of the tensors, which follow the metadata."""
         offset = _OPENING_BYTES
         if offsets := self._file.metadata_offsets:
             offset = max(offsets.values())
@@ -263,38 +264,38 @@ class _Header:
 
 
 _OPENING_BYTES = 24
-"""The magic, the version, and how many tensors and entries there are."""
+"""The length of the magic, the version, and the numbers of tensors and of metadata entries."""
 
 
 class GGUFFile(Mapping[str, ReaderTensor]):
-    """A GGUF file, or all splits of one: tensors by name."""
+    """A mapping from names to the tensors of a GGUF file, or of all splits of one."""
 
     def __init__(self, buffer: _core.Buffer) -> None:
         self.buffer = buffer
-        """The memory."""
+        """The memory that the tensors are in."""
         first = buffer.files[0]
         self.version: int = first.version or 0
         self.alignment: int = first.alignment or 0
         self.data_offset: int = first.data_offset or 0
         self.metadata: Mapping[str, Any] = first.metadata
-        """Values by name. Of splits, those of the first, which has all."""
+        """Values by name; for splits, those of the first, which has all of them."""
         headers = [_header(buffer, file) for file in buffer.files]
         self.tensors: list[ReaderTensor] = [
             _tensor(tensor, file, header)
             for file, header in zip(buffer.files, headers, strict=True)
             for tensor in file.tensors.values()
         ]
-        """In the order of their data."""
+        """The tensors, in the order of their data."""
         self.fields: dict[str, ReaderField] = self._fields(first, headers[0])
-        """The metadata with its types, and what the header has beside it."""
+        """The metadata with its types, and the header's version and counts."""
         self._by_name = {tensor.name: tensor for tensor in self.tensors}
 
     def get_field(self, key: str) -> ReaderField | None:
-        """The entry of the metadata of that name, if there is one."""
+        """Return the metadata entry of that name, or None."""
         return self.fields.get(key)
 
     def get_tensor(self, idx: int) -> ReaderTensor:
-        """The tensor of that number."""
+        """Return the tensor with that index."""
         return self.tensors[idx]
 
     def __getitem__(self, name: str) -> ReaderTensor:
@@ -323,7 +324,7 @@ class GGUFFile(Mapping[str, ReaderTensor]):
         for name, value in self.metadata.items():
             kinds = [GGUFValueType(number) for number in types[name]]
             if value == [] and kinds[0] == GGUFValueType.ARRAY:
-                # As the package, which learns the type of the elements from the first.
+                # As in the package, which takes the element type from the first element.
                 kinds = kinds[:1]
             fields[name] = ReaderField(name, kinds, value, offsets[name], header.entry)
         return fields
@@ -332,7 +333,7 @@ class GGUFFile(Mapping[str, ReaderTensor]):
 def load(path: StrPath, **options: Unpack[Options]) -> GGUFFile:
     """Load a GGUF file; the first of several splits stands for all.
 
-    `options` are those of `longshore.load`.
+    `options` are the arguments of `longshore.load`.
     """
     return GGUFFile(_load_buffer(path, format="gguf", **options))
 
@@ -366,7 +367,7 @@ def _data(tensor: _core.Tensor, kind: GGMLQuantizationType) -> Array:
     shape = tensor.shape
     dtype = np.dtype(_NUMPY.get(kind, "uint8"))
     if kind not in _NUMPY:
-        # A row is whole blocks.
+        # A row consists of whole blocks.
         elements, nbytes = tensor.block
         shape = (*shape[:-1], (shape[-1] if shape else 1) // elements * nbytes)
     if tensor.nbytes == 0:

@@ -1,7 +1,7 @@
 """Safetensors files as JAX arrays: the functions of `safetensors.flax`.
 
 Tensors are placed at multiples of 64 bytes while they are read, so that JAX on a CPU shares them
-instead of copying them. Where JAX's default device is another one, arrays are copied to it.
+instead of copying them. If JAX's default device is not the CPU, arrays are copied to it.
 
 >>> from longshore.jax import load_file
 >>> arrays = load_file(example)
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file"]
 
 ALIGNMENT_BYTES = 64
-"""What XLA on a CPU wants memory aligned to that it is to share."""
+"""The alignment that XLA on a CPU requires of memory that it shares."""
 
 
 def load_file(
@@ -36,20 +36,20 @@ def load_file(
 ) -> dict[str, jax.Array]:
     """Load a safetensors file, or all shards of an index, as arrays by name.
 
-    `backend` is taken, and ignored, because `safetensors` has it; `options` are those of
-    `longshore.load`.
+    `backend` is ignored, and accepted because `safetensors` accepts it; `options` are the arguments
+    of `longshore.load`.
     """
     with safe_open(filename, framework="jax", backend=backend, **options) as file:
         return file.get_tensors()
 
 
 def load(data: bytes) -> dict[str, jax.Array]:
-    """The tensors of a safetensors file that is in memory, copied."""
+    """Return the tensors of a safetensors file that is in memory, copied."""
     return {name: jnp.array(array) for name, array in _numpy.from_file(data, memoryview(data)).items()}
 
 
 def save(tensors: dict[str, jax.Array], metadata: dict[str, str] | None = None) -> bytes:
-    """Arrays as the bytes of a safetensors file."""
+    """Return the bytes of a safetensors file with these arrays."""
     return _numpy.save(_as_numpy(tensors), metadata)
 
 
@@ -63,10 +63,10 @@ def save_file(
 
 
 def asarray(tensor: _core.Tensor) -> jax.Array:
-    """A tensor as an array, which shares the buffer's memory where that is aligned to 64 bytes.
+    """Return a tensor as an array, which shares the buffer's memory if it is aligned to 64 bytes.
 
-    JAX copies the rest, and what it has narrower: without `jax_enable_x64` numbers of 64 bits are
-    of 32.
+    JAX copies unaligned tensors, and tensors that it converts: without `jax_enable_x64`, it converts
+    64-bit numbers to 32 bits.
     """
     if tensor.address % ALIGNMENT_BYTES == 0 and tensor.nbytes > 0:
         return jax.dlpack.from_dlpack(tensor)
@@ -74,14 +74,14 @@ def asarray(tensor: _core.Tensor) -> jax.Array:
 
 
 def placed(tensor: _core.Tensor) -> jax.Array:
-    """A tensor as an array where JAX puts new ones: shared by a CPU, copied to other devices."""
+    """Return a tensor as an array on JAX's default device: shared on a CPU, copied to others."""
     if _default_device() == jax.local_devices(backend="cpu")[0]:
         return asarray(tensor)
     return jnp.array(_numpy.asarray(tensor))
 
 
 def part(tensor: _core.Tensor, index: Any) -> jax.Array:
-    """A part of a tensor, copied from the buffer; the rest is not touched."""
+    """Return a part of a tensor, copied from the buffer; the rest is not touched."""
     return jnp.array(_numpy.asarray(tensor)[index])
 
 

@@ -1,7 +1,7 @@
 """Safetensors files as numpy arrays: the functions of `safetensors.numpy`.
 
-Arrays are views of one buffer, which lives as long as any of them, and are read-only: `writable`
-makes them writable. Types that numpy lacks are those of the package `ml_dtypes`.
+Arrays are views of one buffer, which lives as long as any of them. They are read-only unless
+`writable` is set. The package `ml_dtypes` provides the types that numpy lacks.
 
 >>> from longshore.numpy import load_file, save_file
 >>> arrays = load_file(example)
@@ -37,20 +37,23 @@ def load_file(
 ) -> dict[str, Array]:
     """Load a safetensors file, or all shards of an index, as arrays by name.
 
-    `backend` is taken, and ignored, because `safetensors` has it; `options` are those of
-    `longshore.load`.
+    `backend` is ignored, and accepted because `safetensors` accepts it; `options` are the arguments
+    of `longshore.load`.
     """
     with safe_open(filename, framework="numpy", backend=backend, **options) as file:
         return file.get_tensors()
 
 
 def load(data: bytes) -> dict[str, Array]:
-    """The tensors of a safetensors file that is in memory, copied once; they can be written to."""
+    """Return the tensors of a safetensors file that is in memory, copied once and writable."""
     return from_file(data, memoryview(bytearray(data)))
 
 
 def from_file(data: bytes, view: memoryview) -> dict[str, Array]:
-    """The tensors of a safetensors file that is in memory, as views of `view`, which is the same."""
+    """Return the tensors of a safetensors file that is in memory, as views of `view`.
+
+    `view` has the same content as `data`.
+    """
     tensors = _core.parse_safetensors(data)
     return {
         name: _from_bytes(view[begin:end], name, dtype, shape)
@@ -59,7 +62,7 @@ def from_file(data: bytes, view: memoryview) -> dict[str, Array]:
 
 
 def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) -> bytes:
-    """Arrays as the bytes of a safetensors file."""
+    """Return the bytes of a safetensors file with these arrays."""
     return _save.to_bytes(_entries(tensor_dict), metadata)
 
 
@@ -68,12 +71,12 @@ def save_file(
     filename: str | os.PathLike[str],
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write arrays into a safetensors file, of which there is none or all."""
+    """Write arrays into a safetensors file, which appears only when it is complete."""
     _save.to_file(_entries(tensor_dict), filename, metadata)
 
 
 def asarray(tensor: _core.Tensor) -> Array:
-    """A tensor as an array, which shares the buffer's memory and keeps it.
+    """Return a tensor as an array, which shares the buffer's memory and keeps it alive.
 
     >>> import longshore, longshore.numpy
     >>> tensor = longshore.load(example).tensors["bias"]
@@ -85,11 +88,13 @@ def asarray(tensor: _core.Tensor) -> Array:
 
 
 def _array(tensor: _core.Tensor, dtype: Any, copy: bool | None) -> Array:
-    """`Tensor.__array__`."""
+    """Implement `Tensor.__array__`."""
     array = asarray(tensor)
     if dtype is not None and np.dtype(dtype) != array.dtype:
         if copy is False:
-            raise ValueError(f"tensor '{tensor.name}' is {tensor.dtype}: as {dtype} it is a copy")
+            raise ValueError(
+                f"tensor '{tensor.name}' is {tensor.dtype}: converting it to {dtype} needs a copy"
+            )
         return array.astype(dtype)
     return array.copy() if copy else array
 
@@ -136,7 +141,7 @@ def _entry(name: str, array: Array) -> _save.Entry:
         raise SafetensorError(
             None, f"tensor '{name}' is {array.dtype.name}, which safetensors files cannot hold"
         )
-    # Little-endian, row by row.
+    # The format is little-endian and row-major.
     dense = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     data = memoryview(dense.reshape(-1).view(np.uint8).data)
     return _save.Entry(name, dtype, array.shape, data)

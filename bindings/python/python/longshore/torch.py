@@ -1,11 +1,10 @@
 """Safetensors files as torch tensors: the functions of `safetensors.torch`.
 
-Tensors are views of one buffer, which lives as long as any of them. torch knows no memory that must
-not be written to, so the buffer is writable and the tensors are this process's own, as those of
-`safetensors` are.
+Tensors are views of one buffer, which lives as long as any of them. torch has no read-only tensors,
+so the buffer is writable, and each load has a buffer of its own, as in `safetensors`.
 
-What writes files is `safetensors` itself, with its rules about tensors that share memory, and has to
-be installed for that.
+The package `safetensors` itself writes the files, with its rules about tensors that share memory. It
+must be installed for that.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ def load_file(
 ) -> dict[str, Any]:
     """Load a safetensors file, or all shards of an index, as tensors by name.
 
-    `backend` is taken, and ignored, because `safetensors` has it; `options` are those of
-    `longshore.load`.
+    `backend` is ignored, and accepted because `safetensors` accepts it; `options` are the arguments
+    of `longshore.load`.
     """
     with safe_open(filename, framework="pt", device=device, backend=backend, **options) as file:
         return file.get_tensors()
 
 
 def load(data: bytes) -> dict[str, Any]:
-    """The tensors of a safetensors file that is in memory, copied once."""
+    """Return the tensors of a safetensors file that is in memory, copied once."""
     tensors = _core.parse_safetensors(data)
     view = memoryview(bytearray(data))
     return {
@@ -62,15 +61,15 @@ def load_model(
     backend: str = "mmap",
     **options: Unpack[Options],
 ) -> tuple[set[str], list[str]]:
-    """Load a file into a module; returns the names that are missing and those not expected.
+    """Load a file into a module; return the missing and the unexpected names.
 
-    A name that the file lacks is not missing if its tensor shares memory with one that was loaded.
+    A name that the file lacks is not missing if its tensor shares memory with a loaded one.
     """
     state = load_file(filename, device, backend=backend, **options)
     own = model.state_dict()
     missing, unexpected = model.load_state_dict(state, strict=False)
     loaded = {_place(own[name]) for name in state if name in own}
-    # A set, as that of `safetensors` is, whatever it says.
+    # `safetensors` returns a set here, although its annotation differs.
     missing = {name for name in missing if _place(own[name]) not in loaded}
     if strict and (missing or unexpected):
         lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
@@ -83,7 +82,7 @@ def load_model(
 
 
 def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """Tensors as the bytes of a safetensors file."""
+    """Return the bytes of a safetensors file with these tensors."""
     content: bytes = _writer().save(tensors, metadata)
     return content
 
@@ -105,16 +104,16 @@ def save_model(
 
 
 def asarray(tensor: _core.Tensor) -> Any:
-    """A tensor as one of torch's, which shares the buffer's memory and keeps it.
+    """Return a tensor as a torch tensor, which shares the buffer's memory and keeps it alive.
 
-    Of a buffer that is read-only, too, as `longshore.load` gives unless `writable` is asked for:
-    torch cannot know, and a write to it ends the process.
+    Do not write to it unless the buffer is writable: `longshore.load` returns a read-only buffer by
+    default, torch does not check that, and a write ends the process.
     """
     return _from_bytes(tensor.data, tensor.name, tensor.dtype, tensor.shape)
 
 
 def moved(tensor: Any, device: str | int) -> Any:
-    """The tensor on that device."""
+    """Return the tensor on that device."""
     return tensor if device == "cpu" else tensor.to(device)
 
 
@@ -124,7 +123,7 @@ def _from_bytes(data: memoryview, name: str, dtype: str, shape: Any) -> Any:
         raise SafetensorError(None, f"tensor '{name}' is {dtype}, for which this torch has no type")
     shape = list(shape)
     if dtype == "F4":
-        # Two in a byte.
+        # torch counts pairs of elements, one byte each.
         if not shape or shape[-1] % 2:
             raise SafetensorError(
                 None,
@@ -135,7 +134,7 @@ def _from_bytes(data: memoryview, name: str, dtype: str, shape: Any) -> Any:
     if data.nbytes == 0:
         return torch.empty(shape, dtype=kind)
     with warnings.catch_warnings():
-        # That the memory is read-only; see `asarray`.
+        # torch warns that the memory is read-only; see `asarray`.
         warnings.simplefilter("ignore", UserWarning)
         return torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(shape)
 
