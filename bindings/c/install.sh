@@ -4,9 +4,9 @@
 #
 #   bindings/c/install.sh [--debug] PREFIX
 #
-# PREFIX is an absolute path, such as /usr/local. DESTDIR, if set, stands before each path that is
-# written, but not in what is written. CARGO_TARGET_DIR, if set, is where it is built.
-# Needs cargo, a C linker and nothing else.
+# PREFIX is an absolute path, such as /usr/local. Files are written below DESTDIR if that is set; it
+# does not appear in longshore.pc. The library is built in CARGO_TARGET_DIR if that is set.
+# Only cargo and a C linker are needed.
 set -euo pipefail
 
 profile=release
@@ -26,7 +26,7 @@ cd "$source/../.."
 version=$(cargo pkgid --quiet --package longshore-c)
 version=${version##*[@#]}
 url=$(sed -n 's/^repository = "\(.*\)"$/\1/p' Cargo.toml)
-# While the major version is 0, another minor one means another ABI.
+# While the major version is 0, each minor version has its own ABI.
 abi=${version%%.*}
 if [[ $abi == 0 ]]; then
     abi=${version%.*}

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Tests the C library as those use it who install it: its header, both libraries, the examples, and
-# a program that calls each function, with gcc and clang, as C11 and C++17, under sanitizers and
+# Installs the C library and tests it as its users use it: the header, both libraries, the examples,
+# and a program that calls each function, with gcc and clang, as C11 and C++17, under sanitizers and
 # valgrind.
 #
 #   bindings/c/test.sh [--debug]
 #
-# What a machine lacks (clang, g++, valgrind) is skipped and named, in CI (CI=true) it fails.
-# CARGO_TARGET_DIR, if set, is where everything is built.
+# Tests of missing programs (clang, g++, valgrind) are reported as skipped; in CI (CI=true) they fail.
+# Everything is built in CARGO_TARGET_DIR if that is set.
 set -uo pipefail
 
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -26,7 +26,7 @@ took() {
     printf '<%d.%03ds>' $((us / 1000000)) $((us / 1000 % 1000))
 }
 
-# Runs the command $2… as the test $1, and shows what it said where it fails.
+# Runs the command $2… as the test $1, and shows its output if it fails.
 try() {
     local name=$1 began=${EPOCHREALTIME/[.,]/}
     shift
@@ -40,12 +40,12 @@ try() {
     fi
 }
 
-# What was said last, without valgrind's word on each system call that it does not know.
+# Shows the last output, without valgrind's warnings about system calls that it does not support.
 show_log() { grep --invert-match '^--[0-9]*-- ' "$work/log"; }
 
 has() { command -v "$1" >/dev/null; }
 
-# Whether the program $1 is there to run the tests named $2; says so where it is not.
+# Succeeds if the program $1 is installed; if not, reports the tests named $2 as skipped or failed.
 need() {
     has "$1" && return
     if [[ ${CI:-} == true ]]; then
@@ -57,7 +57,7 @@ need() {
     return 1
 }
 
-# --- What is installed ------------------------------------------------------------------------
+# --- Installation -----------------------------------------------------------------------------
 
 header=$prefix/include/longshore.h
 library=$prefix/lib/liblongshore.so
@@ -74,7 +74,7 @@ header_tool_sees_what_is_missing() {
 
 tool_is_formatted() { cargo fmt --manifest-path bindings/c/header/Cargo.toml --check; }
 
-# The header with nothing before it, in each language that may include it.
+# Compiles the header alone, in each language that may include it.
 header_stands_alone() {
     local compiler=$1 language=$2 standard=$3
     printf '#include <longshore.h>\n' >"$work/alone"
@@ -82,7 +82,7 @@ header_stands_alone() {
         -I "$prefix/include" "$work/alone"
 }
 
-# What a comment says of parameters is what there is.
+# Checks with clang that the documented parameters are those of the functions.
 documentation_is_true() {
     printf '#include "longshore.h"\n' >"$work/alone"
     clang -fsyntax-only -x c -std=c11 -Wdocumentation -Wdocumentation-pedantic -Werror \
@@ -96,7 +96,7 @@ nothing_else_is_exported() {
     diff <(declared_functions) <(exported_symbols | sort -u)
 }
 
-# The name that programs are linked to, which changes with the ABI.
+# Checks the soname, which changes with the ABI.
 library_has_its_name() {
     local version soname
     version=$(pkg-config --modversion longshore) || return
@@ -116,7 +116,7 @@ staged_install() {
 
 warnings=(-Wall -Wextra -Wpedantic -Werror)
 
-# How the program is linked: with the library beside it, or in it.
+# Prints the linker flags for the shared or the static library.
 linking() {
     case $1 in
     shared) pkg-config --libs longshore ;;
@@ -125,7 +125,7 @@ linking() {
     esac
 }
 
-# Builds the test program as $1 with the compiler $2 and how it is linked $3; more are flags.
+# Builds the test program $1 with the compiler $2, linked as $3 (shared or static); the rest are flags.
 build() {
     local out=$1 compiler=$2 how=$3 libraries flags
     shift 3
@@ -135,7 +135,7 @@ build() {
         bindings/c/tests/*.c -o "$out" "${libraries[@]}" -lpthread
 }
 
-# Runs the test program and counts what it did.
+# Runs the test program and counts its tests.
 program() {
     local name=$1 began=${EPOCHREALTIME/[.,]/}
     shift
@@ -156,7 +156,7 @@ examples() {
     make --silent -C examples/c CC="$compiler" BUILD="$work/examples-$compiler" "$@"
 }
 
-# Which examples are run: those that this compiler built.
+# The compiler whose examples are run.
 built_by=gcc
 
 load_example() {
@@ -167,7 +167,7 @@ load_example() {
         grep --quiet 'another process mapped .* bytes: they are those of the file' <<<"$said"
 }
 
-# The same reader, once of the disk and once of the memory.
+# Runs the same reader on the file and on the memory that Longshore loaded.
 gguf_example() {
     local reader=$work/examples-$built_by/gguf
     "$reader" "$work/model.gguf" >"$work/from-disk" &&
@@ -176,7 +176,7 @@ gguf_example() {
         diff "$work/from-disk" "$work/from-memory"
 }
 
-# The program that the README shows.
+# Builds and runs the program in the README.
 readme_example() {
     local flags
     # shellcheck disable=SC2016 # no command is in these backquotes
@@ -187,7 +187,7 @@ readme_example() {
         ! "$work/show" "$work/missing"
 }
 
-# What is no model is refused by the reader, in the same words.
+# Checks that the reader refuses a truncated and a missing file.
 gguf_example_refuses() {
     head -c 700 "$work/model.gguf" >"$work/cut.gguf"
     local reader=$work/examples-$built_by/gguf
@@ -200,8 +200,8 @@ load_example_refuses() {
         [[ $said == "error: cannot open $work/missing: No such file"* ]]
 }
 
-# Leaks, too: of ours nothing may be left. cachestat is no system call to valgrind; the library does
-# without.
+# Leaks are errors, too. valgrind does not support the system call cachestat; the library works
+# without it.
 memcheck=(valgrind --quiet --leak-check=full --error-exitcode=99 --child-silent-after-fork=yes
     "--suppressions=$source/tests/valgrind.supp")
 
@@ -253,7 +253,7 @@ built_by=gcc
 try readme_example readme_example
 program blocks_of_the_manual scripts/manual.sh "${profile[@]}" c gcc
 
-# Runs the test program that $2… starts with a server beside it.
+# Starts a server and runs the test program $2… as the test $1.
 served() {
     local name=$1
     shift
@@ -276,7 +276,7 @@ try build_the_server cargo build --package longshore-cli --profile "$built_as" -
 longshore=$target/${built_as/dev/debug}/longshore
 served served_by_gcc "$work/gcc-shared"
 
-# The examples are built anew under the sanitizers, into the same place.
+# The examples are built again with the sanitizers, in the same folder.
 sanitizers=(-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
 for how in shared static; do

@@ -1,23 +1,23 @@
 /*
- * Longshore: files into device-shareable memory at the disk's speed.
+ * Longshore loads files at the disk's speed into memory that devices and processes share.
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * Handles are opaque. The end of a function's name says who owns what it returns: what `_borrow`
- * gives belongs to the handle it came from and lasts as long as that; what `_dup` and `_open` give
- * is the caller's to close; what `longshore_load` and `longshore_attach` give goes to
- * `longshore_buffer_free`, and an error to `longshore_error_free`.
+ * Handles are opaque. The end of a function's name shows who owns its result: the handle owns the
+ * result of `_borrow`, which is valid as long as the handle; the caller closes the results of `_dup`
+ * and `_open`. The caller passes the buffers of `longshore_load` and `longshore_attach` to
+ * `longshore_buffer_free`, and errors to `longshore_error_free`.
  *
- * A function that can fail returns a `longshore_code`, `LONGSHORE_OK` if it did not, and takes as
- * its last argument where to put a `longshore_error`, or NULL. No function aborts, throws or
- * writes to standard error where an argument is NULL: it fails with `LONGSHORE_INVALID_ARGUMENT`,
- * or returns what its documentation says.
+ * A function that can fail returns a `longshore_code`, which is `LONGSHORE_OK` on success, and takes
+ * as its last argument the address for a `longshore_error`, or NULL. No function aborts, throws or
+ * writes to standard error if an argument is NULL: it fails with `LONGSHORE_INVALID_ARGUMENT`, or
+ * returns the value that its documentation gives for NULL.
  *
- * Handles are never changed once they are made: any number of threads may use one at once, but for
- * freeing it. Nothing here changes signal handlers, locale or other state of the process; threads
+ * Handles are immutable: any number of threads may use one at the same time, but not while a thread
+ * frees it. No function changes signal handlers, the locale or other state of the process. Threads
  * that `longshore_load` starts end before it returns. Lengths and offsets are in bytes.
  *
- * Made from bindings/c/src by cbindgen; do not edit.
+ * cbindgen generates this file from bindings/c/src; do not edit it.
  */
 
 #ifndef LONGSHORE_H
@@ -26,34 +26,34 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/** The version of this header. That of the library that runs is `longshore_version`. */
+/** The version of this header. `longshore_version` returns that of the library in use. */
 #define LONGSHORE_VERSION "0.1.0"
 /** The major version of this header. */
 #define LONGSHORE_VERSION_MAJOR 0
-/** The minor version of this header. While the major one is 0 another means another ABI. */
+/** The minor version of this header. While the major version is 0, each has its own ABI. */
 #define LONGSHORE_VERSION_MINOR 1
 /** The patch level of this header. */
 #define LONGSHORE_VERSION_PATCH 0
-/** The version of this header as one number, so that a later one is greater. */
+/** The version of this header as one number, which is greater for later versions. */
 #define LONGSHORE_VERSION_NUMBER \
     ((LONGSHORE_VERSION_MAJOR << 16) | (LONGSHORE_VERSION_MINOR << 8) | LONGSHORE_VERSION_PATCH)
 
-/** What `longshore_load_options` begin as: nothing is said but the size. */
+/** The initial value of `longshore_load_options`: the defaults, with the size set. */
 #define LONGSHORE_LOAD_OPTIONS_INIT \
     {sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL}
 
 /**
- * For `longshore_buffer_sync`: the CPU is going to load.
+ * For `longshore_buffer_sync`: the CPU reads.
  */
 #define LONGSHORE_SYNC_READ 1
 
 /**
- * For `longshore_buffer_sync`: the CPU is going to store.
+ * For `longshore_buffer_sync`: the CPU writes.
  */
 #define LONGSHORE_SYNC_WRITE 2
 
 /**
- * For `longshore_buffer_sync`: the CPU is done with what it said before.
+ * For `longshore_buffer_sync`: the CPU access ends.
  */
 #define LONGSHORE_SYNC_END 4
 
@@ -73,38 +73,38 @@
 #define LONGSHORE_VERIFY_SHA256 4
 
 /**
- * For `flags`: leave the content writable by whoever has it, instead of sealing it. Heaps that
- * cannot seal their content, `udmabuf` and `dma-heap`, need it.
+ * For `flags`: do not seal the content; every process that has the memory can write to it. The heaps
+ * `udmabuf` and `dma-heap` need this flag, because they cannot seal their content.
  */
 #define LONGSHORE_LOAD_WRITABLE 1
 
 /**
- * For `flags`: do not use io_uring, even where it may be used.
+ * For `flags`: do not use io_uring, even if it is available.
  */
 #define LONGSHORE_LOAD_NO_URING 2
 
 /**
- * For `flags` of `longshore_held`: it is complete, and not still being loaded.
+ * For `flags` of `longshore_held`: the model is complete; if not set, it is still being loaded.
  */
 #define LONGSHORE_HELD_READY 1
 
 /**
- * For `flags` of `longshore_held`: the files on the disk are no longer those that were loaded.
+ * For `flags` of `longshore_held`: the files on the disk have changed since the load.
  */
 #define LONGSHORE_HELD_STALE 2
 
 /**
- * For `flags` of `longshore_held`: it is kept for as long as the server runs.
+ * For `flags` of `longshore_held`: the server keeps the model as long as it runs.
  */
 #define LONGSHORE_HELD_PINNED 4
 
 /**
- * For `page_cache_growth_bytes`: the kernel does not tell.
+ * For `page_cache_growth_bytes`: the kernel does not report it.
  */
 #define LONGSHORE_UNKNOWN INT64_MIN
 
 /**
- * What a function that can fail returns. More may come.
+ * The result of a function that can fail. Later versions may add codes.
  */
 enum longshore_code
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -112,19 +112,19 @@ enum longshore_code
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * It did not fail.
+     * Success.
      */
     LONGSHORE_OK = 0,
     /**
-     * An argument is NULL where it must not be, or has a value that means nothing.
+     * An argument must not be NULL, or has an invalid value.
      */
     LONGSHORE_INVALID_ARGUMENT = 1,
     /**
-     * A file cannot be opened: the error's `errno` says why.
+     * A file cannot be opened; the error's `errno` is the reason.
      */
     LONGSHORE_CANNOT_OPEN = 2,
     /**
-     * A path leads to a directory, a FIFO, a socket or a device.
+     * A path names a directory, a FIFO, a socket or a device.
      */
     LONGSHORE_NOT_REGULAR = 3,
     /**
@@ -132,32 +132,32 @@ enum longshore_code
      */
     LONGSHORE_READ_FAILED = 4,
     /**
-     * A file was written to or cut off while it was read.
+     * A file was written to or truncated while it was read.
      */
     LONGSHORE_FILE_CHANGED = 5,
     /**
-     * The content does not fit into memory, or not into the limit that was given.
+     * The content does not fit into memory, or into the given limit.
      */
     LONGSHORE_NO_MEMORY = 6,
     /**
-     * The heap or mode asked for does not exist on this machine or for this file, or the heap's
-     * content cannot be sealed.
+     * The requested heap or mode is not available on this machine or for this file, or the content
+     * of the heap cannot be sealed.
      */
     LONGSHORE_UNAVAILABLE = 7,
     /**
-     * The progress callback asked for it.
+     * The progress callback cancelled the load.
      */
     LONGSHORE_CANCELLED = 8,
     /**
-     * A checksum is not what the manifest says.
+     * A checksum differs from the manifest.
      */
     LONGSHORE_MISMATCH = 9,
     /**
-     * A file is not of the format it is meant to be of, or a manifest cannot be understood.
+     * A file is not valid in its format, or a manifest cannot be parsed.
      */
     LONGSHORE_BAD_FORMAT = 10,
     /**
-     * The buffer has no tensor of that name, or no descriptor of that kind.
+     * The buffer has no descriptor of that kind or no statistics, or the server has no such model.
      */
     LONGSHORE_NOT_FOUND = 11,
     /**
@@ -165,11 +165,11 @@ enum longshore_code
      */
     LONGSHORE_SYSTEM = 12,
     /**
-     * A fault of Longshore itself. Nothing is left behind; please report it.
+     * A bug in Longshore. Nothing is left behind; please report it.
      */
     LONGSHORE_INTERNAL = 13,
     /**
-     * No server listens, it refuses, is gone, does not answer, or cannot be trusted.
+     * No server listens, or it refuses, has ended, does not answer, or cannot be trusted.
      */
     LONGSHORE_SERVER = 14,
 };
@@ -182,43 +182,44 @@ typedef int32_t longshore_code;
 #endif // __cplusplus
 
 /**
- * A filled buffer: memory with a descriptor that devices and other processes can be given. Its
- * content is complete, and verified if that was asked for. Made by `longshore_load` or
- * `longshore_attach`, freed by `longshore_buffer_free`.
+ * A filled buffer: memory with a descriptor that can be passed to devices and other processes. Its
+ * content is complete, and verified if that was requested. `longshore_load` and `longshore_attach`
+ * create it, and `longshore_buffer_free` frees it.
  */
 typedef struct longshore_buffer longshore_buffer;
 
 /**
- * What went wrong: a code, an `errno` and a message. Made by functions that fail, never changed,
- * and of the caller, who frees it with `longshore_error_free`.
+ * An error: a code, an `errno` and a message. A function that fails creates it. It is immutable, and
+ * the caller owns it and frees it with `longshore_error_free`.
  */
 typedef struct longshore_error longshore_error;
 
 /**
- * A file that a buffer was filled from. It belongs to the buffer and lasts as long.
+ * A file that a buffer was filled from. It belongs to the buffer and is valid as long as it.
  */
 typedef struct longshore_file longshore_file;
 
 /**
- * A tensor in a buffer. It belongs to the buffer and lasts as long.
+ * A tensor in a buffer. It belongs to the buffer and is valid as long as it.
  */
 typedef struct longshore_tensor longshore_tensor;
 
 /**
- * Told how far a load has come: about twenty times a second and once at the end, on the thread
- * that called `longshore_load`. It must return: no exception and no `longjmp` may leave it.
+ * A callback for the progress of a load. It is called about twenty times a second and once at the
+ * end, on the thread that called `longshore_load`. It must return: no exception and no `longjmp` may
+ * leave it.
  *
- * @param done_bytes Bytes that are in the buffer.
- * @param total_bytes Bytes that there are to be.
+ * @param done_bytes The bytes that are in the buffer.
+ * @param total_bytes The bytes of the whole load.
  * @param data The `progress_data` of the options.
- * @return 0 to go on; anything else cancels the load, which then leaves nothing behind.
+ * @return 0 to continue; any other value cancels the load, which then leaves nothing behind.
  */
 typedef int (*longshore_progress)(uint64_t done_bytes, uint64_t total_bytes, void *data);
 
 /**
- * How to load. `LONGSHORE_LOAD_OPTIONS_INIT` is what is done where nothing is said: a zero or NULL
- * in any field but `size` means that. Later versions of Longshore add fields at the end; `size`
- * tells the library which the program knows.
+ * The options of a load. Initialize them with `LONGSHORE_LOAD_OPTIONS_INIT`; a zero or NULL in any
+ * field but `size` stands for the default. Later versions of Longshore add fields at the end; by
+ * `size` the library recognises the version that the program was compiled for.
  */
 typedef struct {
     /**
@@ -226,41 +227,42 @@ typedef struct {
      */
     size_t size;
     /**
-     * Where the memory comes from: `auto`, `memfd`, `memfd:4k`, `hugetlb`, `udmabuf`, `dma-heap`
-     * or `dma-heap:NAME`. `auto` is `memfd`, and `udmabuf` where there is one and the content
-     * stays writable.
+     * The source of the memory: `auto`, `memfd`, `memfd:4k`, `hugetlb`, `udmabuf`, `dma-heap` or
+     * `dma-heap:NAME`. `auto` is `udmabuf` if that is available and the content stays writable, and
+     * `memfd` if not.
      */
     const char *heap;
     /**
-     * How files are read: `auto`, `direct`, `buffered`, `uncached`.
+     * How files are read: `auto`, `direct`, `buffered` or `uncached`.
      */
     const char *mode;
     /**
-     * What the files are: `auto`, which goes by their names, or a format's name: `raw`,
-     * `safetensors`, `gguf`.
+     * The format of the files: `raw`, `safetensors`, `gguf`, or `auto`, which chooses it by their
+     * names.
      */
     const char *format;
     /**
-     * The path of a manifest: the load fails unless each file has the checksum it names, in the
-     * form that `sha256sum` writes.
+     * The path of a manifest in the format of `sha256sum`. The load fails unless each file has its
+     * checksum.
      */
     const char *manifest;
     /**
      * Place every tensor at a multiple of this while reading: a power of two up to 1 GiB, such as
-     * 64. A file whose tensors do not lie so already becomes one in the buffer that has the same
-     * tensors and metadata.
+     * 64. If the tensors of a file are not aligned, the buffer holds another valid file with the
+     * same tensors and metadata.
      */
     uint64_t align_bytes;
     /**
-     * Fail rather than load more than so many bytes.
+     * Fail if the content has more than this number of bytes.
      */
     uint64_t memory_max_bytes;
     /**
-     * How many bytes of pages are made ahead of the reads; 128 MiB where nothing is said.
+     * The prefault window: by how many bytes prefaulted pages may be ahead of the reads. The default
+     * is 128 MiB.
      */
     uint64_t populate_ahead_bytes;
     /**
-     * Which checksums to compute of each file: `LONGSHORE_VERIFY_*`, any number of them or'ed.
+     * The checksums to compute for each file: `LONGSHORE_VERIFY_*`, any number of them or'ed.
      */
     uint32_t verify;
     /**
@@ -268,11 +270,11 @@ typedef struct {
      */
     uint32_t flags;
     /**
-     * Called while the load runs.
+     * The callback for progress.
      */
     longshore_progress progress;
     /**
-     * What `progress` is given as its last argument.
+     * The last argument of `progress`.
      */
     void *progress_data;
 } longshore_load_options;
@@ -282,20 +284,19 @@ typedef struct {
  */
 typedef struct {
     /**
-     * The length of this struct as the library knows it.
+     * The length of this struct in the library's version.
      */
     size_t size;
     /**
-     * Its number, which `longshore_attach` takes for a name.
+     * Its number, which `longshore_attach` accepts in place of a name.
      */
     uint64_t id;
     /**
-     * The file it was asked for by. Gone when the visitor returns.
+     * The path by which it was requested. Valid until the callback returns.
      */
     const char *path;
     /**
-     * What the file was taken for: `auto`, `raw`, `safetensors`, `gguf`. Gone when the visitor
-     * returns.
+     * The requested format: `auto`, `raw`, `safetensors` or `gguf`. Valid until the callback returns.
      */
     const char *format;
     /**
@@ -303,15 +304,15 @@ typedef struct {
      */
     uint64_t len_bytes;
     /**
-     * How many of them are there.
+     * The number of bytes that are loaded.
      */
     uint64_t done_bytes;
     /**
-     * Since when it is held or being loaded, in milliseconds.
+     * The time since its load began, in milliseconds.
      */
     uint64_t age_ms;
     /**
-     * How many attachments it has.
+     * The number of its attachments.
      */
     uint32_t attachments;
     /**
@@ -321,17 +322,17 @@ typedef struct {
 } longshore_held;
 
 /**
- * Shown what a server holds, one model after the other. It must return: no exception and no
+ * A callback of `longshore_ls`, which is called for each model. It must return: no exception and no
  * `longjmp` may leave it.
  *
- * @param held A model, gone when this returns.
- * @param data What `longshore_ls` was given.
+ * @param held A model, valid until the callback returns.
+ * @param data The `data` of `longshore_ls`.
  */
 typedef void (*longshore_visit)(const longshore_held *held, void *data);
 
 /**
- * What a load did. Times are in nanoseconds. Later versions add fields at the end; `size` tells
- * the library which the program knows.
+ * The statistics of a load. Times are in nanoseconds. Later versions add fields at the end; by `size`
+ * the library recognises the version that the program was compiled for.
  */
 typedef struct {
     /**
@@ -339,69 +340,69 @@ typedef struct {
      */
     size_t size;
     /**
-     * Bytes read: all files together, without what lies between them.
+     * The bytes read: all files together, without the gaps between them.
      */
     uint64_t content_bytes;
     /**
-     * From the call to the finished buffer.
+     * The time from the call to the finished buffer.
      */
     uint64_t elapsed_ns;
     /**
-     * Making pages, summed over the threads that did; most of it overlaps with reading.
+     * The time spent on prefaulting pages, summed over all threads; most of it overlaps with reading.
      */
     uint64_t allocating_ns;
     /**
-     * Reserving and mapping addresses.
+     * The time spent on reserving and mapping addresses.
      */
     uint64_t mapping_ns;
     /**
-     * From the first read to the last.
+     * The time from the first read to the last.
      */
     uint64_t reading_ns;
     /**
-     * Bytes that came from the disk straight into the buffer.
+     * The bytes that were read from the disk into the buffer by direct I/O.
      */
     uint64_t direct_bytes;
     /**
-     * Bytes that came from the disk into memory beside the buffer and were copied: of tensors whose
-     * place in the buffer the disk cannot write to.
+     * The bytes that were read by direct I/O into memory beside the buffer and copied, because their
+     * place in the buffer does not suit direct I/O.
      */
     uint64_t staged_bytes;
     /**
-     * Bytes that were in the page cache already.
+     * The bytes that were copied from the page cache.
      */
     uint64_t page_cache_bytes;
     /**
-     * Bytes that came through the page cache and left nothing there.
+     * The bytes that were read through the page cache and dropped from it.
      */
     uint64_t uncached_bytes;
     /**
-     * Bytes that came through the page cache and are there now.
+     * The bytes that were read through the page cache and stay in it.
      */
     uint64_t buffered_bytes;
     /**
-     * By how much the files' share of the page cache grew, negative where it shrank;
-     * `LONGSHORE_UNKNOWN` where the kernel does not tell.
+     * The bytes by which the files' resident pages in the page cache grew, negative if they shrank;
+     * `LONGSHORE_UNKNOWN` if the kernel does not report them.
      */
     int64_t page_cache_growth_bytes;
     /**
-     * Bytes of the buffer in 2 MiB pages of the hugetlb pool.
+     * The bytes of the buffer in 2 MiB pages of the hugetlb pool.
      */
     uint64_t hugetlb_2m_bytes;
     /**
-     * Bytes of the buffer in transparent huge pages of 2 MiB.
+     * The bytes of the buffer in transparent huge pages of 2 MiB.
      */
     uint64_t huge_2m_bytes;
     /**
-     * Bytes of the buffer in pages of 64 KiB or more, below 2 MiB.
+     * The bytes of the buffer in pages of 64 KiB or more, but below 2 MiB.
      */
     uint64_t mid_64k_bytes;
     /**
-     * Bytes of the buffer in smaller pages.
+     * The bytes of the buffer in smaller pages.
      */
     uint64_t base_bytes;
     /**
-     * 1 if io_uring made the direct reads; 0 if threads did, or if there were none.
+     * 1 if the direct reads used io_uring; 0 if threads made them, or if there were none.
      */
     uint64_t used_uring;
 } longshore_stats;
@@ -411,37 +412,38 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * Frees a buffer: its memory too, unless another descriptor or mapping of it is left. Pointers
- * into it, descriptors borrowed from it, its tensors and its files are gone then. No thread may be
- * using any of them.
+ * Frees a buffer, and its memory unless another descriptor or mapping of it exists. Pointers into
+ * the buffer, descriptors borrowed from it, its tensors and its files become invalid. No thread may
+ * be using any of them.
  *
- * @param buffer A buffer that is used no more, or NULL.
+ * @param buffer A buffer that is not used any more, or NULL.
  */
 void longshore_buffer_free(longshore_buffer *buffer);
 
 /**
- * The content of a buffer, mapped into this process. It can be read; it can be written only
- * through `longshore_buffer_data_mut`. Where it is not sealed, whoever has a descriptor may change
- * it meanwhile; where there is a dma-buf, `longshore_buffer_sync` stands around each access.
+ * Returns the content of a buffer, mapped into this process for reading. For writing, use
+ * `longshore_buffer_data_mut`. If the content is not sealed, any process that has a descriptor may
+ * change it at any time. If the buffer is a dma-buf, call `longshore_buffer_sync` before and after
+ * each access.
  *
  * @param buffer A buffer.
  * @return The first byte, at a multiple of the page size, valid for `longshore_buffer_len` bytes
- *   and as long as the buffer; NULL if `buffer` is NULL. Not to be read if the length is 0.
+ *   and as long as the buffer; NULL if `buffer` is NULL. Do not read it if the length is 0.
  */
 const void *longshore_buffer_data(const longshore_buffer *buffer);
 
 /**
- * The content of a buffer, to be written to. Whoever has it mapped sees what is written.
+ * Returns the content of a buffer for writing. All processes that map it see the changes.
  *
  * @param buffer A buffer.
- * @return As `longshore_buffer_data`; NULL if the content is sealed, that is, was not loaded with
- *   `LONGSHORE_LOAD_WRITABLE`, or if `buffer` is NULL.
+ * @return As for `longshore_buffer_data`; NULL if the content is sealed because it was not loaded
+ *   with `LONGSHORE_LOAD_WRITABLE`, or if `buffer` is NULL.
  */
 void *longshore_buffer_data_mut(longshore_buffer *buffer);
 
 /**
- * The length of a buffer's content. Of several files each begins at a multiple of 4096, and the
- * bytes between them are zero.
+ * Returns the length of a buffer's content. If it has several files, each begins at a multiple of
+ * 4096, and the bytes between them are zero.
  *
  * @param buffer A buffer.
  * @return The length in bytes; 0 if `buffer` is NULL.
@@ -449,52 +451,52 @@ void *longshore_buffer_data_mut(longshore_buffer *buffer);
 uint64_t longshore_buffer_len(const longshore_buffer *buffer);
 
 /**
- * Whether the content is sealed: neither this process nor any other can ever change it.
+ * Returns whether the content is sealed, so that no process can ever change it.
  *
  * @param buffer A buffer.
- * @return 1 if it is, 0 if it is not or `buffer` is NULL.
+ * @return 1 if it is sealed, 0 if it is not or `buffer` is NULL.
  */
 int longshore_buffer_is_sealed(const longshore_buffer *buffer);
 
 /**
- * Which heap the memory came from.
+ * Returns the heap that the memory came from.
  *
  * @param buffer A buffer.
  * @return `memfd`, `memfd:4k`, `hugetlb`, `udmabuf` or `dma-heap:NAME`, or `attached` for memory of
- *   a server, which lasts as long as the buffer; NULL if `buffer` is NULL.
+ *   a server. The string is valid as long as the buffer; NULL if `buffer` is NULL.
  */
 const char *longshore_buffer_heap(const longshore_buffer *buffer);
 
 /**
- * The page size that at least nine tenths of a buffer came out in. It decides how fast disks and
- * devices are; `longshore_buffer_stats` has the shares.
+ * Returns the page size of at least nine tenths of a buffer. Disks and devices are faster with
+ * larger pages. `longshore_buffer_stats` has the bytes in pages of each size.
  *
  * @param buffer A buffer.
- * @return The size in bytes; 0 if the sizes are mixed or not known, as of what is attached, or `buffer`
- *   is NULL.
+ * @return The size in bytes; 0 if the sizes are mixed, if they are not known because the buffer is
+ *   attached, or if `buffer` is NULL.
  */
 uint64_t longshore_buffer_page_size(const longshore_buffer *buffer);
 
 /**
- * The memfd of a buffer, to be mapped, sent over a Unix socket or given to a device. It is
- * read-only where the content is sealed, and closed on exec. All who have it or a duplicate share
+ * Returns the memfd of a buffer, to be mapped, sent over a Unix socket or passed to a device. It is
+ * read-only if the content is sealed, and close-on-exec. The descriptor and its duplicates share
  * one file position: to read from it, use `pread`, `longshore_buffer_fd_open` or
  * `longshore_buffer_path`.
  *
  * @param buffer A buffer.
  * @return The descriptor, which belongs to the buffer and must not be closed; -1 if the memory is
- *   of a `dma-heap`, which has no memfd, or `buffer` is NULL.
+ *   from a `dma-heap`, which has no memfd, or if `buffer` is NULL.
  */
 int longshore_buffer_fd_borrow(const longshore_buffer *buffer);
 
 /**
- * Duplicates the memfd of a buffer. The memory lives until the last descriptor and mapping of it
- * is gone, also when the buffer was freed. Closed on exec.
+ * Duplicates the memfd of a buffer. The memory lives until its last descriptor and mapping are
+ * gone, even after the buffer was freed. The duplicate is close-on-exec.
  *
  * @param buffer A buffer.
  * @param fd Where to put the descriptor, which the caller closes; -1 on failure.
- * @param error Where to put what went wrong, or NULL.
- * @return `LONGSHORE_OK`; `LONGSHORE_NOT_FOUND` if the memory is of a `dma-heap`;
+ * @param error Where to put the error, or NULL.
+ * @return `LONGSHORE_OK`; `LONGSHORE_NOT_FOUND` if the memory is from a `dma-heap`;
  *   `LONGSHORE_SYSTEM` if there are too many descriptors; `LONGSHORE_INVALID_ARGUMENT`.
  */
 longshore_code longshore_buffer_fd_dup(const longshore_buffer *buffer,
@@ -502,34 +504,34 @@ longshore_code longshore_buffer_fd_dup(const longshore_buffer *buffer,
                                        longshore_error **error);
 
 /**
- * Opens the memfd of a buffer anew: for reading only, with a file position of its own at its
- * beginning, so that two readers do not disturb each other. Closed on exec. `/proc` must be
+ * Reopens the memfd of a buffer for reading only. The new descriptor has a file position of its own,
+ * which is 0, so that two readers do not disturb each other, and is close-on-exec. `/proc` must be
  * mounted.
  *
  * @param buffer A buffer.
  * @param fd Where to put the descriptor, which the caller closes; -1 on failure.
- * @param error Where to put what went wrong, or NULL.
- * @return As `longshore_buffer_fd_dup`.
+ * @param error Where to put the error, or NULL.
+ * @return As for `longshore_buffer_fd_dup`.
  */
 longshore_code longshore_buffer_fd_open(const longshore_buffer *buffer,
                                         int *fd,
                                         longshore_error **error);
 
 /**
- * A path under which this process can open a buffer as a file, by `fopen` or in any other way: for
- * readers that take a path and know nothing of Longshore. Each opening has a file position of its
- * own. `/proc` must be mounted.
+ * Returns a path by which this process can open a buffer as a file, with `fopen` for example, for
+ * code that takes only a path. Each open file has a file position of its own. `/proc` must be
+ * mounted. Another process opens `/proc/PID/fd/N` instead, if it has the permission.
  *
  * @param buffer A buffer.
- * @return The path, `/proc/self/fd/N`, which lasts as long as the buffer; NULL if the memory is of
- *   a `dma-heap`, which cannot be opened, or `buffer` is NULL. Of what has the right to, another
- *   process opens `/proc/PID/fd/N`.
+ * @return The path, `/proc/self/fd/N`, which is valid as long as the buffer; NULL if the memory is
+ *   from a `dma-heap`, which cannot be opened, or if `buffer` is NULL.
  */
 const char *longshore_buffer_path(const longshore_buffer *buffer);
 
 /**
- * The length of the file behind a buffer's descriptors: that of the content for heap `memfd`, more
- * where the heap deals in whole pages. What lies between is zero.
+ * Returns the length of the file behind a buffer's descriptors: the length of the content, which the
+ * heaps `udmabuf`, `dma-heap` and `hugetlb` round up to whole pages. The bytes after the content are
+ * zero.
  *
  * @param buffer A buffer.
  * @return The length in bytes; 0 if `buffer` is NULL.
@@ -537,7 +539,7 @@ const char *longshore_buffer_path(const longshore_buffer *buffer);
 uint64_t longshore_buffer_fd_len(const longshore_buffer *buffer);
 
 /**
- * The dma-buf of a buffer, to be given to a driver.
+ * Returns the dma-buf of a buffer, to be passed to a driver.
  *
  * @param buffer A buffer.
  * @return The descriptor, which belongs to the buffer and must not be closed; -1 if the heap is
@@ -546,11 +548,11 @@ uint64_t longshore_buffer_fd_len(const longshore_buffer *buffer);
 int longshore_buffer_dma_buf_fd_borrow(const longshore_buffer *buffer);
 
 /**
- * Duplicates the dma-buf of a buffer. Closed on exec.
+ * Duplicates the dma-buf of a buffer. The duplicate is close-on-exec.
  *
  * @param buffer A buffer.
  * @param fd Where to put the descriptor, which the caller closes; -1 on failure.
- * @param error Where to put what went wrong, or NULL.
+ * @param error Where to put the error, or NULL.
  * @return `LONGSHORE_OK`; `LONGSHORE_NOT_FOUND` if the heap is neither `udmabuf` nor `dma-heap`;
  *   `LONGSHORE_SYSTEM` if there are too many descriptors; `LONGSHORE_INVALID_ARGUMENT`.
  */
@@ -559,14 +561,14 @@ longshore_code longshore_buffer_dma_buf_fd_dup(const longshore_buffer *buffer,
                                                longshore_error **error);
 
 /**
- * Begins or ends the CPU's access to a buffer that is a dma-buf, as `DMA_BUF_IOCTL_SYNC` does:
- * what devices wrote is seen by the CPU after the beginning, and what the CPU wrote by devices
- * after the end. Nothing is done where there is no dma-buf.
+ * Begins or ends CPU access to a buffer that is a dma-buf, by `DMA_BUF_IOCTL_SYNC`: after the
+ * beginning, the CPU sees the writes of devices; after the end, devices see the writes of the CPU.
+ * If the buffer is not a dma-buf, this does nothing.
  *
  * @param buffer A buffer.
  * @param flags `LONGSHORE_SYNC_READ`, `LONGSHORE_SYNC_WRITE` or both or'ed, and
- *   `LONGSHORE_SYNC_END` to end what was begun.
- * @param error Where to put what went wrong, or NULL.
+ *   `LONGSHORE_SYNC_END` to end the access that began with the same flags.
+ * @param error Where to put the error, or NULL.
  * @return `LONGSHORE_OK`; `LONGSHORE_SYSTEM` if the kernel refuses; `LONGSHORE_INVALID_ARGUMENT`.
  */
 longshore_code longshore_buffer_sync(const longshore_buffer *buffer,
@@ -574,7 +576,7 @@ longshore_code longshore_buffer_sync(const longshore_buffer *buffer,
                                      longshore_error **error);
 
 /**
- * The code of an error: what the function returned that made it.
+ * Returns the code of an error, which is also the result of the function that created it.
  *
  * @param error An error.
  * @return Its code; `LONGSHORE_INVALID_ARGUMENT` if `error` is NULL.
@@ -582,8 +584,8 @@ longshore_code longshore_buffer_sync(const longshore_buffer *buffer,
 longshore_code longshore_error_code(const longshore_error *error);
 
 /**
- * The `errno` of an error: what the kernel said, or else what comes nearest, such as `EINVAL` for
- * an argument, `ENOMEM`, `ECANCELED`, `EBADMSG` for a file of a wrong format.
+ * Returns the `errno` of an error: the kernel's, or the nearest value if there was none, such as
+ * `EINVAL` for an argument, `ENOMEM`, `ECANCELED`, or `EBADMSG` for a malformed file.
  *
  * @param error An error.
  * @return A value of `errno.h`, never 0; `EINVAL` if `error` is NULL.
@@ -591,24 +593,24 @@ longshore_code longshore_error_code(const longshore_error *error);
 int longshore_error_errno(const longshore_error *error);
 
 /**
- * The message of an error: what failed, with which file, where, how far it had come, and what to
- * do where something can be done. One line of UTF-8, without a line feed at its end.
+ * Returns the message of an error: the operation, the file, the range, the bytes that were done, and
+ * a remedy if there is one. It is one line of UTF-8, without a line feed at its end.
  *
  * @param error An error.
- * @return The message, which lasts as long as the error; NULL if `error` is NULL.
+ * @return The message, which is valid as long as the error; NULL if `error` is NULL.
  */
 const char *longshore_error_message(const longshore_error *error);
 
 /**
  * Frees an error.
  *
- * @param error An error that is used no more, or NULL.
+ * @param error An error that is not used any more, or NULL.
  */
 void longshore_error_free(longshore_error *error);
 
 /**
- * The number of files that a buffer was filled from: those that were named, with shards in
- * place of their index and splits in place of their first.
+ * Returns the number of files that a buffer was filled from. An index counts as its shards, and the
+ * first of several splits as all of them.
  *
  * @param buffer A buffer.
  * @return The number; 0 if `buffer` is NULL.
@@ -616,25 +618,25 @@ void longshore_error_free(longshore_error *error);
 size_t longshore_buffer_file_count(const longshore_buffer *buffer);
 
 /**
- * One of the files that a buffer was filled from, in the order of the buffer.
+ * Returns one of the files that a buffer was filled from, in the order of the buffer.
  *
  * @param buffer A buffer.
- * @param index Which: 0 for the first.
- * @return The file, which lasts as long as the buffer; NULL if there are not so many or `buffer`
- *   is NULL.
+ * @param index The index of the file; 0 for the first.
+ * @return The file, which is valid as long as the buffer; NULL if `index` is out of bounds or
+ *   `buffer` is NULL.
  */
 const longshore_file *longshore_buffer_file(const longshore_buffer *buffer, size_t index);
 
 /**
- * The path by which a file was opened.
+ * Returns the path by which a file was opened.
  *
  * @param file A file of a buffer.
- * @return The path, which lasts as long as the buffer; NULL if `file` is NULL.
+ * @return The path, which is valid as long as the buffer; NULL if `file` is NULL.
  */
 const char *longshore_file_path(const longshore_file *file);
 
 /**
- * Where a file begins in the buffer.
+ * Returns the offset of a file in the buffer.
  *
  * @param file A file of a buffer.
  * @return The offset in bytes, a multiple of 4096 and of `align_bytes`; 0 if `file` is NULL.
@@ -642,8 +644,8 @@ const char *longshore_file_path(const longshore_file *file);
 uint64_t longshore_file_offset(const longshore_file *file);
 
 /**
- * How many bytes of the buffer are a file: its length, or that of what took its place where its
- * tensors were aligned.
+ * Returns the length of a file in the buffer: that of the file on the disk, or of its aligned layout
+ * if the tensors were aligned.
  *
  * @param file A file of a buffer.
  * @return The length in bytes; 0 if `file` is NULL.
@@ -651,33 +653,32 @@ uint64_t longshore_file_offset(const longshore_file *file);
 uint64_t longshore_file_len(const longshore_file *file);
 
 /**
- * A checksum of a file as it is on the disk, computed while it was read.
+ * Returns a checksum of a file as it is on the disk, computed while it was read.
  *
  * @param file A file of a buffer.
  * @param kind One of `LONGSHORE_VERIFY_*`.
- * @return Lower-case hexadecimal digits, which last as long as the buffer; NULL if neither
- *   `verify` nor the manifest asked for this checksum, the buffer is
- *   attached, or `file` is NULL.
+ * @return Lower-case hexadecimal digits, which are valid as long as the buffer; NULL if neither
+ *   `verify` nor the manifest requested this checksum, the buffer is attached, or `file` is NULL.
  */
 const char *longshore_file_digest(const longshore_file *file, uint32_t kind);
 
 /**
- * Loads files into one new buffer, one behind the other, and returns when it is complete, and
- * verified if that was asked for. The content is sealed then unless `LONGSHORE_LOAD_WRITABLE` was
- * set. It goes straight from the disk into huge pages, past the page cache; what is in the page
- * cache already is copied from there. A load that fails or is cancelled leaves nothing behind:
- * neither memory nor descriptor nor thread.
+ * Loads files into one new buffer, one after another, and returns when the buffer is complete, and
+ * verified if that was requested. Its content is sealed unless `LONGSHORE_LOAD_WRITABLE` is set. By
+ * default, resident pages are copied from the page cache, and the rest is read directly from the disk
+ * into huge pages. A load that fails or is cancelled leaves nothing behind: neither memory nor a
+ * descriptor nor a thread.
  *
  * The call blocks and uses a few threads of its own. Any number of threads may load at once.
  *
- * @param paths Paths of files; that of a `*.safetensors.index.json` stands for its shards, and the
- *   first of a GGUF file's splits for all.
- * @param path_count How many there are, at least 1.
- * @param options How to load, or NULL for what is done where nothing is said.
+ * @param paths Paths of files. A `*.safetensors.index.json` stands for its shards, and the first of
+ *   several GGUF splits for all of them.
+ * @param path_count The number of paths, at least 1.
+ * @param options How to load, or NULL for the defaults.
  * @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
  *   on failure.
- * @param error Where to put what went wrong, or NULL if only the code is wanted. NULL on success;
- *   what is put there is freed with `longshore_error_free`.
+ * @param error Where to put the error, which the caller frees with `longshore_error_free`, and which
+ *   is NULL on success; or NULL if only the code is needed.
  * @return `LONGSHORE_OK`, or any other code.
  */
 longshore_code longshore_load(const char *const *paths,
@@ -687,23 +688,23 @@ longshore_code longshore_load(const char *const *paths,
                               longshore_error **error);
 
 /**
- * Attaches a model that a server (`longshore serve`) holds, or loads for it. The memory is the
- * server's, shared with every process that attached it: sealed, and mapped here once it was checked
- * that nobody can change it. This process opens the file, too, to show that it may read it. The
- * attachment counts until the buffer is freed or the process ends; the memory stays valid until then
- * also when the server is gone.
+ * Attaches a model of a server (`longshore serve`), which loads it if it does not hold it yet. All
+ * processes that attach the model share the server's memory. It is sealed, and this function maps it
+ * only after it has checked that no process can change it. This process opens the file, too, to prove
+ * that it may read it. The server keeps the model until the buffer is freed or the process ends. Until
+ * then the memory stays valid, even if the server ends.
  *
- * Nothing is sent to a server unless root, the own user, the system user `longshore` or a user of
- * the variable LONGSHORE_TRUST_UID (numbers, separated by commas) runs it.
+ * Nothing is sent to a server unless its user is root, the user of this process, the system user
+ * `longshore`, or in the variable LONGSHORE_TRUST_UID (numeric user ids, separated by commas).
  *
- * @param socket The server's socket, or NULL for that of this user, else the system's.
- * @param name A path, a name beneath what is served, or a number of `longshore_ls`.
+ * @param socket The path of the server's socket, or NULL for that of this user, then the system's.
+ * @param name A path, a name below a directory that is served, or a number from `longshore_ls`.
  * @param options NULL, or options of which only `format`, `progress` and `progress_data` are set.
  * @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
  *   on failure.
- * @param error Where to put what went wrong, or NULL.
- * @return `LONGSHORE_OK`; `LONGSHORE_SERVER` if there is no server, it refuses or is gone;
- *   `LONGSHORE_NOT_FOUND` if nothing of that name is served; or any other code.
+ * @param error Where to put the error, or NULL.
+ * @return `LONGSHORE_OK`; `LONGSHORE_SERVER` if there is no server, or it refuses or has ended;
+ *   `LONGSHORE_NOT_FOUND` if no model of that name is served; or any other code.
  */
 longshore_code longshore_attach(const char *socket,
                                 const char *name,
@@ -712,13 +713,14 @@ longshore_code longshore_attach(const char *socket,
                                 longshore_error **error);
 
 /**
- * Shows the models that a server holds. `longshore_attach` documents which servers are trusted.
+ * Lists the models that a server holds. `longshore_attach` documents which servers are trusted.
  *
- * @param socket The server's socket, or NULL for that of this user, else the system's.
- * @param visit Called for each model, on this thread, when all of them are known.
- * @param data What `visit` is given as its last argument.
- * @param error Where to put what went wrong, or NULL.
- * @return `LONGSHORE_OK`; `LONGSHORE_SERVER` if there is no server, it refuses or is gone;
+ * @param socket The path of the server's socket, or NULL for that of this user, then the system's.
+ * @param visit A callback, which is called on this thread for each model after the server has sent
+ *   the whole list.
+ * @param data The last argument of `visit`.
+ * @param error Where to put the error, or NULL.
+ * @return `LONGSHORE_OK`; `LONGSHORE_SERVER` if there is no server, or it refuses or has ended;
  *   `LONGSHORE_INVALID_ARGUMENT` if `visit` is NULL.
  */
 longshore_code longshore_ls(const char *socket,
@@ -727,60 +729,60 @@ longshore_code longshore_ls(const char *socket,
                             longshore_error **error);
 
 /**
- * Tells what the load did that made a buffer.
+ * Stores the statistics of the load that filled a buffer.
  *
  * @param buffer A buffer.
- * @param stats Where to put it. Its `size` must be set, as `sizeof(longshore_stats)`, and is kept;
- *   fields that the library does not know are set to zero.
- * @param error Where to put what went wrong, or NULL.
- * @return `LONGSHORE_OK`; `LONGSHORE_NOT_FOUND` for what is attached, which its server loaded;
- *   `LONGSHORE_INVALID_ARGUMENT` for NULL or a `size` that cannot be.
+ * @param stats Where to put the statistics. Its `size` must be set to `sizeof(longshore_stats)`, and
+ *   is kept; fields that the library's version does not have are set to zero.
+ * @param error Where to put the error, or NULL.
+ * @return `LONGSHORE_OK`; `LONGSHORE_NOT_FOUND` if the buffer is attached, because its server loaded
+ *   it; `LONGSHORE_INVALID_ARGUMENT` for NULL or an invalid `size`.
  */
 longshore_code longshore_buffer_stats(const longshore_buffer *buffer,
                                       longshore_stats *stats,
                                       longshore_error **error);
 
 /**
- * The number of tensors in a buffer.
+ * Returns the number of tensors in a buffer.
  *
  * @param buffer A buffer.
- * @return The number; 0 if its files have no tensors that are known, or `buffer` is NULL.
+ * @return The number; 0 if the files are raw or have no tensors, or if `buffer` is NULL.
  */
 size_t longshore_buffer_tensor_count(const longshore_buffer *buffer);
 
 /**
- * One of the tensors in a buffer, in the order of their files and of their data in them.
+ * Returns one of the tensors in a buffer, in the order of their files and of their data.
  *
  * @param buffer A buffer.
- * @param index Which: 0 for the first.
- * @return The tensor, which lasts as long as the buffer; NULL if there are not so many or `buffer`
- *   is NULL.
+ * @param index The index of the tensor; 0 for the first.
+ * @return The tensor, which is valid as long as the buffer; NULL if `index` is out of bounds or
+ *   `buffer` is NULL.
  */
 const longshore_tensor *longshore_buffer_tensor(const longshore_buffer *buffer, size_t index);
 
 /**
- * The tensor of a name, found in a time that grows with the logarithm of their number.
+ * Finds a tensor by its name, by a binary search.
  *
  * @param buffer A buffer.
  * @param name The name, as it is in the file.
- * @return The tensor, which lasts as long as the buffer: the first in the buffer, if several files
- *   have one of this name; NULL if none has, or an argument is NULL.
+ * @return The tensor, which is valid as long as the buffer; the first in the buffer if several files
+ *   have one of this name; NULL if there is none, or if an argument is NULL.
  */
 const longshore_tensor *longshore_buffer_find_tensor(const longshore_buffer *buffer,
                                                      const char *name);
 
 /**
- * The name of a tensor, as it is in the file: UTF-8, in which any character may be, also such as
- * a terminal obeys.
+ * Returns the name of a tensor, as it is in the file. It is UTF-8 and may contain any character,
+ * including control characters and terminal escape sequences.
  *
  * @param tensor A tensor.
- * @return The name, which lasts as long as the buffer; NULL if `tensor` is NULL. A NUL ends it;
- *   where the name itself has one, `longshore_tensor_name_len` tells its whole length.
+ * @return The name, which ends with a NUL and is valid as long as the buffer; NULL if `tensor` is
+ *   NULL. The name itself may contain a NUL: `longshore_tensor_name_len` returns its whole length.
  */
 const char *longshore_tensor_name(const longshore_tensor *tensor);
 
 /**
- * The length of a tensor's name.
+ * Returns the length of a tensor's name.
  *
  * @param tensor A tensor.
  * @return The length in bytes, without the NUL at its end; 0 if `tensor` is NULL.
@@ -788,15 +790,16 @@ const char *longshore_tensor_name(const longshore_tensor *tensor);
 size_t longshore_tensor_name_len(const longshore_tensor *tensor);
 
 /**
- * What the elements of a tensor are, in the words of its format: `BF16`, `F8_E4M3`, `Q4_K`.
+ * Returns the type of a tensor's elements by its name in the format, such as `BF16`, `F8_E4M3` or
+ * `Q4_K`.
  *
  * @param tensor A tensor.
- * @return A string that lasts as long as the buffer; NULL if `tensor` is NULL.
+ * @return A string that is valid as long as the buffer; NULL if `tensor` is NULL.
  */
 const char *longshore_tensor_dtype(const longshore_tensor *tensor);
 
 /**
- * The number of dimensions of a tensor.
+ * Returns the number of dimensions of a tensor.
  *
  * @param tensor A tensor.
  * @return The number; 0 for a scalar, and if `tensor` is NULL.
@@ -804,17 +807,17 @@ const char *longshore_tensor_dtype(const longshore_tensor *tensor);
 size_t longshore_tensor_ndim(const longshore_tensor *tensor);
 
 /**
- * The dimensions of a tensor, outermost first, also of a GGUF file, which has them the other way
- * round. If one is zero there is no data.
+ * Returns the dimensions of a tensor, outermost first, even for GGUF files, which store them innermost
+ * first. If a dimension is zero, there is no data.
  *
  * @param tensor A tensor.
- * @return As many numbers as `longshore_tensor_ndim` says, which last as long as the buffer; NULL
- *   if `tensor` is NULL.
+ * @return An array of `longshore_tensor_ndim` numbers, which is valid as long as the buffer; NULL if
+ *   `tensor` is NULL.
  */
 const uint64_t *longshore_tensor_shape(const longshore_tensor *tensor);
 
 /**
- * Where the data of a tensor begins in the buffer, and so in the file behind its descriptor.
+ * Returns the offset of a tensor's data in the buffer, and so in the file behind its descriptor.
  *
  * @param tensor A tensor.
  * @return The offset in bytes; 0 if `tensor` is NULL.
@@ -822,7 +825,7 @@ const uint64_t *longshore_tensor_shape(const longshore_tensor *tensor);
 uint64_t longshore_tensor_offset(const longshore_tensor *tensor);
 
 /**
- * How long the data of a tensor is.
+ * Returns the length of a tensor's data.
  *
  * @param tensor A tensor.
  * @return The length in bytes; 0 if `tensor` is NULL.
@@ -830,17 +833,17 @@ uint64_t longshore_tensor_offset(const longshore_tensor *tensor);
 uint64_t longshore_tensor_len(const longshore_tensor *tensor);
 
 /**
- * The data of a tensor: `longshore_buffer_data` plus `longshore_tensor_offset`, and what is said
- * of the former. It is aligned to `align_bytes`, or as
- * the file has it, which may be not at all.
+ * Returns the data of a tensor: `longshore_buffer_data` plus `longshore_tensor_offset`, with the same
+ * rules for access. It is aligned to `align_bytes` if that was set; if not, it may be unaligned, as in
+ * the file.
  *
  * @param tensor A tensor.
- * @return The data, which lasts as long as the buffer; NULL if `tensor` is NULL.
+ * @return The data, which is valid as long as the buffer; NULL if `tensor` is NULL.
  */
 const void *longshore_tensor_data(const longshore_tensor *tensor);
 
 /**
- * Which file a tensor is in: the `index` of `longshore_buffer_file`.
+ * Returns the file that a tensor is in, as an `index` of `longshore_buffer_file`.
  *
  * @param tensor A tensor.
  * @return The index; 0 if `tensor` is NULL.
@@ -848,16 +851,16 @@ const void *longshore_tensor_data(const longshore_tensor *tensor);
 size_t longshore_tensor_file_index(const longshore_tensor *tensor);
 
 /**
- * The version of the library that runs, such as `0.1.0`. That of the header is
+ * Returns the version of the library in use, such as `0.1.0`. That of the header is
  * `LONGSHORE_VERSION`.
  *
- * @return A string that lasts as long as the program.
+ * @return A string that is valid as long as the library is loaded.
  */
 const char *longshore_version(void);
 
 /**
- * The version of the library that runs as one number, so that a later one is greater. That of the
- * header is `LONGSHORE_VERSION_NUMBER`.
+ * Returns the version of the library in use as one number, which is greater for later versions. That
+ * of the header is `LONGSHORE_VERSION_NUMBER`.
  *
  * @return The major version times 65536, plus the minor one times 256, plus the patch level.
  */

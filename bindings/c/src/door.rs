@@ -1,4 +1,4 @@
-//! What every door does: check pointers, keep panics in, hand errors out.
+//! The common part of all entry points: checks pointers, catches panics, returns errors.
 #![expect(unsafe_code, reason = "turns the pointers that C passes into references")]
 
 use std::any::Any;
@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Failure, longshore_code, longshore_error};
 
-/// A place of the caller's for one pointer or value, checked and set to its empty value.
+/// The address of an output argument, checked and set to its empty value.
 pub(crate) struct Out<T> {
     place: *mut T,
 }
@@ -23,27 +23,26 @@ impl<T: Copy> Out<T> {
     }
 
     pub(crate) fn put(self, value: T) {
-        // SAFETY: `new` checked it, and whoever called that promised that it lasts.
+        // SAFETY: `new` checked it, and by its contract it is valid while `self` lives.
         unsafe { self.place.write(value) }
     }
 }
 
-/// Where a door puts what went wrong, if the caller wants to know.
+/// The output argument for an error, if the caller passes one.
 pub(crate) struct ErrorOut(Option<Out<*mut longshore_error>>);
 
 impl ErrorOut {
     /// # Safety
-    /// As [`Out::new`].
+    /// The same as for [`Out::new`].
     pub(crate) unsafe fn new(place: *mut *mut longshore_error) -> Self {
-        // SAFETY: as promised to this function. NULL means that nobody wants it.
+        // SAFETY: by this function's contract. NULL means that the caller ignores errors.
         Self(unsafe { Out::new(place, "error", std::ptr::null_mut()) }.ok())
     }
 
-    /// Runs what is behind a door that can fail. A panic is a failure too.
+    /// Runs the body of an entry point that can fail. A panic becomes an error.
     pub(crate) fn guard(self, body: impl FnOnce() -> Result<(), Failure>) -> longshore_code {
         let outcome = catch_unwind(AssertUnwindSafe(body))
             .unwrap_or_else(|panic| Err(Failure::panicked(&described(panic.as_ref()))));
-        // Whatever was thrown is dropped within, as its destructor may throw as well.
         match outcome {
             Ok(()) => longshore_code::LONGSHORE_OK,
             Err(failure) => {
@@ -57,7 +56,7 @@ impl ErrorOut {
     }
 }
 
-/// Runs what is behind a door that has nothing to say of failures but `fallback`.
+/// Runs the body of an entry point that reports failures only by returning `fallback`.
 pub(crate) fn guarded<T>(fallback: T, body: impl FnOnce() -> Result<T, Failure>) -> T {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,
@@ -65,13 +64,13 @@ pub(crate) fn guarded<T>(fallback: T, body: impl FnOnce() -> Result<T, Failure>)
     }
 }
 
-/// Frees what [`Box::into_raw`] gave; NULL is nothing.
+/// Frees a pointer from [`Box::into_raw`]; does nothing if it is NULL.
 ///
 /// # Safety
-/// `pointer` is NULL, or came from `Box::into_raw` and is not used by anybody any more.
+/// `pointer` is NULL, or came from `Box::into_raw` and is not used any more.
 pub(crate) unsafe fn free<T>(pointer: *mut T) {
     if checked(pointer, "").is_ok() {
-        // SAFETY: it came from `Box::into_raw`, and nobody else frees it.
+        // SAFETY: it came from `Box::into_raw`, and it is not freed elsewhere.
         let owned = unsafe { Box::from_raw(pointer) };
         guarded((), || {
             drop(owned);
@@ -81,18 +80,18 @@ pub(crate) unsafe fn free<T>(pointer: *mut T) {
 }
 
 /// # Safety
-/// `pointer` is NULL, not aligned, or points to a `T` that nobody changes during `'a`.
+/// `pointer` is NULL, not aligned, or points to a `T` that does not change during `'a`.
 pub(crate) unsafe fn borrow<'a, T>(
     pointer: *const T,
     name: &'static str,
 ) -> Result<&'a T, Failure> {
     checked(pointer, name)?;
-    // SAFETY: it is neither NULL nor misaligned, and so a `T` for as long as the caller says.
+    // SAFETY: it is neither NULL nor misaligned, and so it points to a `T` during `'a`.
     Ok(unsafe { &*pointer })
 }
 
 /// # Safety
-/// `pointer` is NULL, or a string that ends with NUL and that nobody changes during `'a`.
+/// `pointer` is NULL, or a string that ends with NUL and does not change during `'a`.
 pub(crate) unsafe fn string<'a>(
     pointer: *const c_char,
     name: &'static str,
@@ -102,19 +101,19 @@ pub(crate) unsafe fn string<'a>(
     Ok(unsafe { CStr::from_ptr(pointer) })
 }
 
-/// A string that may be left out.
+/// Borrows a string that may be NULL.
 ///
 /// # Safety
-/// As [`string`].
+/// The same as for [`string`].
 pub(crate) unsafe fn optional_string<'a>(pointer: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: as promised to this function.
+    // SAFETY: by this function's contract.
     unsafe { string(pointer, "") }.ok()
 }
 
-/// The strings that an array of `count` pointers points to.
+/// Borrows the strings of an array of `count` pointers.
 ///
 /// # Safety
-/// `pointer` is NULL, not aligned, or points to `count` pointers as [`string`] takes.
+/// `pointer` is NULL, not aligned, or points to `count` pointers that meet the contract of [`string`].
 pub(crate) unsafe fn strings<'a>(
     pointer: *const *const c_char,
     count: usize,
@@ -123,10 +122,10 @@ pub(crate) unsafe fn strings<'a>(
     checked(pointer, name)?;
     if count > isize::MAX as usize / size_of::<*const c_char>() {
         return Err(Failure::argument(format!(
-            "{name} has {count} elements: more than there can be"
+            "{name} has {count} elements, which is more than memory can hold"
         )));
     }
-    // SAFETY: neither NULL nor misaligned, and no longer than memory; the caller vouches for it.
+    // SAFETY: neither NULL nor misaligned, no longer than memory, and valid by the contract.
     let pointers = unsafe { std::slice::from_raw_parts(pointer, count) };
     let mut strings = Vec::with_capacity(count);
     for (index, each) in pointers.iter().enumerate() {
@@ -139,13 +138,13 @@ pub(crate) unsafe fn strings<'a>(
     Ok(strings)
 }
 
-/// A pointer that is neither NULL nor misaligned; more cannot be told.
+/// Checks that a pointer is neither NULL nor misaligned; other errors cannot be detected.
 pub(crate) fn checked<T>(pointer: *const T, name: &'static str) -> Result<(), Failure> {
     if pointer.is_null() {
         Err(Failure::argument(format!("{name} is NULL")))
     } else if !pointer.is_aligned() {
         Err(Failure::argument(format!(
-            "{name} is {pointer:p}, which is no multiple of {}",
+            "{name} is {pointer:p}, which is not a multiple of {}",
             align_of::<T>()
         )))
     } else {
@@ -153,11 +152,11 @@ pub(crate) fn checked<T>(pointer: *const T, name: &'static str) -> Result<(), Fa
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn described(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "it did not say why".to_owned())
+        .unwrap_or_else(|| "the panic has no message".to_owned())
 }
 
 #[cfg(test)]
@@ -167,10 +166,10 @@ mod tests {
     use super::*;
     use crate::error::{longshore_error_code, longshore_error_free, longshore_error_message};
 
-    /// What a door that runs `body` returns, and the message of its error.
+    /// Runs an entry point with `body` and returns its code and the message of its error.
     fn through(body: impl FnOnce() -> Result<(), Failure>) -> (longshore_code, Option<String>) {
         let mut error = ptr::dangling_mut();
-        // SAFETY: a place of this function's own.
+        // SAFETY: the address of a local variable.
         let code = unsafe { ErrorOut::new(&raw mut error) }.guard(body);
         if error.is_null() {
             return (code, None);
@@ -181,13 +180,13 @@ mod tests {
         let message = unsafe { longshore_error_message(error) };
         // SAFETY: a message ends with NUL and lasts as long as the error.
         let message = unsafe { CStr::from_ptr(message) }.to_str().unwrap().to_owned();
-        // SAFETY: it came out of a door and is used no more.
+        // SAFETY: the entry point returned it, and it is not used any more.
         unsafe { longshore_error_free(error) };
         (code, Some(message))
     }
 
     #[test]
-    fn a_panic_comes_out_as_an_error() {
+    fn a_panic_becomes_an_error() {
         for (code, message) in [
             through(|| panic!("word")),
             through(|| panic!("{}", "word")),
@@ -195,13 +194,13 @@ mod tests {
         ] {
             assert_eq!(code, longshore_code::LONGSHORE_INTERNAL);
             let message = message.unwrap();
-            assert!(message.contains("word") || message.contains("did not say"), "{message}");
+            assert!(message.contains("word") || message.contains("no message"), "{message}");
         }
         assert_eq!(guarded(-1, || panic!("word")), -1);
     }
 
     #[test]
-    fn success_leaves_no_error_and_nobody_need_ask_for_one() {
+    fn success_stores_no_error_and_the_error_argument_is_optional() {
         assert_eq!(through(|| Ok(())), (longshore_code::LONGSHORE_OK, None));
         // SAFETY: NULL is allowed.
         let out = unsafe { ErrorOut::new(ptr::null_mut()) };
@@ -210,13 +209,13 @@ mod tests {
     }
 
     #[test]
-    fn pointers_that_cannot_be_right_are_refused() {
+    fn invalid_pointers_are_refused() {
         assert_eq!(checked(ptr::null::<u64>(), "p").unwrap_err().message, "p is NULL");
         let odd = ptr::without_provenance::<u64>(9);
         let refused = checked(odd, "p").unwrap_err();
-        assert_eq!(refused.message, "p is 0x9, which is no multiple of 8");
+        assert_eq!(refused.message, "p is 0x9, which is not a multiple of 8");
         let many = ptr::dangling::<*const c_char>();
-        // SAFETY: so many are refused before they are looked at.
+        // SAFETY: the count is refused before any element is read.
         let refused = unsafe { strings(many, usize::MAX, "paths") }.unwrap_err();
         assert!(
             refused.message.starts_with("paths has 18446744073709551615"),

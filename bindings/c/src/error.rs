@@ -1,4 +1,4 @@
-//! What went wrong, as C sees it.
+//! `longshore_error` and the error codes.
 #![expect(unsafe_code, reason = "functions that C calls")]
 #![allow(clippy::missing_safety_doc, reason = "the documentation is the header's")]
 
@@ -12,46 +12,46 @@ use longshore_serve as serve;
 
 use crate::door;
 
-/// What a function that can fail returns. More may come.
+/// The result of a function that can fail. Later versions may add codes.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, reason = "C's name")]
 pub enum longshore_code {
-    /// It did not fail.
+    /// Success.
     LONGSHORE_OK = 0,
-    /// An argument is NULL where it must not be, or has a value that means nothing.
+    /// An argument must not be NULL, or has an invalid value.
     LONGSHORE_INVALID_ARGUMENT = 1,
-    /// A file cannot be opened: the error's `errno` says why.
+    /// A file cannot be opened; the error's `errno` is the reason.
     LONGSHORE_CANNOT_OPEN = 2,
-    /// A path leads to a directory, a FIFO, a socket or a device.
+    /// A path names a directory, a FIFO, a socket or a device.
     LONGSHORE_NOT_REGULAR = 3,
     /// The disk or file system failed.
     LONGSHORE_READ_FAILED = 4,
-    /// A file was written to or cut off while it was read.
+    /// A file was written to or truncated while it was read.
     LONGSHORE_FILE_CHANGED = 5,
-    /// The content does not fit into memory, or not into the limit that was given.
+    /// The content does not fit into memory, or into the given limit.
     LONGSHORE_NO_MEMORY = 6,
-    /// The heap or mode asked for does not exist on this machine or for this file, or the heap's
-    /// content cannot be sealed.
+    /// The requested heap or mode is not available on this machine or for this file, or the content
+    /// of the heap cannot be sealed.
     LONGSHORE_UNAVAILABLE = 7,
-    /// The progress callback asked for it.
+    /// The progress callback cancelled the load.
     LONGSHORE_CANCELLED = 8,
-    /// A checksum is not what the manifest says.
+    /// A checksum differs from the manifest.
     LONGSHORE_MISMATCH = 9,
-    /// A file is not of the format it is meant to be of, or a manifest cannot be understood.
+    /// A file is not valid in its format, or a manifest cannot be parsed.
     LONGSHORE_BAD_FORMAT = 10,
-    /// The buffer has no tensor of that name, or no descriptor of that kind.
+    /// The buffer has no descriptor of that kind or no statistics, or the server has no such model.
     LONGSHORE_NOT_FOUND = 11,
     /// A system call failed, or a resource of the process is exhausted.
     LONGSHORE_SYSTEM = 12,
-    /// A fault of Longshore itself. Nothing is left behind; please report it.
+    /// A bug in Longshore. Nothing is left behind; please report it.
     LONGSHORE_INTERNAL = 13,
-    /// No server listens, it refuses, is gone, does not answer, or cannot be trusted.
+    /// No server listens, or it refuses, has ended, does not answer, or cannot be trusted.
     LONGSHORE_SERVER = 14,
 }
 
-/// What went wrong: a code, an `errno` and a message. Made by functions that fail, never changed,
-/// and of the caller, who frees it with `longshore_error_free`.
+/// An error: a code, an `errno` and a message. A function that fails creates it. It is immutable, and
+/// the caller owns it and frees it with `longshore_error_free`.
 #[derive(Debug)]
 #[allow(non_camel_case_types, reason = "C's name")]
 pub struct longshore_error {
@@ -60,48 +60,48 @@ pub struct longshore_error {
     message: CString,
 }
 
-/// The code of an error: what the function returned that made it.
+/// Returns the code of an error, which is also the result of the function that created it.
 ///
 /// @param error An error.
 /// @return Its code; `LONGSHORE_INVALID_ARGUMENT` if `error` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_error_code(error: *const longshore_error) -> longshore_code {
     door::guarded(longshore_code::LONGSHORE_INVALID_ARGUMENT, || {
-        // SAFETY: C passes NULL or an error that lives.
+        // SAFETY: C passes NULL or a live error.
         Ok(unsafe { door::borrow(error, "error") }?.code)
     })
 }
 
-/// The `errno` of an error: what the kernel said, or else what comes nearest, such as `EINVAL` for
-/// an argument, `ENOMEM`, `ECANCELED`, `EBADMSG` for a file of a wrong format.
+/// Returns the `errno` of an error: the kernel's, or the nearest value if there was none, such as
+/// `EINVAL` for an argument, `ENOMEM`, `ECANCELED`, or `EBADMSG` for a malformed file.
 ///
 /// @param error An error.
 /// @return A value of `errno.h`, never 0; `EINVAL` if `error` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_error_errno(error: *const longshore_error) -> c_int {
-    // SAFETY: C passes NULL or an error that lives.
+    // SAFETY: C passes NULL or a live error.
     door::guarded(libc::EINVAL, || Ok(unsafe { door::borrow(error, "error") }?.errno))
 }
 
-/// The message of an error: what failed, with which file, where, how far it had come, and what to
-/// do where something can be done. One line of UTF-8, without a line feed at its end.
+/// Returns the message of an error: the operation, the file, the range, the bytes that were done, and
+/// a remedy if there is one. It is one line of UTF-8, without a line feed at its end.
 ///
 /// @param error An error.
-/// @return The message, which lasts as long as the error; NULL if `error` is NULL.
+/// @return The message, which is valid as long as the error; NULL if `error` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_error_message(error: *const longshore_error) -> *const c_char {
     door::guarded(ptr::null(), || {
-        // SAFETY: C passes NULL or an error that lives.
+        // SAFETY: C passes NULL or a live error.
         Ok(unsafe { door::borrow(error, "error") }?.message.as_ptr())
     })
 }
 
 /// Frees an error.
 ///
-/// @param error An error that is used no more, or NULL.
+/// @param error An error that is not used any more, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_error_free(error: *mut longshore_error) {
-    // SAFETY: C passes NULL or an error that a door gave it, and uses it no more.
+    // SAFETY: C passes NULL or an error that this library returned, and does not use it afterwards.
     unsafe { door::free(error) }
 }
 
@@ -118,24 +118,24 @@ impl Failure {
         Self { code, errno, message }
     }
 
-    /// An argument is wrong.
+    /// Creates the failure of an invalid argument.
     pub(crate) fn argument(message: String) -> Self {
         Self::new(longshore_code::LONGSHORE_INVALID_ARGUMENT, libc::EINVAL, message)
     }
 
-    /// A word is wrong that names something.
+    /// Creates the failure of an unknown word, such as a heap that does not exist.
     pub(crate) fn word(error: &dyn StdError) -> Self {
         Self::argument(error.to_string())
     }
 
-    /// A system call failed that has no error type of its own.
+    /// Creates the failure of a system call.
     pub(crate) fn system(operation: &str, error: &io::Error) -> Self {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         Self::new(longshore_code::LONGSHORE_SYSTEM, errno, format!("{operation} failed: {error}"))
     }
 
     pub(crate) fn panicked(what: &str) -> Self {
-        let message = format!("a fault of Longshore itself, please report it: {what}");
+        let message = format!("a bug in Longshore, please report it: {what}");
         Self::new(longshore_code::LONGSHORE_INTERNAL, libc::ENOTRECOVERABLE, message)
     }
 }
@@ -158,7 +158,7 @@ impl From<load::Error> for Failure {
             E::Manifest { .. } | E::Format { .. } | E::NoTensors { .. } | E::Refused { .. } => {
                 (C::LONGSHORE_BAD_FORMAT, libc::EBADMSG)
             }
-            // Processes run out of things, and errors to come are of the system as well.
+            // Exhausted resources of the process, and variants that are added later.
             _ => (C::LONGSHORE_SYSTEM, libc::EIO),
         };
         Self::of(code, nearest, &error)
@@ -222,7 +222,7 @@ fn of_heap(error: &heap::Error) -> (longshore_code, c_int) {
 }
 
 impl Failure {
-    /// The message says all that the chain of causes says; the first that has one gives its errno.
+    /// Joins the messages of the chain of causes, and takes the errno of the first cause that has one.
     fn of(code: longshore_code, nearest: c_int, error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut errno = None;
@@ -242,7 +242,7 @@ impl Failure {
 impl From<Failure> for longshore_error {
     fn from(failure: Failure) -> Self {
         let Failure { code, errno, mut message } = failure;
-        // Names of files and tensors may hold what would end the string, or the line.
+        // Names of files and tensors may contain NUL and line feeds.
         message = message.replace(['\0', '\n'], " ");
         let message = CString::new(message).unwrap_or_default();
         Self { code, errno, message }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_one_line_whatever_is_in_a_name() {
+    fn a_message_is_one_line_even_if_a_name_has_line_feeds() {
         let error = longshore_error::from(Failure::argument("a\0b\nc".to_owned()));
         assert_eq!(error.message.to_str().unwrap(), "a b c");
     }

@@ -1,14 +1,14 @@
-//! The C library: what `include/longshore.h` declares.
+//! The C library, which `include/longshore.h` declares.
 //!
 //! ```text
-//!   C ──► doors: extern "C" functions, one for each line of the header
+//!   C ──► entry points: one extern "C" function for each function of the header
 //!           │      pointers checked, panics caught (door.rs)
 //!           ▼
 //!         safe code ──► longshore-load, longshore-heap, longshore-serve
 //! ```
 //!
-//! Documentation here is written for the header, which cbindgen makes of it. Types are named as C
-//! sees them.
+//! The documentation of public items is written for C: cbindgen copies it into the header. Types have
+//! their C names.
 
 pub mod buffer;
 pub mod error;

@@ -1,4 +1,4 @@
-//! Loading, as C asks for it.
+//! `longshore_load`.
 #![expect(unsafe_code, reason = "a function that C calls")]
 #![allow(clippy::missing_safety_doc, reason = "the documentation is the header's")]
 
@@ -17,22 +17,22 @@ use crate::memory::Memory;
 use crate::options::{self, Options, longshore_load_options};
 use crate::tensor::{Tensors, of_opened};
 
-/// Loads files into one new buffer, one behind the other, and returns when it is complete, and
-/// verified if that was asked for. The content is sealed then unless `LONGSHORE_LOAD_WRITABLE` was
-/// set. It goes straight from the disk into huge pages, past the page cache; what is in the page
-/// cache already is copied from there. A load that fails or is cancelled leaves nothing behind:
-/// neither memory nor descriptor nor thread.
+/// Loads files into one new buffer, one after another, and returns when the buffer is complete, and
+/// verified if that was requested. Its content is sealed unless `LONGSHORE_LOAD_WRITABLE` is set. By
+/// default, resident pages are copied from the page cache, and the rest is read directly from the disk
+/// into huge pages. A load that fails or is cancelled leaves nothing behind: neither memory nor a
+/// descriptor nor a thread.
 ///
 /// The call blocks and uses a few threads of its own. Any number of threads may load at once.
 ///
-/// @param paths Paths of files; that of a `*.safetensors.index.json` stands for its shards, and the
-///   first of a GGUF file's splits for all.
-/// @param path_count How many there are, at least 1.
-/// @param options How to load, or NULL for what is done where nothing is said.
+/// @param paths Paths of files. A `*.safetensors.index.json` stands for its shards, and the first of
+///   several GGUF splits for all of them.
+/// @param path_count The number of paths, at least 1.
+/// @param options How to load, or NULL for the defaults.
 /// @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
 ///   on failure.
-/// @param error Where to put what went wrong, or NULL if only the code is wanted. NULL on success;
-///   what is put there is freed with `longshore_error_free`.
+/// @param error Where to put the error, which the caller frees with `longshore_error_free`, and which
+///   is NULL on success; or NULL if only the code is needed.
 /// @return `LONGSHORE_OK`, or any other code.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_load(
@@ -46,10 +46,10 @@ pub unsafe extern "C" fn longshore_load(
     unsafe { ErrorOut::new(error) }.guard(|| {
         // SAFETY: C passes NULL or a place for a pointer.
         let out = unsafe { Out::new(buffer, "buffer", ptr::null_mut()) }?;
-        // SAFETY: C passes as many strings as it says, and does not change them meanwhile.
+        // SAFETY: C passes `path_count` strings, and does not change them during the call.
         let paths = unsafe { door::strings(paths, path_count, "paths") }?;
-        // SAFETY: C passes NULL or options that are as long as they say, with strings and a
-        // callback in them that are good until this returns.
+        // SAFETY: C passes NULL or options of the size in their first field, with strings and a
+        // callback that are valid during the call.
         let options = unsafe { options::read(options) }?;
         out.put(Box::into_raw(Box::new(load(&paths, &options)?)));
         Ok(())
@@ -58,10 +58,10 @@ pub unsafe extern "C" fn longshore_load(
 
 fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Failure> {
     if paths.is_empty() {
-        return Err(Failure::argument("path_count is 0: there is nothing to load".to_owned()));
+        return Err(Failure::argument("path_count is 0: pass at least one path".to_owned()));
     }
     if !options.writable && !options.heap.seals_content() {
-        // Said before anything is read.
+        // Fail before anything is read.
         let heap = options.heap.clone();
         return Err(longshore_heap::Error::CannotSealContent { heap }.into());
     }
@@ -70,7 +70,7 @@ fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Fail
     if let Some(alignment) = options.alignment {
         if opened.tensors.is_empty() {
             let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-            let message = format!("align_bytes: no tensors are known in {}", names.join(", "));
+            let message = format!("align_bytes: no tensors were found in {}", names.join(", "));
             return Err(Failure::new(longshore_code::LONGSHORE_BAD_FORMAT, libc::EBADMSG, message));
         }
         opened = opened.align(alignment)?;
@@ -87,7 +87,8 @@ fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Fail
     Ok(buffer)
 }
 
-/// Loads what was opened; a load that its callback stops in the last moment is cancelled, too.
+/// Loads the opened files. It reports cancellation even if the callback cancels in its last call, when
+/// the load is complete.
 fn run(
     opened: &longshore_load::Opened,
     options: &Options<'_>,
@@ -102,7 +103,7 @@ fn run(
         .cancel(&cancel);
     if let Some(callback) = &options.progress {
         loader = loader.observe(|now| {
-            // Whoever cancelled is not asked again.
+            // A callback that cancelled is not called again.
             if stopped_at.get().is_none() && !callback.goes_on(now.done_bytes, now.total_bytes) {
                 stopped_at.set(Some(now));
                 cancel.cancel();

@@ -6,17 +6,18 @@ use longshore_heap::{Sealing, SharedBuffer};
 use longshore_mem::{DmaMemory, Granule};
 use longshore_serve::Attachment;
 
-/// Where the content is, and who may have it.
+/// The memory that holds the content.
 #[derive(Debug)]
 pub(crate) enum Memory {
-    /// Of this process.
+    /// Memory of this process.
     Loaded(SharedBuffer),
-    /// Of a server, which counts for as long as this lives.
+    /// Memory of a server, which keeps the model while this lives.
     Attached(Attachment),
 }
 
 impl Memory {
-    /// The first byte. Others may change what is there, unless it is sealed.
+    /// Returns the address of the first byte. Other processes may change the content unless it is
+    /// sealed.
     pub(crate) fn start(&self) -> *mut u8 {
         match self {
             Self::Loaded(shared) => shared.host().as_ptr().cast(),
@@ -52,7 +53,7 @@ impl Memory {
         }
     }
 
-    /// The word for where the memory comes from.
+    /// Returns the name of the heap, or `attached`.
     pub(crate) fn heap(&self) -> String {
         match self {
             Self::Loaded(shared) => shared.heap().to_string(),
@@ -60,7 +61,7 @@ impl Memory {
         }
     }
 
-    /// The page size that prevails, where that is known.
+    /// Returns the page size of at least nine tenths of the memory, if there is one and it is known.
     pub(crate) fn page_size(&self) -> Option<Granule> {
         match self {
             Self::Loaded(shared) => shared.page_report().prevailing(),

@@ -1,5 +1,5 @@
-//! How to load, as C says it.
-#![expect(unsafe_code, reason = "copies a struct of C's whose length it tells itself")]
+//! `longshore_load_options`.
+#![expect(unsafe_code, reason = "copies a C struct whose length is in its first field")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::{MaybeUninit, offset_of};
@@ -21,68 +21,70 @@ pub const LONGSHORE_VERIFY_XXH3: u32 = 2;
 /// For `verify`: SHA-256, 64 hexadecimal digits.
 pub const LONGSHORE_VERIFY_SHA256: u32 = 4;
 
-/// For `flags`: leave the content writable by whoever has it, instead of sealing it. Heaps that
-/// cannot seal their content, `udmabuf` and `dma-heap`, need it.
+/// For `flags`: do not seal the content; every process that has the memory can write to it. The heaps
+/// `udmabuf` and `dma-heap` need this flag, because they cannot seal their content.
 pub const LONGSHORE_LOAD_WRITABLE: u32 = 1;
-/// For `flags`: do not use io_uring, even where it may be used.
+/// For `flags`: do not use io_uring, even if it is available.
 pub const LONGSHORE_LOAD_NO_URING: u32 = 2;
 
-/// Told how far a load has come: about twenty times a second and once at the end, on the thread
-/// that called `longshore_load`. It must return: no exception and no `longjmp` may leave it.
+/// A callback for the progress of a load. It is called about twenty times a second and once at the
+/// end, on the thread that called `longshore_load`. It must return: no exception and no `longjmp` may
+/// leave it.
 ///
-/// @param done_bytes Bytes that are in the buffer.
-/// @param total_bytes Bytes that there are to be.
+/// @param done_bytes The bytes that are in the buffer.
+/// @param total_bytes The bytes of the whole load.
 /// @param data The `progress_data` of the options.
-/// @return 0 to go on; anything else cancels the load, which then leaves nothing behind.
+/// @return 0 to continue; any other value cancels the load, which then leaves nothing behind.
 #[allow(non_camel_case_types, reason = "C's name")]
 pub type longshore_progress =
     Option<unsafe extern "C" fn(done_bytes: u64, total_bytes: u64, data: *mut c_void) -> c_int>;
 
-/// How to load. `LONGSHORE_LOAD_OPTIONS_INIT` is what is done where nothing is said: a zero or NULL
-/// in any field but `size` means that. Later versions of Longshore add fields at the end; `size`
-/// tells the library which the program knows.
+/// The options of a load. Initialize them with `LONGSHORE_LOAD_OPTIONS_INIT`; a zero or NULL in any
+/// field but `size` stands for the default. Later versions of Longshore add fields at the end; by
+/// `size` the library recognises the version that the program was compiled for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(non_camel_case_types, reason = "C's name")]
 pub struct longshore_load_options {
     /// `sizeof(longshore_load_options)`.
     pub size: usize,
-    /// Where the memory comes from: `auto`, `memfd`, `memfd:4k`, `hugetlb`, `udmabuf`, `dma-heap`
-    /// or `dma-heap:NAME`. `auto` is `memfd`, and `udmabuf` where there is one and the content
-    /// stays writable.
+    /// The source of the memory: `auto`, `memfd`, `memfd:4k`, `hugetlb`, `udmabuf`, `dma-heap` or
+    /// `dma-heap:NAME`. `auto` is `udmabuf` if that is available and the content stays writable, and
+    /// `memfd` if not.
     pub heap: *const c_char,
-    /// How files are read: `auto`, `direct`, `buffered`, `uncached`.
+    /// How files are read: `auto`, `direct`, `buffered` or `uncached`.
     pub mode: *const c_char,
-    /// What the files are: `auto`, which goes by their names, or a format's name: `raw`,
-    /// `safetensors`, `gguf`.
+    /// The format of the files: `raw`, `safetensors`, `gguf`, or `auto`, which chooses it by their
+    /// names.
     pub format: *const c_char,
-    /// The path of a manifest: the load fails unless each file has the checksum it names, in the
-    /// form that `sha256sum` writes.
+    /// The path of a manifest in the format of `sha256sum`. The load fails unless each file has its
+    /// checksum.
     pub manifest: *const c_char,
     /// Place every tensor at a multiple of this while reading: a power of two up to 1 GiB, such as
-    /// 64. A file whose tensors do not lie so already becomes one in the buffer that has the same
-    /// tensors and metadata.
+    /// 64. If the tensors of a file are not aligned, the buffer holds another valid file with the
+    /// same tensors and metadata.
     pub align_bytes: u64,
-    /// Fail rather than load more than so many bytes.
+    /// Fail if the content has more than this number of bytes.
     pub memory_max_bytes: u64,
-    /// How many bytes of pages are made ahead of the reads; 128 MiB where nothing is said.
+    /// The prefault window: by how many bytes prefaulted pages may be ahead of the reads. The default
+    /// is 128 MiB.
     pub populate_ahead_bytes: u64,
-    /// Which checksums to compute of each file: `LONGSHORE_VERIFY_*`, any number of them or'ed.
+    /// The checksums to compute for each file: `LONGSHORE_VERIFY_*`, any number of them or'ed.
     pub verify: u32,
     /// `LONGSHORE_LOAD_*`, any number of them or'ed.
     pub flags: u32,
-    /// Called while the load runs.
+    /// The callback for progress.
     pub progress: longshore_progress,
-    /// What `progress` is given as its last argument.
+    /// The last argument of `progress`.
     pub progress_data: *mut c_void,
 }
 
-/// The struct's length in the first version that had it.
+/// The length of the struct in its first version.
 const SIZE_MIN_BYTES: usize = 88;
-/// No version will have a longer one: what says so was not set.
+/// An upper bound for all versions: a larger `size` was not initialized.
 const SIZE_MAX_BYTES: usize = 4096;
 
-/// No page is larger.
+/// The largest alignment: no page is larger.
 const ALIGNMENT_MAX_BYTES: u64 = 1 << 30;
 
 const _: () = {
@@ -100,7 +102,7 @@ const _: () = {
     assert!(offset_of!(longshore_load_options, progress_data) == 80);
 };
 
-/// Options, understood.
+/// Parsed options.
 #[derive(Debug, Default)]
 pub(crate) struct Options<'a> {
     pub(crate) heap: Heap,
@@ -116,7 +118,7 @@ pub(crate) struct Options<'a> {
     pub(crate) progress: Option<Callback>,
 }
 
-/// C's callback and its data.
+/// A progress callback and its data.
 #[derive(Debug)]
 pub(crate) struct Callback {
     function: unsafe extern "C" fn(u64, u64, *mut c_void) -> c_int,
@@ -124,26 +126,27 @@ pub(crate) struct Callback {
 }
 
 impl Callback {
-    /// Whether the load is to go on.
+    /// Calls the callback and returns `true` if the load is to continue.
     pub(crate) fn goes_on(&self, done_bytes: u64, total_bytes: u64) -> bool {
-        // SAFETY: whoever made the options promised a function that takes this, and its data.
+        // SAFETY: by the contract of `read`, the function may be called with its data.
         (unsafe { (self.function)(done_bytes, total_bytes, self.data) }) == 0
     }
 }
 
+/// Parses the options of a load.
+///
 /// # Safety
-/// `options` is NULL, not aligned, or points to as many bytes as its first word says, of which the
-/// pointers are NULL or strings that nobody changes during `'a`, and the callback may be called
-/// with its data.
+/// `options` is NULL, not aligned, or points to as many bytes as its first field says. Its pointers
+/// are NULL or strings that do not change during `'a`, and the callback may be called with its data.
 pub(crate) unsafe fn read<'a>(
     options: *const longshore_load_options,
 ) -> Result<Options<'a>, Failure> {
     let understood = if options.is_null() {
         Options::default()
     } else {
-        // SAFETY: as promised to this function.
+        // SAFETY: by this function's contract.
         let known = unsafe { copy(options) }?;
-        // SAFETY: as promised to this function.
+        // SAFETY: by this function's contract.
         unsafe { understand(&known) }?
     };
     if understood.heap == Heap::Auto && !understood.writable {
@@ -153,17 +156,17 @@ pub(crate) unsafe fn read<'a>(
     Ok(understood)
 }
 
-/// As [`read`], where only what there is to say when a model is attached may be said.
+/// Parses the options of `longshore_attach`, and refuses those that only a load has.
 ///
 /// # Safety
-/// As [`read`].
+/// The same as for [`read`].
 pub(crate) unsafe fn read_to_attach<'a>(
     options: *const longshore_load_options,
 ) -> Result<Options<'a>, Failure> {
     if options.is_null() {
         return Ok(Options::default());
     }
-    // SAFETY: as promised to this function.
+    // SAFETY: by this function's contract.
     let known = unsafe { copy(options) }?;
     let words = [known.heap, known.mode, known.manifest];
     let numbers = [known.align_bytes, known.memory_max_bytes, known.populate_ahead_bytes];
@@ -173,27 +176,25 @@ pub(crate) unsafe fn read_to_attach<'a>(
         || known.flags != 0;
     if is_said {
         return Err(Failure::argument(
-            "options: only format, progress and progress_data mean anything to longshore_attach: \
-             how a model is loaded is decided by its server"
+            "options: longshore_attach takes only format, progress and progress_data, because the \
+             server decides how a model is loaded"
                 .to_owned(),
         ));
     }
-    // SAFETY: as promised to this function.
+    // SAFETY: by this function's contract.
     unsafe { understand(&known) }
 }
 
 /// # Safety
-/// The pointers are NULL or strings that nobody changes during `'a`, and the callback may be called
+/// The pointers are NULL or strings that do not change during `'a`, and the callback may be called
 /// with its data.
 unsafe fn understand<'a>(known: &longshore_load_options) -> Result<Options<'a>, Failure> {
     let unknown = known.flags & !(LONGSHORE_LOAD_WRITABLE | LONGSHORE_LOAD_NO_URING);
     if unknown != 0 {
-        return Err(Failure::argument(format!(
-            "options: flags has {unknown:#x}, which is no flag"
-        )));
+        return Err(Failure::argument(format!("options: flags has the unknown bits {unknown:#x}")));
     }
     Ok(Options {
-        // SAFETY: NULL or a string, as promised to this function.
+        // SAFETY: NULL or a string, by this function's contract.
         heap: word(unsafe { door::optional_string(known.heap) })?,
         // SAFETY: as above.
         mode: word(unsafe { door::optional_string(known.mode) })?,
@@ -212,13 +213,13 @@ unsafe fn understand<'a>(known: &longshore_load_options) -> Result<Options<'a>, 
     })
 }
 
-/// What this version knows of the options; what the program does not know of is zero.
+/// Copies the fields that this version has; fields that an older program lacks are zero.
 ///
 /// # Safety
-/// `options` is not aligned, or points to as many bytes as its first word says.
+/// `options` is not aligned, or points to as many bytes as its first field says.
 unsafe fn copy(options: *const longshore_load_options) -> Result<longshore_load_options, Failure> {
     door::checked(options, "options")?;
-    // SAFETY: its first field is there in every version.
+    // SAFETY: every version has the first field.
     let size = unsafe { options.cast::<usize>().read() };
     if !(SIZE_MIN_BYTES..=SIZE_MAX_BYTES).contains(&size) {
         return Err(Failure::argument(format!(
@@ -226,26 +227,26 @@ unsafe fn copy(options: *const longshore_load_options) -> Result<longshore_load_
         )));
     }
     let known_size = size_of::<longshore_load_options>();
-    // SAFETY: the caller says that there are as many bytes as `size`.
+    // SAFETY: by the contract, there are `size` bytes.
     let bytes = unsafe { std::slice::from_raw_parts(options.cast::<MaybeUninit<u8>>(), size) };
     if let Some(more) = bytes.get(known_size..) {
         let more: *const [MaybeUninit<u8>] = more;
-        // SAFETY: what is behind the fields of this version was set by who set `size`.
+        // SAFETY: the program that set `size` initialized the fields after those of this version.
         let more = unsafe { &*(more as *const [u8]) };
         if more.iter().any(|byte| *byte != 0) {
             return Err(Failure::argument(
-                "options: a field is set that this version of the library does not know; run with \
-                 the version that the program was compiled for"
+                "options: a field is set that this version of the library does not have; use the \
+                 version that the program was compiled for"
                     .to_owned(),
             ));
         }
     }
     let mut known = MaybeUninit::<longshore_load_options>::zeroed();
-    // SAFETY: both are as long as the shorter of the two, and not the same memory.
+    // SAFETY: both have at least that many bytes, and they do not overlap.
     unsafe {
         ptr::copy_nonoverlapping(bytes.as_ptr(), known.as_mut_ptr().cast(), size.min(known_size));
     }
-    // SAFETY: it was zeroed, and zero is a value of each field.
+    // SAFETY: it was zeroed, and zero is valid for each field.
     Ok(unsafe { known.assume_init() })
 }
 
@@ -257,7 +258,7 @@ where
     word.to_string_lossy().parse().map_err(|error| Failure::word(&error))
 }
 
-/// What tensors are to begin at multiples of, if they are.
+/// Parses `align_bytes`; 0 is no alignment.
 fn alignment(bytes: u64) -> Result<Option<Granule>, Failure> {
     if bytes == 0 {
         return Ok(None);
@@ -265,17 +266,17 @@ fn alignment(bytes: u64) -> Result<Option<Granule>, Failure> {
     let granule = Granule::new(bytes).ok().filter(|_| bytes <= ALIGNMENT_MAX_BYTES);
     granule.map(Some).ok_or_else(|| {
         Failure::argument(format!(
-            "options: align_bytes is {bytes}, which is no power of two up to 1 GiB"
+            "options: align_bytes is {bytes}, which is not a power of two up to 1 GiB"
         ))
     })
 }
 
-/// The checksums of a mask.
+/// Returns the checksums of a mask.
 fn kinds(mask: u32) -> Result<Vec<DigestKind>, Failure> {
     let unknown = mask & !KINDS.iter().fold(0, |all, (bit, _)| all | bit);
     if unknown != 0 {
         return Err(Failure::argument(format!(
-            "options: verify has {unknown:#x}, which is no checksum"
+            "options: verify has the unknown bits {unknown:#x}"
         )));
     }
     let chosen = KINDS.iter().filter(|(bit, _)| mask & bit != 0);
@@ -293,7 +294,7 @@ pub(crate) const KINDS: [(u32, DigestKind); 3] = [
 mod tests {
     use super::*;
 
-    /// Options with a field behind those of this version.
+    /// The options of a later version, with one more field.
     #[repr(C)]
     struct Newer {
         known: longshore_load_options,
@@ -301,18 +302,18 @@ mod tests {
     }
 
     fn nothing_said(size: usize) -> longshore_load_options {
-        // SAFETY: zero is a value of each field.
+        // SAFETY: zero is valid for each field.
         let zero = unsafe { MaybeUninit::<longshore_load_options>::zeroed().assume_init() };
         longshore_load_options { size, ..zero }
     }
 
     fn understood(options: &longshore_load_options) -> Result<Options<'_>, Failure> {
-        // SAFETY: a struct of these tests that is as long as it says, or longer.
+        // SAFETY: the tests pass a struct of that size or longer, or a size that is refused.
         unsafe { read(options) }
     }
 
     #[test]
-    fn nothing_said_is_what_null_means_but_for_heaps_that_cannot_seal() {
+    fn zeroed_options_are_the_defaults_and_writable_ones_allow_any_heap() {
         let nothing = nothing_said(88);
         let options = understood(&nothing).unwrap();
         assert_eq!((options.heap, options.mode), (Heap::Memfd, ReadMode::Auto));
@@ -325,19 +326,19 @@ mod tests {
     }
 
     #[test]
-    fn options_of_a_newer_program_are_taken_where_they_say_nothing_new() {
+    fn options_of_a_newer_program_are_accepted_if_new_fields_are_zero() {
         let size = size_of::<Newer>();
         let mut newer = Newer { known: nothing_said(size), more: 0 };
-        // SAFETY: as long as it says.
+        // SAFETY: the struct has the size in its first field.
         unsafe { read((&raw const newer).cast()) }.unwrap();
         newer.more = 1 << 63;
-        // SAFETY: as long as it says.
+        // SAFETY: the struct has the size in its first field.
         let refused = unsafe { read((&raw const newer).cast()) }.unwrap_err();
-        assert!(refused.message.contains("does not know"), "{}", refused.message);
+        assert!(refused.message.contains("does not have"), "{}", refused.message);
     }
 
     #[test]
-    fn a_size_that_was_not_set_is_refused() {
+    fn an_invalid_size_is_refused() {
         for size in [0, 8, 87, 4097, usize::MAX] {
             let refused = understood(&nothing_said(size)).unwrap_err();
             assert!(refused.message.contains("sizeof"), "{}", refused.message);
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_nothing_is_refused() {
+    fn invalid_values_are_refused() {
         let masks = longshore_load_options { verify: 9, ..nothing_said(88) };
         assert!(understood(&masks).unwrap_err().message.contains("0x8"));
         let flags = longshore_load_options { flags: 1 << 31, ..nothing_said(88) };
@@ -354,7 +355,7 @@ mod tests {
         assert!(understood(&heap).unwrap_err().message.starts_with("unknown heap 'shm'"));
         for align_bytes in [3, 96, 1 << 31, u64::MAX] {
             let odd = longshore_load_options { align_bytes, ..nothing_said(88) };
-            assert!(understood(&odd).unwrap_err().message.contains("no power of two"));
+            assert!(understood(&odd).unwrap_err().message.contains("not a power of two"));
         }
         let all = longshore_load_options { verify: 7, ..nothing_said(88) };
         assert_eq!(understood(&all).unwrap().verify.len(), 3);

@@ -1,4 +1,4 @@
-//! Models that a server of this machine holds for all its processes.
+//! `longshore_attach` and `longshore_ls`: models that a server holds for all processes of the machine.
 #![expect(unsafe_code, reason = "functions that C calls")]
 #![allow(clippy::missing_safety_doc, reason = "the documentation is the header's")]
 
@@ -22,11 +22,11 @@ use crate::memory::Memory;
 use crate::options::{self, Options, longshore_load_options};
 use crate::tensor::{Found, Tensors};
 
-/// For `flags` of `longshore_held`: it is complete, and not still being loaded.
+/// For `flags` of `longshore_held`: the model is complete; if not set, it is still being loaded.
 pub const LONGSHORE_HELD_READY: u32 = 1;
-/// For `flags` of `longshore_held`: the files on the disk are no longer those that were loaded.
+/// For `flags` of `longshore_held`: the files on the disk have changed since the load.
 pub const LONGSHORE_HELD_STALE: u32 = 2;
-/// For `flags` of `longshore_held`: it is kept for as long as the server runs.
+/// For `flags` of `longshore_held`: the server keeps the model as long as it runs.
 pub const LONGSHORE_HELD_PINNED: u32 = 4;
 
 /// A model that a server holds or is loading. Later versions add fields at the end.
@@ -34,22 +34,21 @@ pub const LONGSHORE_HELD_PINNED: u32 = 4;
 #[derive(Clone, Copy, Debug)]
 #[allow(non_camel_case_types, reason = "C's name")]
 pub struct longshore_held {
-    /// The length of this struct as the library knows it.
+    /// The length of this struct in the library's version.
     pub size: usize,
-    /// Its number, which `longshore_attach` takes for a name.
+    /// Its number, which `longshore_attach` accepts in place of a name.
     pub id: u64,
-    /// The file it was asked for by. Gone when the visitor returns.
+    /// The path by which it was requested. Valid until the callback returns.
     pub path: *const c_char,
-    /// What the file was taken for: `auto`, `raw`, `safetensors`, `gguf`. Gone when the visitor
-    /// returns.
+    /// The requested format: `auto`, `raw`, `safetensors` or `gguf`. Valid until the callback returns.
     pub format: *const c_char,
     /// Its length in bytes.
     pub len_bytes: u64,
-    /// How many of them are there.
+    /// The number of bytes that are loaded.
     pub done_bytes: u64,
-    /// Since when it is held or being loaded, in milliseconds.
+    /// The time since its load began, in milliseconds.
     pub age_ms: u64,
-    /// How many attachments it has.
+    /// The number of its attachments.
     pub attachments: u32,
     /// `LONGSHORE_HELD_*`, any number of them or'ed.
     pub flags: u32,
@@ -62,32 +61,32 @@ const _: () = {
     assert!(offset_of!(longshore_held, flags) == 60);
 };
 
-/// Shown what a server holds, one model after the other. It must return: no exception and no
+/// A callback of `longshore_ls`, which is called for each model. It must return: no exception and no
 /// `longjmp` may leave it.
 ///
-/// @param held A model, gone when this returns.
-/// @param data What `longshore_ls` was given.
+/// @param held A model, valid until the callback returns.
+/// @param data The `data` of `longshore_ls`.
 #[allow(non_camel_case_types, reason = "C's name")]
 pub type longshore_visit =
     Option<unsafe extern "C" fn(held: *const longshore_held, data: *mut c_void)>;
 
-/// Attaches a model that a server (`longshore serve`) holds, or loads for it. The memory is the
-/// server's, shared with every process that attached it: sealed, and mapped here once it was checked
-/// that nobody can change it. This process opens the file, too, to show that it may read it. The
-/// attachment counts until the buffer is freed or the process ends; the memory stays valid until then
-/// also when the server is gone.
+/// Attaches a model of a server (`longshore serve`), which loads it if it does not hold it yet. All
+/// processes that attach the model share the server's memory. It is sealed, and this function maps it
+/// only after it has checked that no process can change it. This process opens the file, too, to prove
+/// that it may read it. The server keeps the model until the buffer is freed or the process ends. Until
+/// then the memory stays valid, even if the server ends.
 ///
-/// Nothing is sent to a server unless root, the own user, the system user `longshore` or a user of
-/// the variable LONGSHORE_TRUST_UID (numbers, separated by commas) runs it.
+/// Nothing is sent to a server unless its user is root, the user of this process, the system user
+/// `longshore`, or in the variable LONGSHORE_TRUST_UID (numeric user ids, separated by commas).
 ///
-/// @param socket The server's socket, or NULL for that of this user, else the system's.
-/// @param name A path, a name beneath what is served, or a number of `longshore_ls`.
+/// @param socket The path of the server's socket, or NULL for that of this user, then the system's.
+/// @param name A path, a name below a directory that is served, or a number from `longshore_ls`.
 /// @param options NULL, or options of which only `format`, `progress` and `progress_data` are set.
 /// @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
 ///   on failure.
-/// @param error Where to put what went wrong, or NULL.
-/// @return `LONGSHORE_OK`; `LONGSHORE_SERVER` if there is no server, it refuses or is gone;
-///   `LONGSHORE_NOT_FOUND` if nothing of that name is served; or any other code.
+/// @param error Where to put the error, or NULL.
+/// @return `LONGSHORE_OK`; `LONGSHORE_SERVER` if there is no server, or it refuses or has ended;
+///   `LONGSHORE_NOT_FOUND` if no model of that name is served; or any other code.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_attach(
     socket: *const c_char,
@@ -104,21 +103,22 @@ pub unsafe extern "C" fn longshore_attach(
         let socket = unsafe { door::optional_string(socket) };
         // SAFETY: C passes NULL or a string.
         let name = unsafe { door::string(name, "name") }?;
-        // SAFETY: C passes NULL or options that are as long as they say, with strings and a
-        // callback in them that are good until this returns.
+        // SAFETY: C passes NULL or options of the size in their first field, with strings and a
+        // callback that are valid during the call.
         let options = unsafe { options::read_to_attach(options) }?;
         out.put(Box::into_raw(Box::new(attach(socket, name, &options)?)));
         Ok(())
     })
 }
 
-/// Shows the models that a server holds. `longshore_attach` documents which servers are trusted.
+/// Lists the models that a server holds. `longshore_attach` documents which servers are trusted.
 ///
-/// @param socket The server's socket, or NULL for that of this user, else the system's.
-/// @param visit Called for each model, on this thread, when all of them are known.
-/// @param data What `visit` is given as its last argument.
-/// @param error Where to put what went wrong, or NULL.
-/// @return `LONGSHORE_OK`; `LONGSHORE_SERVER` if there is no server, it refuses or is gone;
+/// @param socket The path of the server's socket, or NULL for that of this user, then the system's.
+/// @param visit A callback, which is called on this thread for each model after the server has sent
+///   the whole list.
+/// @param data The last argument of `visit`.
+/// @param error Where to put the error, or NULL.
+/// @return `LONGSHORE_OK`; `LONGSHORE_SERVER` if there is no server, or it refuses or has ended;
 ///   `LONGSHORE_INVALID_ARGUMENT` if `visit` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_ls(
@@ -162,7 +162,7 @@ fn seen(held: &Held, path: &CStr, format: &CStr) -> longshore_held {
     }
 }
 
-/// What another process says may hold a NUL; what is behind it is not shown.
+/// Converts a string of the server; it is truncated at a NUL.
 fn c_string(mut bytes: Vec<u8>) -> CString {
     bytes.truncate(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));
     CString::new(bytes).unwrap_or_default()
@@ -201,7 +201,7 @@ fn attach(
     let format = format_of_all(Path::new(name), options.format);
     let headers = headers(&attachment, format)?;
     let fd_len = file::status(attachment.memfd())
-        .map_err(|error| Failure::system("asking for the length of the memory", &error))?
+        .map_err(|error| Failure::system("reading the length of the memory", &error))?
         .version
         .len_bytes();
     let files = attachment.files().to_vec();
@@ -219,14 +219,15 @@ fn attach(
     Ok(buffer)
 }
 
-/// What all files of a model are, which an index may say where their own names do not.
+/// Returns the format of all files of a model: for an index it is safetensors, whatever the names of
+/// the shards are.
 fn format_of_all(name: &Path, choice: FormatChoice) -> FormatChoice {
     let name = name.file_name().unwrap_or_default().to_string_lossy();
     let is_index = name.ends_with(".json") && name.contains(".safetensors.index.");
     if choice == FormatChoice::Auto && is_index { FormatChoice::Safetensors } else { choice }
 }
 
-/// The headers of those files that have one, read out of the memory, which cannot change.
+/// Parses the headers of the files that have one. The memory that they are in cannot change.
 fn headers(attachment: &Attachment, choice: FormatChoice) -> Result<Vec<(usize, Header)>, Failure> {
     let mut headers = Vec::new();
     for (index, file) in attachment.files().iter().enumerate() {

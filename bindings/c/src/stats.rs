@@ -1,4 +1,4 @@
-//! What a load did, as C sees it.
+//! `longshore_stats`: the statistics of a load.
 #![expect(unsafe_code, reason = "functions that C calls")]
 #![allow(clippy::missing_safety_doc, reason = "the documentation is the header's")]
 
@@ -12,50 +12,50 @@ use crate::buffer::longshore_buffer;
 use crate::door::{self, ErrorOut};
 use crate::error::{Failure, longshore_code, longshore_error};
 
-/// For `page_cache_growth_bytes`: the kernel does not tell.
+/// For `page_cache_growth_bytes`: the kernel does not report it.
 pub const LONGSHORE_UNKNOWN: i64 = i64::MIN;
 
-/// What a load did. Times are in nanoseconds. Later versions add fields at the end; `size` tells
-/// the library which the program knows.
+/// The statistics of a load. Times are in nanoseconds. Later versions add fields at the end; by `size`
+/// the library recognises the version that the program was compiled for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(non_camel_case_types, reason = "C's name")]
 pub struct longshore_stats {
     /// `sizeof(longshore_stats)`, set by the caller.
     pub size: usize,
-    /// Bytes read: all files together, without what lies between them.
+    /// The bytes read: all files together, without the gaps between them.
     pub content_bytes: u64,
-    /// From the call to the finished buffer.
+    /// The time from the call to the finished buffer.
     pub elapsed_ns: u64,
-    /// Making pages, summed over the threads that did; most of it overlaps with reading.
+    /// The time spent on prefaulting pages, summed over all threads; most of it overlaps with reading.
     pub allocating_ns: u64,
-    /// Reserving and mapping addresses.
+    /// The time spent on reserving and mapping addresses.
     pub mapping_ns: u64,
-    /// From the first read to the last.
+    /// The time from the first read to the last.
     pub reading_ns: u64,
-    /// Bytes that came from the disk straight into the buffer.
+    /// The bytes that were read from the disk into the buffer by direct I/O.
     pub direct_bytes: u64,
-    /// Bytes that came from the disk into memory beside the buffer and were copied: of tensors whose
-    /// place in the buffer the disk cannot write to.
+    /// The bytes that were read by direct I/O into memory beside the buffer and copied, because their
+    /// place in the buffer does not suit direct I/O.
     pub staged_bytes: u64,
-    /// Bytes that were in the page cache already.
+    /// The bytes that were copied from the page cache.
     pub page_cache_bytes: u64,
-    /// Bytes that came through the page cache and left nothing there.
+    /// The bytes that were read through the page cache and dropped from it.
     pub uncached_bytes: u64,
-    /// Bytes that came through the page cache and are there now.
+    /// The bytes that were read through the page cache and stay in it.
     pub buffered_bytes: u64,
-    /// By how much the files' share of the page cache grew, negative where it shrank;
-    /// `LONGSHORE_UNKNOWN` where the kernel does not tell.
+    /// The bytes by which the files' resident pages in the page cache grew, negative if they shrank;
+    /// `LONGSHORE_UNKNOWN` if the kernel does not report them.
     pub page_cache_growth_bytes: i64,
-    /// Bytes of the buffer in 2 MiB pages of the hugetlb pool.
+    /// The bytes of the buffer in 2 MiB pages of the hugetlb pool.
     pub hugetlb_2m_bytes: u64,
-    /// Bytes of the buffer in transparent huge pages of 2 MiB.
+    /// The bytes of the buffer in transparent huge pages of 2 MiB.
     pub huge_2m_bytes: u64,
-    /// Bytes of the buffer in pages of 64 KiB or more, below 2 MiB.
+    /// The bytes of the buffer in pages of 64 KiB or more, but below 2 MiB.
     pub mid_64k_bytes: u64,
-    /// Bytes of the buffer in smaller pages.
+    /// The bytes of the buffer in smaller pages.
     pub base_bytes: u64,
-    /// 1 if io_uring made the direct reads; 0 if threads did, or if there were none.
+    /// 1 if the direct reads used io_uring; 0 if threads made them, or if there were none.
     pub used_uring: u64,
 }
 
@@ -67,17 +67,17 @@ const _: () = {
     assert!(offset_of!(longshore_stats, used_uring) == 128);
 };
 
-/// The struct's length in the first version that had it, and what no version will pass.
+/// The length of the struct in its first version, and an upper bound for all versions.
 const SIZE_BYTES: std::ops::RangeInclusive<usize> = 136..=4096;
 
-/// Tells what the load did that made a buffer.
+/// Stores the statistics of the load that filled a buffer.
 ///
 /// @param buffer A buffer.
-/// @param stats Where to put it. Its `size` must be set, as `sizeof(longshore_stats)`, and is kept;
-///   fields that the library does not know are set to zero.
-/// @param error Where to put what went wrong, or NULL.
-/// @return `LONGSHORE_OK`; `LONGSHORE_NOT_FOUND` for what is attached, which its server loaded;
-///   `LONGSHORE_INVALID_ARGUMENT` for NULL or a `size` that cannot be.
+/// @param stats Where to put the statistics. Its `size` must be set to `sizeof(longshore_stats)`, and
+///   is kept; fields that the library's version does not have are set to zero.
+/// @param error Where to put the error, or NULL.
+/// @return `LONGSHORE_OK`; `LONGSHORE_NOT_FOUND` if the buffer is attached, because its server loaded
+///   it; `LONGSHORE_INVALID_ARGUMENT` for NULL or an invalid `size`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_stats(
     buffer: *const longshore_buffer,
@@ -86,14 +86,14 @@ pub unsafe extern "C" fn longshore_buffer_stats(
 ) -> longshore_code {
     // SAFETY: C passes NULL or a place for a pointer.
     unsafe { ErrorOut::new(error) }.guard(|| {
-        // SAFETY: C passes NULL or a buffer that lives.
+        // SAFETY: C passes NULL or a live buffer.
         let known = unsafe { door::borrow(buffer, "buffer") }?.stats;
         let known = known.ok_or_else(|| {
-            let message = "what is attached was loaded by its server, which does not tell how";
+            let message = "an attached buffer has no statistics, because its server loaded it";
             Failure::new(longshore_code::LONGSHORE_NOT_FOUND, libc::ENOENT, message.to_owned())
         })?;
         door::checked(stats, "stats")?;
-        // SAFETY: its first field is there in every version.
+        // SAFETY: every version has the first field.
         let size = unsafe { stats.cast::<usize>().read() };
         if !SIZE_BYTES.contains(&size) {
             return Err(Failure::argument(format!(
@@ -101,11 +101,11 @@ pub unsafe extern "C" fn longshore_buffer_stats(
             )));
         }
         let known = longshore_stats { size, ..known };
-        // SAFETY: C says that there are `size` bytes, which are its own.
+        // SAFETY: C passes `size` bytes that are valid for writes.
         unsafe { ptr::write_bytes(stats.cast::<u8>(), 0, size) };
         let copied = size.min(size_of::<longshore_stats>());
         let from = (&raw const known).cast::<u8>();
-        // SAFETY: both have at least `copied` bytes, and one is on this function's stack.
+        // SAFETY: both have at least `copied` bytes, and one is a local variable.
         unsafe { ptr::copy_nonoverlapping(from, stats.cast(), copied) };
         Ok(())
     })

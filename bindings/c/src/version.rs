@@ -1,4 +1,4 @@
-//! Which version the library is of.
+//! The version of the library.
 #![expect(unsafe_code, reason = "functions that C calls")]
 
 use std::ffi::{CStr, c_char};
@@ -6,20 +6,20 @@ use std::ffi::{CStr, c_char};
 const VERSION: &CStr =
     match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
         Ok(version) => version,
-        Err(_) => panic!("a version has no NUL in it"),
+        Err(_) => panic!("a version contains no NUL"),
     };
 
-/// The version of the library that runs, such as `0.1.0`. That of the header is
+/// Returns the version of the library in use, such as `0.1.0`. That of the header is
 /// `LONGSHORE_VERSION`.
 ///
-/// @return A string that lasts as long as the program.
+/// @return A string that is valid as long as the library is loaded.
 #[unsafe(no_mangle)]
 pub extern "C" fn longshore_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// The version of the library that runs as one number, so that a later one is greater. That of the
-/// header is `LONGSHORE_VERSION_NUMBER`.
+/// Returns the version of the library in use as one number, which is greater for later versions. That
+/// of the header is `LONGSHORE_VERSION_NUMBER`.
 ///
 /// @return The major version times 65536, plus the minor one times 256, plus the patch level.
 #[unsafe(no_mangle)]
@@ -27,7 +27,7 @@ pub extern "C" fn longshore_version_number() -> u32 {
     const { number(env!("CARGO_PKG_VERSION")) }
 }
 
-/// Reads `1.2.3`, and stops at what follows the patch level.
+/// Parses `1.2.3` and ignores the rest, such as `-rc.1`.
 const fn number(version: &str) -> u32 {
     let bytes = version.as_bytes();
     let (mut whole, mut part, mut at) = (0, 0, 0);

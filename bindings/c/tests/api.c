@@ -1,8 +1,9 @@
 /*
- * Each function of longshore.h, also given what it must refuse. In the C that is C++, too.
+ * Tests of each function of longshore.h, with valid and with invalid arguments. The code is valid C
+ * and C++.
  *
  *   api                       runs the tests
- *   api --serve DIR SOCKET    runs those with a server that serves DIR and listens at SOCKET
+ *   api --serve DIR SOCKET    runs the tests of a server that serves DIR and listens at SOCKET
  *   api --write-models DIR    writes model.safetensors and model.gguf into DIR
  */
 #include "api.h"
@@ -21,7 +22,7 @@
 #define STATIC_ASSERT(condition) _Static_assert(condition, #condition)
 #endif
 
-/* The layout that bindings/c/src holds its structs to. */
+/* The layout of structs that bindings/c/src asserts, too. */
 STATIC_ASSERT(sizeof(longshore_load_options) == 88);
 STATIC_ASSERT(offsetof(longshore_load_options, heap) == 8);
 STATIC_ASSERT(offsetof(longshore_load_options, mode) == 16);
@@ -99,7 +100,7 @@ void refused(const char *const *paths, size_t count, const longshore_load_option
     CHECK(strstr(longshore_error_message(error), said) != NULL);
     CHECK(strchr(longshore_error_message(error), '\n') == NULL);
     longshore_error_free(error);
-    /* Nobody need ask what went wrong. */
+    /* The error argument is optional. */
     CHECK(longshore_load(paths, count, options, &buffer, NULL) == expected);
     CHECK(buffer == NULL);
     comes_down_to(fds, "/proc/self/fd");
@@ -111,7 +112,7 @@ void refused_file(const char *path, const longshore_load_options *options,
     refused(&path, 1, options, expected, expected_errno, said);
 }
 
-/* What the program does that another one starts: maps what it inherited. */
+/* The program that a test starts as another process: maps the descriptor that it inherited. */
 static int second_process(int fd, size_t len) {
     const unsigned char *data =
         (const unsigned char *)mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
@@ -149,7 +150,7 @@ int main(int argc, char **argv) {
         server = argv[3];
     } else {
         CHECK(argc == 1 && mkdtemp(folder) != NULL);
-        /* A failed check ends the program there. */
+        /* A failed check ends the program, so main may not reach its end. */
         atexit(remove_folder);
     }
     in_folder(safetensors, "model.safetensors");

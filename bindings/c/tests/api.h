@@ -1,4 +1,4 @@
-/* What the tests of longshore.h have in common. */
+/* Declarations for all tests of longshore.h. */
 #ifndef API_H
 #define API_H
 
@@ -18,7 +18,7 @@
 
 #define LEN(array) (sizeof(array) / sizeof *(array))
 
-/* Room for a path of the test's folder, and a file of no whole number of pages. */
+/* The size of a path in the test's folder, and a file length that is not a multiple of a page. */
 enum { PATH_BYTES = 512, RAW_BYTES = 3 * 1024 * 1024 + 17 };
 
 struct test {
@@ -28,10 +28,10 @@ struct test {
 
 #define TEST(function) {#function, function}
 
-/* Each ends with an entry without a name. */
+/* Each array ends with an entry without a name. */
 extern const struct test content_tests[], sharing_tests[], failure_tests[], serve_tests[];
 
-/* This program, a folder of its own, files in it (models.h), and room for the path of another. */
+/* This program, its own folder, the files in it (models.h), and a buffer for another path. */
 extern const char *program;
 extern char folder[PATH_BYTES];
 extern char safetensors[PATH_BYTES], gguf[PATH_BYTES], raw[PATH_BYTES], scratch[PATH_BYTES];
@@ -41,17 +41,17 @@ extern const char *server;
 
 void in_folder(char *path, const char *name);
 
-/* Loads one file, which must succeed. */
+/* Loads one file and checks that this succeeds. */
 longshore_buffer *loaded(const char *path, const longshore_load_options *options);
 
-/* How many entries a folder of /proc/self has. */
+/* Returns the number of entries of a folder in /proc/self. */
 int entries(const char *path);
 
-/* Waits until it has at most so many. The kernel lists a thread for a moment after it was joined, so the
- * count may be one too many, and what there was before as well. */
+/* Waits until the folder has at most count entries. The kernel still lists a thread for a moment after
+ * it was joined, so that this count, and an earlier one, may include an ended thread. */
 void comes_down_to(int count, const char *path);
 
-/* Checks that a load fails like this, says so, and leaves nothing. */
+/* Checks that a load fails with this code, errno and part of a message, and leaves nothing behind. */
 void refused(const char *const *paths, size_t count, const longshore_load_options *options,
              longshore_code expected, int expected_errno, const char *said);
 void refused_file(const char *path, const longshore_load_options *options,

@@ -1,4 +1,4 @@
-/* The loaded content equals the files, and so does what is reported of it. */
+/* Tests of the loaded content, its tensors, checksums and statistics. */
 #include "api.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@ static void version(void) {
     CHECK(strcmp(text, LONGSHORE_VERSION) == 0);
 }
 
-static void content_is_the_files(void) {
+static void content_equals_the_file(void) {
     longshore_buffer *buffer = loaded(raw, NULL);
     CHECK(longshore_buffer_len(buffer) == RAW_BYTES);
     CHECK(longshore_buffer_fd_len(buffer) == RAW_BYTES);
@@ -91,7 +91,7 @@ static void gguf_tensors(void) {
     CHECK((uintptr_t)longshore_tensor_data(query) % 4096 == 0);
     CHECK(((const unsigned char *)longshore_tensor_data(query))[1] == 37);
     longshore_buffer_free(buffer);
-    /* Whatever its name. */
+    /* The format decides, not the file's name. */
     options.format = "gguf";
     refused_file(raw, &options, LONGSHORE_BAD_FORMAT, EBADMSG, "not a valid GGUF file");
 }
@@ -112,7 +112,7 @@ static void aligned_tensors(void) {
                      longshore_tensor_len(before)) == 0);
     }
     CHECK(longshore_file_len(longshore_buffer_file(buffer, 0)) == longshore_buffer_len(buffer));
-    /* What is in the buffer is a file of the format again. */
+    /* The content of the buffer is a valid file of the format. */
     char path[PATH_BYTES];
     in_folder(path, "aligned.safetensors");
     CHECK(write_bytes(path, longshore_buffer_data(buffer), longshore_buffer_len(buffer)));
@@ -121,12 +121,12 @@ static void aligned_tensors(void) {
     CHECK(longshore_tensor_offset(longshore_buffer_find_tensor(buffer, "bias")) % 4096 == 0);
     longshore_buffer_free(buffer);
     longshore_buffer_free(plain);
-    refused_file(raw, &options, LONGSHORE_BAD_FORMAT, EBADMSG, "no tensors are known in");
+    refused_file(raw, &options, LONGSHORE_BAD_FORMAT, EBADMSG, "no tensors were found in");
     options.align_bytes = 96;
-    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "no power of two");
+    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "not a power of two");
 }
 
-static void names_may_hold_anything(void) {
+static void names_may_contain_any_character(void) {
     static const char text[] =
         "{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]},"
         "\"a\":{\"dtype\":\"U8\",\"shape\":[1,0],\"data_offsets\":[1,1]}}";
@@ -188,7 +188,7 @@ static void manifest(void) {
     options.manifest = path;
     CHECK(write_bytes(path, line, strlen(line)));
     buffer = loaded(raw, &options);
-    /* What the manifest asked for was computed. */
+    /* The checksum of the manifest was computed. */
     file = longshore_buffer_file(buffer, 0);
     CHECK(strncmp(longshore_file_digest(file, LONGSHORE_VERIFY_SHA256), line, 64) == 0);
     longshore_buffer_free(buffer);
@@ -231,7 +231,7 @@ static void stats(void) {
     longshore_buffer_free(buffer);
 }
 
-/* Past the page cache, by io_uring and by threads, or refused where the file system cannot. */
+/* Direct reads, by io_uring and by threads; some file systems do not support them. */
 static void direct_reads(void) {
     longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
     options.mode = "direct";
@@ -260,11 +260,11 @@ static void direct_reads(void) {
 
 const struct test content_tests[] = {
     TEST(version),
-    TEST(content_is_the_files),
+    TEST(content_equals_the_file),
     TEST(tensors),
     TEST(gguf_tensors),
     TEST(aligned_tensors),
-    TEST(names_may_hold_anything),
+    TEST(names_may_contain_any_character),
     TEST(several_files),
     TEST(manifest),
     TEST(stats),

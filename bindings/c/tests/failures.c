@@ -1,4 +1,4 @@
-/* What is refused, what is said then, and that nothing is left. */
+/* Tests of errors and of their messages. A failed call must leave nothing behind. */
 #include "api.h"
 
 #include <errno.h>
@@ -10,7 +10,7 @@
 
 #include "models.h"
 
-static void what_cannot_be_opened(void) {
+static void paths_that_cannot_be_opened(void) {
     in_folder(scratch, "missing");
     refused_file(scratch, NULL, LONGSHORE_CANNOT_OPEN, ENOENT, "cannot open /tmp/longshore-c-");
     refused_file(folder, NULL, LONGSHORE_NOT_REGULAR, EINVAL, "is a directory");
@@ -19,7 +19,7 @@ static void what_cannot_be_opened(void) {
     refused_file(scratch, NULL, LONGSHORE_NOT_REGULAR, EINVAL, "is a FIFO");
     refused_file("/dev/null", NULL, LONGSHORE_NOT_REGULAR, EINVAL, "is a device");
     refused_file("", NULL, LONGSHORE_CANNOT_OPEN, ENOENT, "cannot open");
-    /* The second of two: what was done for the first is undone. */
+    /* The second of two paths: the work for the first is undone. */
     in_folder(scratch, "missing");
     const char *paths[] = {raw, scratch};
     refused(paths, 2, NULL, LONGSHORE_CANNOT_OPEN, ENOENT, "missing");
@@ -61,7 +61,7 @@ static void hostile_files(void) {
         refused_file(scratch, NULL, LONGSHORE_BAD_FORMAT, EBADMSG, "not a valid GGUF file");
     }
     in_folder(scratch, "hostile.safetensors");
-    /* As bytes of which nothing is known it is fine. */
+    /* As a raw file it is valid. */
     longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
     options.format = "raw";
     longshore_buffer *buffer = loaded(scratch, &options);
@@ -69,7 +69,7 @@ static void hostile_files(void) {
     longshore_buffer_free(buffer);
 }
 
-static void an_empty_file_is_an_empty_buffer(void) {
+static void an_empty_file_gives_an_empty_buffer(void) {
     in_folder(scratch, "empty");
     CHECK(write_bytes(scratch, "", 0));
     longshore_buffer *buffer = loaded(scratch, NULL);
@@ -78,13 +78,13 @@ static void an_empty_file_is_an_empty_buffer(void) {
     longshore_buffer_free(buffer);
 }
 
-static void what_does_not_fit(void) {
+static void files_that_do_not_fit_into_memory(void) {
     longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
     options.memory_max_bytes = RAW_BYTES - 1;
     refused_file(raw, &options, LONGSHORE_NO_MEMORY, ENOMEM, "the limit given for this load");
     options.memory_max_bytes = RAW_BYTES;
     longshore_buffer_free(loaded(raw, &options));
-    /* More than the machine has, and none of it on the disk. */
+    /* A sparse file, larger than the machine's memory. */
     in_folder(scratch, "vast");
     int fd = open(scratch, O_CREAT | O_WRONLY | O_TRUNC, 0600);
     CHECK(ftruncate(fd, sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) + 1) == 0);
@@ -116,7 +116,7 @@ static void progress_and_cancelling(void) {
     longshore_buffer_free(loaded(raw, &options));
     CHECK(heard.calls >= 1 && heard.done == RAW_BYTES && heard.total == RAW_BYTES);
     CHECK(pthread_equal(heard.thread, pthread_self()));
-    /* At whatever call: also at the last one, when all was read. */
+    /* The first call may also be the last one, after everything was read: that cancels, too. */
     int fds = entries("/proc/self/fd"), threads = entries("/proc/self/task");
     memset(&heard, 0, sizeof heard);
     heard.cancel_at = 1;
@@ -132,7 +132,7 @@ static void progress_and_cancelling(void) {
     comes_down_to(threads, "/proc/self/task");
 }
 
-static void options_that_mean_nothing(void) {
+static void invalid_options(void) {
     longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
     options.size = 0;
     refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "sizeof");
@@ -147,14 +147,14 @@ static void options_that_mean_nothing(void) {
     refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "unknown format 'pickle'");
     options.format = NULL;
     options.verify = 8;
-    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "no checksum");
+    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "verify has the unknown bits");
     options.verify = 0;
     options.flags = 0x100;
-    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "no flag");
+    refused_file(raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "flags has the unknown bits");
     options.flags = LONGSHORE_LOAD_WRITABLE;
     options.heap = "dma-heap:no-such-heap";
     refused_file(raw, &options, LONGSHORE_UNAVAILABLE, ENOENT, "no-such-heap");
-    /* A program that knows more fields than the library. */
+    /* A program that was compiled for a later version with more fields. */
     struct {
         longshore_load_options known;
         uint64_t more;
@@ -163,15 +163,15 @@ static void options_that_mean_nothing(void) {
     newer.known.size = sizeof newer;
     longshore_buffer_free(loaded(raw, &newer.known));
     newer.more = 1;
-    refused_file(raw, &newer.known, LONGSHORE_INVALID_ARGUMENT, EINVAL, "does not know");
+    refused_file(raw, &newer.known, LONGSHORE_INVALID_ARGUMENT, EINVAL, "does not have");
 }
 
 static void null_is_an_error(void) {
     const char *none = NULL, *path = raw;
     refused(NULL, 1, NULL, LONGSHORE_INVALID_ARGUMENT, EINVAL, "paths is NULL");
-    refused(&path, 0, NULL, LONGSHORE_INVALID_ARGUMENT, EINVAL, "nothing to load");
+    refused(&path, 0, NULL, LONGSHORE_INVALID_ARGUMENT, EINVAL, "path_count is 0");
     refused(&none, 1, NULL, LONGSHORE_INVALID_ARGUMENT, EINVAL, "paths[0] is NULL");
-    refused(&path, SIZE_MAX, NULL, LONGSHORE_INVALID_ARGUMENT, EINVAL, "more than there can be");
+    refused(&path, SIZE_MAX, NULL, LONGSHORE_INVALID_ARGUMENT, EINVAL, "more than memory can hold");
     longshore_error *error = NULL;
     CHECK(longshore_load(&path, 1, NULL, NULL, &error) == LONGSHORE_INVALID_ARGUMENT);
     CHECK(strcmp(longshore_error_message(error), "buffer is NULL") == 0);
@@ -217,12 +217,12 @@ static void null_is_an_error(void) {
 }
 
 const struct test failure_tests[] = {
-    TEST(what_cannot_be_opened),
+    TEST(paths_that_cannot_be_opened),
     TEST(hostile_files),
-    TEST(an_empty_file_is_an_empty_buffer),
-    TEST(what_does_not_fit),
+    TEST(an_empty_file_gives_an_empty_buffer),
+    TEST(files_that_do_not_fit_into_memory),
     TEST(progress_and_cancelling),
-    TEST(options_that_mean_nothing),
+    TEST(invalid_options),
     TEST(null_is_an_error),
     {NULL, NULL},
 };

@@ -21,7 +21,7 @@ static void put_string(FILE *file, const char *text) {
     fputs(text, file);
 }
 
-/* Whether all was written. */
+/* Closes the file; returns whether everything was written. */
 static int closed(FILE *file) {
     int good = !ferror(file);
     return fclose(file) == 0 && good;
@@ -47,7 +47,7 @@ int write_safetensors(const char *path) {
     return closed(file);
 }
 
-/* The numbers that GGUF gives to types of metadata, and ggml to those of tensors. */
+/* The type numbers of metadata in GGUF, and of tensors in ggml. */
 enum { U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 };
 enum { GGML_F32 = 0, GGML_F16 = 1, GGML_Q8_0 = 8 };
 

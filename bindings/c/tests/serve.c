@@ -1,4 +1,4 @@
-/* Models that a server holds: what is attached, and what is refused. */
+/* Tests of longshore_attach and longshore_ls. */
 #include "api.h"
 
 #include <errno.h>
@@ -44,7 +44,7 @@ static struct listed listing(void) {
     return listed;
 }
 
-/* The server may take a moment to count what was released. */
+/* The server may take a moment to process a release. */
 static void held_comes_to(int count) {
     for (int tries = 0; listing().count != count; tries++) {
         CHECK(tries < 1000);
@@ -52,7 +52,7 @@ static void held_comes_to(int count) {
     }
 }
 
-static void attached_is_what_the_file_holds(void) {
+static void an_attached_buffer_equals_the_file(void) {
     held_comes_to(0);
     longshore_buffer *buffer = attached("model.safetensors", NULL);
     longshore_buffer *own = loaded(safetensors, NULL);
@@ -91,7 +91,7 @@ static void attached_is_what_the_file_holds(void) {
     longshore_buffer_free(buffer);
 }
 
-static void what_is_held_is_listed(void) {
+static void held_models_are_listed(void) {
     held_comes_to(0);
     longshore_buffer *one = attached(gguf, NULL), *two = attached("model.gguf", NULL);
     CHECK(longshore_buffer_find_tensor(one, "blk.0.attn_q.weight") != NULL);
@@ -101,12 +101,12 @@ static void what_is_held_is_listed(void) {
     CHECK(listed.last.len_bytes == longshore_buffer_len(one));
     CHECK(listed.last.done_bytes == listed.last.len_bytes);
     CHECK(listed.last.flags == LONGSHORE_HELD_READY);
-    /* By its number, too. */
+    /* Its number works as a name, too. */
     char number[24];
     snprintf(number, sizeof number, "%d", (int)listed.last.id);
     longshore_buffer *three = attached(number, NULL);
     CHECK(listing().last.attachments == 3);
-    /* The memory is one. */
+    /* All have the same memory. */
     int fd = longshore_buffer_fd_borrow(three);
     char *data = (char *)mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
     CHECK(data != MAP_FAILED && memcmp(data, longshore_buffer_data(one), 4096) == 0);
@@ -117,7 +117,7 @@ static void what_is_held_is_listed(void) {
     held_comes_to(0);
 }
 
-static void as_raw_bytes(void) {
+static void models_can_be_attached_as_raw_bytes(void) {
     longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
     options.format = "raw";
     longshore_buffer *buffer = attached(safetensors, &options);
@@ -132,7 +132,7 @@ static int cancel(uint64_t done_bytes, uint64_t total_bytes, void *data) {
     return 1;
 }
 
-/* How often the server tells depends on how long the load takes. */
+/* The number of progress reports depends on the duration of the load, and may be 0. */
 static void attaching_can_be_cancelled(void) {
     int calls = 0;
     longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
@@ -164,7 +164,7 @@ static void fails(const char *socket, const char *name, const longshore_load_opt
     comes_down_to(fds, "/proc/self/fd");
 }
 
-static void what_cannot_be_attached(void) {
+static void models_that_cannot_be_attached(void) {
     fails(server, "no-such-model", NULL, LONGSHORE_NOT_FOUND, ENOENT, "no-such-model");
     fails(server, "../etc/passwd", NULL, LONGSHORE_NOT_FOUND, ENOENT, "passwd");
     fails(server, "/etc/passwd", NULL, LONGSHORE_SERVER, EACCES, "the server refuses");
@@ -181,7 +181,7 @@ static void what_cannot_be_attached(void) {
     longshore_error_free(error);
 }
 
-static void arguments_that_mean_nothing(void) {
+static void invalid_arguments(void) {
     longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
     options.align_bytes = 64;
     fails(server, raw, &options, LONGSHORE_INVALID_ARGUMENT, EINVAL, "longshore_attach");
@@ -194,11 +194,11 @@ static void arguments_that_mean_nothing(void) {
 }
 
 const struct test serve_tests[] = {
-    TEST(attached_is_what_the_file_holds),
-    TEST(what_is_held_is_listed),
-    TEST(as_raw_bytes),
+    TEST(an_attached_buffer_equals_the_file),
+    TEST(held_models_are_listed),
+    TEST(models_can_be_attached_as_raw_bytes),
     TEST(attaching_can_be_cancelled),
-    TEST(what_cannot_be_attached),
-    TEST(arguments_that_mean_nothing),
+    TEST(models_that_cannot_be_attached),
+    TEST(invalid_arguments),
     {NULL, NULL},
 };

@@ -1,4 +1,4 @@
-/* Descriptors, paths and pointers: who may have them, and what can be done with them. */
+/* Tests of descriptors, paths and pointers, shared with threads and processes. */
 #include "api.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@ static void sealed_content_cannot_be_written(void) {
     CHECK(mmap(NULL, 4096, PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
     int again = open(longshore_buffer_path(buffer), O_RDWR);
     if (again >= 0) {
-        /* The superuser may open it so. */
+        /* root can open it for writing. */
         CHECK(pwrite(again, "x", 1, 0) == -1 && errno == EPERM);
         CHECK(ftruncate(again, 0) == -1 && errno == EPERM);
         close(again);
@@ -51,7 +51,7 @@ static void writable_content_is_shared(void) {
     longshore_buffer_free(buffer);
 }
 
-/* Here, or where a dma-buf is to be had. */
+/* Tests udmabuf if the machine has it, and its errors if not. */
 static void dma_buf(void) {
     longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
     options.heap = "udmabuf";
@@ -95,7 +95,7 @@ static void descriptors_outlive_the_buffer(void) {
     CHECK(munmap((void *)data, RAW_BYTES) == 0 && close(fd) == 0);
 }
 
-static void each_reader_has_a_position(void) {
+static void each_reader_has_its_own_position(void) {
     longshore_buffer *buffer = loaded(raw, NULL);
     FILE *one = fopen(longshore_buffer_path(buffer), "rb");
     FILE *two = fopen(longshore_buffer_path(buffer), "rb");
@@ -115,7 +115,7 @@ static void each_reader_has_a_position(void) {
     longshore_buffer_free(buffer);
 }
 
-static void no_descriptor_is_left_to_give(void) {
+static void running_out_of_descriptors_is_an_error(void) {
     longshore_buffer *buffer = loaded(raw, NULL);
     struct rlimit before, none;
     CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -128,7 +128,7 @@ static void no_descriptor_is_left_to_give(void) {
     longshore_code open = longshore_buffer_fd_open(buffer, &other, &second);
     CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
     CHECK(dup == LONGSHORE_SYSTEM && open == LONGSHORE_SYSTEM && fd == -1 && other == -1);
-    /* F_DUPFD says EINVAL where no number is free. */
+    /* F_DUPFD fails with EINVAL if its minimum exceeds the limit. */
     CHECK(longshore_error_errno(first) == EMFILE || longshore_error_errno(first) == EINVAL);
     CHECK(longshore_error_errno(second) == EMFILE);
     longshore_error_free(first);
@@ -191,8 +191,8 @@ const struct test sharing_tests[] = {
     TEST(writable_content_is_shared),
     TEST(dma_buf),
     TEST(descriptors_outlive_the_buffer),
-    TEST(each_reader_has_a_position),
-    TEST(no_descriptor_is_left_to_give),
+    TEST(each_reader_has_its_own_position),
+    TEST(running_out_of_descriptors_is_an_error),
     TEST(another_process_sees_the_content),
     TEST(threads),
     {NULL, NULL},

@@ -1,7 +1,7 @@
-//! Whether a header says of everything what it is.
+//! Checks that every declaration of the header is documented.
 
-/// What the header declares and does not describe, or describes and does not declare: one line for
-/// each, empty where it is documented in full.
+/// Returns one line for each declaration without documentation and for each name that a comment
+/// mentions and the header does not declare; none if the documentation is complete.
 pub(crate) fn missing(header: &str) -> Vec<String> {
     let mut missing = Vec::new();
     let mut lines = header.lines();
@@ -34,7 +34,7 @@ pub(crate) fn missing(header: &str) -> Vec<String> {
     missing.extend(
         quoted(&comments)
             .filter(|word| !is_declared(word, &code))
-            .map(|word| format!("`{word}` is spoken of, but not declared")),
+            .map(|word| format!("`{word}` is mentioned, but not declared")),
     );
     missing
 }
@@ -43,12 +43,12 @@ fn is_function(line: &str) -> bool {
     !line.starts_with([' ', '#', '}']) && !line.starts_with("typedef") && line.contains('(')
 }
 
-/// What the comment before a declaration does not say.
+/// Returns the parts of a declaration that the comment before it does not describe.
 fn undescribed(declared: &str, comment: &str) -> Vec<String> {
     let inside = declared.starts_with("    ") && declared.ends_with([';', ',']);
     let macro_named = declared.strip_prefix("#define ");
     let is_guard = macro_named == Some("LONGSHORE_H");
-    // What C calls the enum that was described as such.
+    // C's name for the enum, which has its comment at `enum`.
     let is_alias = declared.starts_with("typedef") && declared.ends_with(" longshore_code;");
     let declares = inside
         || macro_named.is_some()
@@ -81,13 +81,14 @@ fn undescribed(declared: &str, comment: &str) -> Vec<String> {
     missing
 }
 
-/// Words of ours between backquotes.
+/// Returns the names of Longshore that are in backquotes.
 fn quoted(comments: &str) -> impl Iterator<Item = &str> {
     let words = comments.split('`').skip(1).step_by(2);
     words.filter(|word| word.to_lowercase().starts_with("longshore_"))
 }
 
-/// `LONGSHORE_LOAD_*` stands for all that begin so.
+/// Returns `true` if the header declares the name. `LONGSHORE_LOAD_*` stands for all names with that
+/// prefix.
 fn is_declared(word: &str, code: &str) -> bool {
     let whole = |at: usize| {
         let next = code[at + word.len()..].chars().next();
@@ -140,12 +141,12 @@ void longshore_nothing(void);
     }
 
     #[test]
-    fn what_is_described_is_not_named() {
+    fn a_documented_header_has_no_complaints() {
         assert_eq!(missing(HEADER), [""; 0]);
     }
 
     #[test]
-    fn what_is_not_described_is_named() {
+    fn missing_documentation_is_reported() {
         assert_eq!(without("/** A number. */\n"), ["no comment: #define LONGSHORE_ONE 1"]);
         let field = "    /**\n     * A field.\n     */\n";
         assert_eq!(without(field), ["no comment: int field;"]);
@@ -156,8 +157,8 @@ void longshore_nothing(void);
     }
 
     #[test]
-    fn what_is_spoken_of_must_be_there() {
+    fn mentioned_names_must_be_declared() {
         let gone = missing(&HEADER.replace("`longshore_of`", "`longshore_o`"));
-        assert_eq!(gone, ["`longshore_o` is spoken of, but not declared"]);
+        assert_eq!(gone, ["`longshore_o` is mentioned, but not declared"]);
     }
 }

@@ -1,9 +1,9 @@
-//! Makes `bindings/c/include/longshore.h` out of `bindings/c/src`. Fails where anything in it is not
-//! documented.
+//! Generates `bindings/c/include/longshore.h` from `bindings/c/src`. Fails if a declaration in it is
+//! not documented.
 //!
 //! ```console
 //! $ cargo run --manifest-path bindings/c/header/Cargo.toml             # writes it
-//! $ cargo run --manifest-path bindings/c/header/Cargo.toml -- --check  # fails where it differs
+//! $ cargo run --manifest-path bindings/c/header/Cargo.toml -- --check  # fails if it differs
 //! ```
 
 mod documentation;
@@ -15,31 +15,33 @@ use std::{env, fs};
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let tool = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let library = tool.parent().ok_or("the tool lies beside the library's sources")?;
+    let library = tool.parent().ok_or("the tool must be in a folder of the library's crate")?;
     let header = library.join("include/longshore.h");
     let args: Vec<String> = env::args().skip(1).collect();
     let made = made(library)?;
     let missing = documentation::missing(&made);
     if !missing.is_empty() {
-        return Err(format!("the header does not say all:\n{}", missing.join("\n")).into());
+        return Err(
+            format!("the header's documentation is incomplete:\n{}", missing.join("\n")).into()
+        );
     }
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => fs::write(&header, made)?,
         ["--check"] if fs::read_to_string(&header)? != made => {
             eprintln!(
-                "{} is not what cbindgen makes of the sources; write it anew: cargo run \
+                "{} differs from the output of cbindgen; generate it again: cargo run \
                  --manifest-path bindings/c/header/Cargo.toml",
                 header.display()
             );
             return Ok(ExitCode::FAILURE);
         }
-        ["--check"] => println!("{} is what cbindgen makes of the sources", header.display()),
+        ["--check"] => println!("{} is up to date", header.display()),
         _ => return Err("usage: longshore-header [--check]".into()),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The header, as it should be.
+/// Generates the text of the header.
 fn made(library: &Path) -> Result<String, Box<dyn Error>> {
     let mut config = cbindgen::Config::from_file(library.join("cbindgen.toml"))?;
     config.after_includes = Some(version_macros(&version(library)?)?);
@@ -49,7 +51,7 @@ fn made(library: &Path) -> Result<String, Box<dyn Error>> {
     Ok(String::from_utf8(text)?)
 }
 
-/// The library's version, as cargo knows it.
+/// Returns the library's version, from `cargo pkgid`.
 fn version(library: &Path) -> Result<String, Box<dyn Error>> {
     let output = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["pkgid", "--quiet", "--manifest-path"])
@@ -64,28 +66,28 @@ fn version(library: &Path) -> Result<String, Box<dyn Error>> {
     Ok(version.to_owned())
 }
 
-/// What a program can ask of the header when it is compiled.
+/// Returns the macros for the version, and the initializer of the options.
 fn version_macros(version: &str) -> Result<String, Box<dyn Error>> {
     let numbers = version.split(['-', '+']).next().unwrap_or_default();
     let [major, minor, patch] = numbers.split('.').collect::<Vec<_>>()[..] else {
-        return Err(format!("'{version}' is no version of three numbers").into());
+        return Err(format!("'{version}' is not a version of three numbers").into());
     };
     Ok(format!(
         "\n\
-         /** The version of this header. That of the library that runs is `longshore_version`. */\n\
+         /** The version of this header. `longshore_version` returns that of the library in use. */\n\
          #define LONGSHORE_VERSION \"{version}\"\n\
          /** The major version of this header. */\n\
          #define LONGSHORE_VERSION_MAJOR {major}\n\
-         /** The minor version of this header. While the major one is 0 another means another ABI. */\n\
+         /** The minor version of this header. While the major version is 0, each has its own ABI. */\n\
          #define LONGSHORE_VERSION_MINOR {minor}\n\
          /** The patch level of this header. */\n\
          #define LONGSHORE_VERSION_PATCH {patch}\n\
-         /** The version of this header as one number, so that a later one is greater. */\n\
+         /** The version of this header as one number, which is greater for later versions. */\n\
          #define LONGSHORE_VERSION_NUMBER \\\n    \
          ((LONGSHORE_VERSION_MAJOR << 16) | (LONGSHORE_VERSION_MINOR << 8) | \
          LONGSHORE_VERSION_PATCH)\n\
          \n\
-         /** What `longshore_load_options` begin as: nothing is said but the size. */\n\
+         /** The initial value of `longshore_load_options`: the defaults, with the size set. */\n\
          #define LONGSHORE_LOAD_OPTIONS_INIT \\\n    \
          {{sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL}}"
     ))
