@@ -1,4 +1,4 @@
-//! What can be said on the command line.
+//! The command line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::repack::RepackArgs;
 use crate::serve::ServeArgs;
 use crate::units::{Alignment, Size};
 
-/// Fills device-shareable memory straight from files, at the disk's speed.
+/// Load files at the disk's speed into memory that devices and other processes share.
 #[derive(Debug, Parser)]
 #[command(name = "longshore", version, propagate_version = true, after_help = exit::CODES_HELP)]
 pub(crate) struct Cli {
@@ -39,36 +39,34 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
-/// Load files into one buffer and hand it on.
+/// Load files into one buffer, and pass it to a program or hold it.
 ///
-/// The content goes straight from the disk into huge pages, past the page cache, while the pages
-/// are still being made; what is in the page cache already is copied from there. No descriptor
-/// exists before everything was read, and verified if that was asked for. A load that fails leaves
-/// nothing behind.
+/// By default, resident pages are copied from the page cache, and the rest is read from the disk into
+/// huge pages by direct I/O, while further pages are prefaulted. The buffer can be shared only after
+/// everything was read, and verified if that was requested. A load that fails leaves nothing behind.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  Load a model and see how fast it went:
+  Load a model and show how fast that was:
     longshore load model.safetensors
-  Hand it to a program, which finds the memory at descriptor $LONGSHORE_FD:
+  Run a program with the memory as descriptor $LONGSHORE_FD:
     longshore load model.safetensors --read-only --exec python3 serve.py
-  Keep it in memory until Ctrl-C; others open /proc/PID/fd/N as printed:
+  Keep it in memory until Ctrl-C; other processes open the printed path /proc/PID/fd/N:
     longshore load model.safetensors --hold
-  Every tensor at a multiple of 64 bytes, as vector instructions and JAX want it:
+  Place every tensor at a multiple of 64 bytes, for vector instructions and JAX:
     longshore load model.safetensors --align 64 --hold
-  All shards of a model, checked against sha256sum's output:
+  Load all shards of a model and verify them with the output of sha256sum:
     longshore load model.safetensors.index.json --manifest SHA256SUMS
-  All splits of a model of llama.cpp:
+  Load all splits of a llama.cpp model:
     longshore load model-00001-of-00003.gguf
 ")]
 pub(crate) struct LoadArgs {
-    /// Files to load, in this order; a `*.safetensors.index.json` stands for its shards, and
+    /// The files to load, in this order; a `*.safetensors.index.json` stands for its shards, and
     /// `*-00001-of-NNNNN.gguf` for all splits.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
 
-    /// Where the memory comes from: auto, memfd, memfd:4k, hugetlb, udmabuf, dma-heap,
-    /// dma-heap:NAME.
+    /// The source of the memory: auto, memfd, memfd:4k, hugetlb, udmabuf, dma-heap, dma-heap:NAME.
     #[arg(long, default_value = "auto")]
     pub(crate) heap: Heap,
 
@@ -76,21 +74,21 @@ pub(crate) struct LoadArgs {
     #[arg(long, default_value = "auto")]
     pub(crate) mode: ReadMode,
 
-    /// What the files are: auto (by name), raw, safetensors, gguf. The header of a file is checked
-    /// before anything is read.
+    /// The format of the files: auto (by name), raw, safetensors, gguf. The header of a file is
+    /// checked before its data is read.
     #[arg(long, default_value = "auto")]
     pub(crate) format: FormatChoice,
 
-    /// Place every tensor at a multiple of this while reading: 64, 256, 4096, 2M. A file whose
-    /// tensors do not lie so already becomes one in memory that has the same tensors.
+    /// Place every tensor at a multiple of this many bytes while reading: 64, 256, 4096, 2M. If the
+    /// tensors of a file are not aligned, the memory holds another valid file with the same tensors.
     #[arg(long, value_name = "SIZE")]
     pub(crate) align: Option<Alignment>,
 
-    /// How far pages are made ahead of the reads.
+    /// The prefault window: by how much prefaulted pages may be ahead of the reads.
     #[arg(long, value_name = "SIZE", default_value = "128MiB")]
     pub(crate) populate_ahead: Size,
 
-    /// Refuse to load more than this.
+    /// Fail if the files have more bytes than this.
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_max: Option<Size>,
 
@@ -98,23 +96,23 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "KIND")]
     pub(crate) verify: Vec<DigestKind>,
 
-    /// Fail unless each file has the checksum this file names, in the form that sha256sum writes.
+    /// Fail unless each file has the checksum in this file, which has the format of sha256sum.
     #[arg(long, value_name = "MANIFEST")]
     pub(crate) manifest: Option<PathBuf>,
 
-    /// Seal the content, so that nobody can change it: heap memfd or hugetlb.
+    /// Seal the content, so that no process can change it. Needs heap memfd, memfd:4k or hugetlb.
     #[arg(long)]
     pub(crate) read_only: bool,
 
-    /// Print what was done as one JSON object.
+    /// Print the result as one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Print nothing but errors.
+    /// Print only errors.
     #[arg(long, short)]
     pub(crate) quiet: bool,
 
-    /// Do not use io_uring, even where it may be used.
+    /// Do not use io_uring, even if it is available.
     #[arg(long)]
     pub(crate) no_uring: bool,
 
@@ -122,9 +120,9 @@ pub(crate) struct LoadArgs {
     #[arg(long, conflicts_with = "exec")]
     pub(crate) hold: bool,
 
-    /// Become this program once the buffer is there. It finds the memfd at descriptor
-    /// $LONGSHORE_FD, the dma-buf, if there is one, at $LONGSHORE_DMABUF_FD, and the length of the
-    /// content in $LONGSHORE_BYTES. Must come last.
+    /// Execute this program in place of this one when the load is complete, with the memfd as
+    /// descriptor $LONGSHORE_FD, the dma-buf, if there is one, as descriptor $LONGSHORE_DMABUF_FD, and
+    /// the length of the content as $LONGSHORE_BYTES. Must come last.
     #[arg(long, value_name = "CMD", num_args = 1.., allow_hyphen_values = true)]
     pub(crate) exec: Vec<OsString>,
 }
@@ -141,10 +139,10 @@ pub(crate) struct InspectArgs {
     pub(crate) json: bool,
 }
 
-/// Say what this machine can do, and how to enable the rest.
+/// Show which features this machine supports, and how to enable the others.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// The directory whose file system is examined.
+    /// A directory of the file system to examine.
     #[arg(value_name = "DIR", default_value = ".")]
     pub(crate) directory: PathBuf,
 
@@ -153,10 +151,10 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// Write a safetensors or GGUF file of realistic shapes and random content, to try things on.
+/// Write a safetensors or GGUF file with realistic shapes and random content, for experiments.
 #[derive(Args, Debug)]
 pub(crate) struct MakeModelArgs {
-    /// Its size, reached within one percent.
+    /// The size of the file, within one percent.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub(crate) size: Size,
 
@@ -164,8 +162,8 @@ pub(crate) struct MakeModelArgs {
     #[arg(long)]
     pub(crate) force: bool,
 
-    /// Where to write it: `*.gguf` is GGUF, with types and a vocabulary as llama.cpp writes them,
-    /// and anything else safetensors.
+    /// The file to write: `*.gguf` is a GGUF file, with types and a vocabulary as llama.cpp writes
+    /// them; any other name is a safetensors file.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 }
@@ -180,7 +178,7 @@ pub(crate) struct CompletionsArgs {
 /// Print the manual page, or write one for each command into a directory.
 #[derive(Args, Debug)]
 pub(crate) struct ManArgs {
-    /// Where to write `longshore.1`, `longshore-load.1` and so on.
+    /// The directory for `longshore.1`, `longshore-load.1` and so on.
     #[arg(value_name = "DIR")]
     pub(crate) directory: Option<PathBuf>,
 }
@@ -197,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_to_become_takes_options_of_its_own() {
+    fn words_after_exec_are_arguments_of_the_program() {
         let words = ["longshore", "load", "a", "b", "--exec", "cmd", "--hold", "-x"];
         let Command::Load(load) = Cli::try_parse_from(words).unwrap().command else {
             panic!("not a load");

@@ -136,7 +136,7 @@ fn hold(attachment: &Attachment) -> anyhow::Result<()> {
     while signals::received().is_none() {
         if is_alive && !attachment.is_server_alive() {
             is_alive = false;
-            eprintln!("longshore: the server is gone; the memory stays for as long as this runs");
+            eprintln!("longshore: the server has ended; the memory stays valid while this runs");
         }
         thread::sleep(LOOK_EVERY);
     }
@@ -181,7 +181,7 @@ fn as_json(
             })
         })
         .collect();
-    // Descriptors are worth telling only where they outlive this line.
+    // Descriptor numbers are useful only if this process or its program keeps them open.
     let memfd = Some(attachment.memfd()).filter(|_| stays);
     let connection = Some(attachment.connection()).filter(|_| stays);
     json!({

@@ -1,4 +1,4 @@
-//! `longshore doctor`: what this machine can do, and how to enable the rest.
+//! `longshore doctor`: which features this machine supports, and how to enable the others.
 
 mod devices;
 mod finding;
@@ -89,7 +89,7 @@ fn file_size() -> Finding {
         None => Finding::yes("file size limit", "none"),
         Some(limit) => Finding::limited(
             "file size limit",
-            format!("{}; it bounds a memfd too", Decimal(limit as f64)),
+            format!("{}; it also limits memfds", Decimal(limit as f64)),
             "ulimit -f unlimited",
         ),
     }
@@ -121,11 +121,11 @@ fn memfd_heap() -> Finding {
     }
 }
 
-/// Tries it: settings alone do not tell.
+/// Allocates a buffer, because the settings alone do not show which pages are available.
 fn huge_pages_of_memfd() -> Finding {
     const NAME: &str = "2 MiB pages for memfd";
     let setting = huge_pages::shmem_setting().unwrap_or_else(|_| "absent".to_owned());
-    // Of a length that the hugetlb pool does not serve.
+    // Not a multiple of 2 MiB, so that it cannot come from the hugetlb pool.
     match Heap::Memfd.allocate((16 << 20) + 4096).map(|buffer| buffer.page_report()) {
         Ok(report) if report.prevailing() == Some(Granule::SIZE_2M) => {
             Finding::yes(NAME, format!("obtained (shmem_enabled is {setting})"))
@@ -144,11 +144,11 @@ fn mid_pages() -> Finding {
     match huge_pages::shmem_setting_of(Granule::SIZE_64K).as_deref() {
         Ok("never") => Finding::limited(
             NAME,
-            "not taken where 2 MiB cannot be had",
+            "not used if 2 MiB pages are not available",
             "echo advise > /sys/kernel/mm/transparent_hugepage/hugepages-64kB/shmem_enabled",
         ),
         Ok(setting) => Finding::yes(NAME, format!("shmem_enabled is {setting}")),
-        Err(_) => Finding::limited(NAME, "unknown to this kernel", "a kernel of 6.11 or later"),
+        Err(_) => Finding::limited(NAME, "not supported by this kernel", "Linux 6.11 or later"),
     }
 }
 
@@ -178,13 +178,13 @@ fn hugetlb_pool() -> Finding {
     }
 }
 
-/// Memory that is set aside in pages of a size that no heap takes.
+/// Lists the hugetlb pools of page sizes that no heap uses.
 fn other_pools(pools: &[(u64, huge_pages::Pool)]) -> String {
     let others = pools.iter().filter(|(page_bytes, pool)| {
         *page_bytes != Granule::SIZE_2M.bytes() && pool.total_pages > 0
     });
     let texts = others.map(|(page_bytes, pool)| {
-        format!("; {} pages of {} MiB, which no heap takes", pool.total_pages, page_bytes >> 20)
+        format!("; {} pages of {} MiB, which no heap uses", pool.total_pages, page_bytes >> 20)
     });
     texts.collect()
 }
@@ -214,7 +214,7 @@ fn udmabuf_limit() -> Finding {
     match udmabuf::size_limit_bytes() {
         Ok(limit) => Finding::limited(
             NAME,
-            format!("{}; root raises it as needed", Decimal(limit as f64)),
+            format!("{}; a load by root raises it if needed", Decimal(limit as f64)),
             "echo 65536 > /sys/module/udmabuf/parameters/size_limit_mb",
         ),
         Err(_) => Finding::no(NAME, "no udmabuf", "see heap udmabuf"),
@@ -231,14 +231,14 @@ fn dma_heaps() -> Finding {
     Finding::yes(NAME, format!("{}; read through the page cache", names.join(", ")))
 }
 
-/// What the file system under `directory` offers, tried on a file of our own there.
+/// Examines the file system of `directory` with a temporary file there.
 fn file_system(directory: &Path) -> Vec<Finding> {
     let path = directory.join(format!(".longshore-doctor-{}", std::process::id()));
     let probe = || -> io::Result<Vec<Finding>> {
-        // Never one that is there, nor what a link leads to.
+        // `create_new` neither overwrites a file nor follows a symlink.
         fs::File::create_new(&path)?.write_all(&[1; 8192])?;
         let file = file::open(&path)?;
-        // From here on the file has no name, whatever happens.
+        // Unlinked at once, so that no file is left behind if this process ends.
         fs::remove_file(&path)?;
         Ok(vec![direct_io(&file)?, uncached_io(&file), residency(&file)])
     };
@@ -246,7 +246,7 @@ fn file_system(directory: &Path) -> Vec<Finding> {
         vec![Finding::no(
             "file system",
             format!("cannot write to {}: {error}", directory.display()),
-            "name a directory you can write to: longshore doctor DIR",
+            "name a directory that you can write to: longshore doctor DIR",
         )]
     })
 }
@@ -276,7 +276,7 @@ fn uncached_io(file: &std::os::fd::OwnedFd) -> Finding {
         Err(error) => Finding::limited(
             NAME,
             error.to_string(),
-            "Linux 6.14 or later with ext4, xfs or btrfs; direct I/O serves as well",
+            "Linux 6.14 or later with ext4, xfs or btrfs; direct I/O is an alternative",
         ),
     }
 }
@@ -296,10 +296,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_in_pools_of_other_sizes_is_told() {
+    fn pools_of_other_page_sizes_are_listed() {
         let pool = |total_pages| huge_pages::Pool { total_pages, ..huge_pages::Pool::default() };
         assert_eq!(other_pools(&[(2 << 20, pool(8)), (1 << 30, pool(0))]), "");
         let text = other_pools(&[(2 << 20, pool(8)), (1 << 30, pool(4))]);
-        assert_eq!(text, "; 4 pages of 1024 MiB, which no heap takes");
+        assert_eq!(text, "; 4 pages of 1024 MiB, which no heap uses");
     }
 }

@@ -1,4 +1,4 @@
-//! Exit codes, and how errors are told.
+//! Exit codes, and the output of errors.
 
 use std::process::ExitCode;
 
@@ -9,12 +9,12 @@ use serde_json::json;
 use crate::output::print;
 use crate::signals;
 
-/// For `--help`; [`code`] is the truth it tells.
+/// The exit codes for `--help`; [`code`] assigns them.
 pub(crate) const CODES_HELP: &str = "\
 Exit codes:
     0  done
-    1  something else failed
-    2  the command line cannot be understood
+    1  another error
+    2  the command line is not valid
    10  no such file or directory       20  not enough memory
    11  not a regular file              21  the heap is not available
    12  no permission                   22  the read mode is not available
@@ -25,13 +25,13 @@ Exit codes:
    17  the file is empty
    18  the address is not mapped
 
-   30  no server is there, or it is gone
-   31  what was asked for is not served or held
+   30  no server listens, or it has ended
+   31  the model is not served or held
    32  a limit of the server is reached
-   33  the socket is in use, or something else is there
+   33  the socket is in use, or its path is not a socket
    34  the user that runs the server is not trusted";
 
-/// A failure of the command itself that has an exit code of its own.
+/// An error of the command itself, with its exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -46,12 +46,12 @@ impl std::fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// A failure with its exit code.
+/// Returns an error with an exit code.
 pub(crate) fn failure(code: u8, message: impl Into<String>) -> anyhow::Error {
     Failure { code, message: message.into() }.into()
 }
 
-/// An error whose JSON, if any was asked for, is on standard output already.
+/// An error that the command's output on standard output contains already.
 #[derive(Debug)]
 struct Told(Failure);
 
@@ -63,31 +63,31 @@ impl std::fmt::Display for Told {
 
 impl std::error::Error for Told {}
 
-/// A failure with its exit code, of a command whose output tells of it already.
+/// Returns an error with an exit code, for a command whose output contains the error already.
 pub(crate) fn told(code: u8, message: impl Into<String>) -> anyhow::Error {
     Told(Failure { code, message: message.into() }).into()
 }
 
-/// Tells an error, on standard output too where JSON was asked for, and returns its exit code.
+/// Prints an error to standard error, and with `json` also to standard output; returns its exit code.
 pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     let code = code(error);
     let mut message = error.to_string();
     for cause in error.chain().skip(1) {
         let cause = cause.to_string();
-        // A transparent error says the same as its cause.
+        // A transparent error has the same message as its cause.
         if !message.ends_with(&cause) {
             message = format!("{message}: {cause}");
         }
     }
     if json && !error.is::<Told>() {
-        // Whether or not that can be written, the error itself goes to standard error.
+        // If this cannot be written, standard error still has the error.
         let _ = print(&format!("{}\n", json!({ "error": message, "exit_code": code })));
     }
     eprintln!("longshore: {}", printable(&message));
     ExitCode::from(code)
 }
 
-/// Escapes the characters that a terminal obeys: a message can have a path that another user chose.
+/// Escapes control characters, because a message may contain a path that another user chose.
 fn printable(message: &str) -> String {
     let mut shown = String::with_capacity(message.len());
     for char in message.chars() {
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_of_the_help_stands_alone() {
+    fn every_code_occurs_once_in_the_help() {
         let mut codes: Vec<u8> = CODES_HELP
             .split_whitespace()
             .filter_map(|word| word.parse().ok())
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_permission_has_the_code_of_that() {
+    fn a_system_call_without_permission_exits_with_12() {
         let failed = |kind| {
             let (operation, source) = ("locking a file", std::io::Error::from(kind));
             code_of_serving(&serve::Error::Kernel { operation, path: None, source })
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_does_not_drive_the_terminal() {
+    fn control_characters_in_a_message_are_escaped() {
         let message = "cannot open 'a\u{1b}[2J\u{7}\u{9b}\u{202e}b': größer\nsee --help";
         let shown = r"cannot open 'a\u{1b}[2J\u{7}\u{9b}\u{202e}b': größer";
         assert_eq!(printable(message), format!("{shown}\nsee --help"));

@@ -96,14 +96,14 @@ fn metadata(header: &Header, text: &mut String) -> std::fmt::Result {
     Ok(())
 }
 
-/// Characters of a text that are shown in a table. Templates of chats have some thousand.
+/// The most characters of a text in a table. Chat templates have several thousand.
 const TEXT_CHARS_MAX: usize = 120;
-/// Elements of an array that are shown in a table; vocabularies have some hundred thousand.
+/// The most elements of an array in a table. Vocabularies have more than a hundred thousand.
 const TABLE_ELEMENTS_MAX: u64 = 8;
-/// Elements of an array that are written as JSON.
+/// The most elements of an array in JSON.
 const JSON_ELEMENTS_MAX: u64 = 64;
 
-/// A value in one line.
+/// Formats a value in one line.
 fn shown(value: GgufValue<'_>) -> String {
     match value {
         GgufValue::String(bytes) => {
@@ -152,8 +152,8 @@ fn metadata_json(header: &Header) -> Value {
     }
 }
 
-/// A value as JSON has it: an array that is long is its type and length, a float that is no number
-/// is its name, and what is not UTF-8 in a text is replaced.
+/// Converts a value to JSON: a long array becomes its type and length, NaN and infinities become
+/// strings, and bytes that are not UTF-8 are replaced.
 fn value_json(value: GgufValue<'_>) -> Value {
     let float = |number: f64| match number.is_finite() {
         true => json!(number),
@@ -173,7 +173,7 @@ fn value_json(value: GgufValue<'_>) -> Value {
         GgufValue::I32(number) => json!(number),
         GgufValue::U64(number) => json!(number),
         GgufValue::I64(number) => json!(number),
-        // Not its 53 bits: 1e-5 and not 9.999999747378752e-6.
+        // The shortest decimal of the 32-bit value: 1e-5, not 9.999999747378752e-6.
         GgufValue::F32(number) => float(number.to_string().parse().unwrap_or(f64::NAN)),
         GgufValue::F64(number) => float(number),
         GgufValue::Bool(truth) => json!(truth),

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     if let Some(Alignment(alignment)) = args.align {
         if opened.tensors.is_empty() {
             let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
-            let message = format!("--align: no tensors are known in {}", names.join(", "));
+            let message = format!("--align: no tensors were found in {}", names.join(", "));
             return Err(failure(15, message));
         }
         opened = opened.align(alignment)?;
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         return signals::wait_for_end();
     }
     if let Some(signal) = signals::received() {
-        // It came when everything was read already.
+        // The signal came after everything was read.
         return Err(failure(128 + signal, format!("ended by signal {signal}")));
     }
     let export = shared.export();
@@ -114,11 +114,16 @@ fn summary(
         .collect();
     writeln!(text, "  read        {}", ways.join(", "))?;
     if let Engine::Threads { ring_refused: Some(reason) } = &report.engine {
-        writeln!(text, "  note        io_uring is refused here ({reason}); threads read instead")?;
+        writeln!(text, "  note        io_uring is refused ({reason}); threads read instead")?;
     }
     match report.page_cache_growth_bytes {
         Some(growth) => writeln!(text, "  page cache  grew by {}", Decimal(growth as f64))?,
-        None => writeln!(text, "  page cache  not known (the kernel tells only a file's owner)")?,
+        None => {
+            writeln!(
+                text,
+                "  page cache  not known (the kernel reports it only to a file's owner)"
+            )?;
+        }
     }
     for file in files {
         for (kind, digest) in &file.digests {
@@ -173,7 +178,7 @@ fn as_json(
         _ => ("unknown", None),
     };
     let pages = report.pages;
-    // Descriptors are worth telling only where they outlive this line.
+    // Descriptor numbers are useful only if this process or its program keeps them open.
     let memfd = shared.memfd().filter(|_| stays);
     let dma_buf = shared.dma_buf().filter(|_| stays);
     json!({

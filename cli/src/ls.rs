@@ -121,7 +121,7 @@ fn percent(held: &Held) -> u128 {
     u128::from(held.done_bytes) * 100 / u128::from(held.len_bytes.max(1))
 }
 
-/// A time, in its largest unit.
+/// Formats a time in its largest unit.
 fn age(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
@@ -160,13 +160,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_are_told_in_their_largest_unit() {
-        let told = [0, 119, 120, 7199, 7200, 172_800].map(age);
-        assert_eq!(told, ["0 s", "119 s", "2 min", "119 min", "2 h", "2 d"]);
+    fn ages_are_shown_in_their_largest_unit() {
+        let shown = [0, 119, 120, 7199, 7200, 172_800].map(age);
+        assert_eq!(shown, ["0 s", "119 s", "2 min", "119 min", "2 h", "2 d"]);
     }
 
     #[test]
-    fn the_state_says_what_is_special() {
+    fn the_state_lists_all_flags() {
         let mut held = Held::new(1, "/m/\x1b");
         (held.align_bytes, held.len_bytes, held.done_bytes) = (64, 200, 50);
         (held.is_stale, held.is_pinned) = (true, true);

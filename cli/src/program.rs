@@ -1,4 +1,4 @@
-//! Becoming another program, which inherits descriptors.
+//! Executes another program, which inherits descriptors.
 
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -10,8 +10,9 @@ use rustix::io::FdFlags;
 
 use crate::exit::failure;
 
-/// Replaces this process by `words`. It inherits the descriptors, and finds each in the variable
-/// beside it; a variable without one is unset. `LONGSHORE_BYTES` is the content's length.
+/// Replaces this process by the program `words`, which inherits the descriptors. Each number is in the
+/// environment variable beside it; a variable without a descriptor is unset. `LONGSHORE_BYTES` is the
+/// length of the content. Returns without an error only if `words` is empty.
 pub(crate) fn become_program(
     words: &[OsString],
     len_bytes: u64,

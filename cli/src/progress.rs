@@ -1,4 +1,4 @@
-//! Showing how far a load has come: a bar on a terminal, plain lines elsewhere.
+//! Shows the progress of a load: a bar on a terminal, plain lines elsewhere.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -10,21 +10,21 @@ use crate::units::Decimal;
 
 /// Loads shorter than this show nothing.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// How often a plain line is printed.
+/// The time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Shows progress on standard error.
 pub(crate) enum Display {
     /// Nothing.
     Silent,
-    /// A bar that is drawn over.
+    /// A progress bar.
     Bar(ProgressBar),
-    /// A line now and then; when the next is due.
+    /// Plain lines, with the time of the next one.
     Lines(Duration),
 }
 
 impl Display {
-    /// What suits standard error, or nothing where `quiet`.
+    /// Chooses the display for standard error, or none if `quiet`.
     pub(crate) fn new(quiet: bool) -> Self {
         if quiet {
             Self::Silent
@@ -41,7 +41,7 @@ impl Display {
         }
     }
 
-    /// Shows how far the load has come.
+    /// Shows the progress.
     pub(crate) fn show(&mut self, progress: Progress) {
         let Progress { done_bytes, total_bytes, elapsed, .. } = progress;
         match self {
@@ -67,7 +67,7 @@ impl Display {
     }
 }
 
-/// The bar is wiped, whether the load succeeded or not.
+/// Clears the bar, whether the load succeeded or not.
 impl Drop for Display {
     fn drop(&mut self) {
         if let Self::Bar(bar) = self {

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Lines that a user can cause at once.
+/// The most lines that a user can cause at once.
 const BURST: u32 = 1000;
-/// The time after which a user can cause one more.
+/// The time after which a user can cause one more line.
 const PERIOD: Duration = Duration::from_millis(50);
-/// The most users that are remembered. If there are more, they share one bucket. With the lines of no user,
-/// there are at most 18,000 lines at once and 360 in each second, however many ids a person has.
+/// The most users with a bucket of their own; all others share one. Together with the bucket of the
+/// server itself, that allows at most 18,000 lines at once and 360 a second, even if one person has many
+/// user ids.
 const USERS_MAX: usize = 16;
 
 /// A token bucket for each user.
@@ -20,9 +21,9 @@ pub(crate) struct RateLimit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
     User(u32),
-    /// All users that are not remembered.
+    /// All users without a bucket of their own.
     OtherUsers,
-    /// The server itself: no user can use up its lines.
+    /// The server itself, whose lines no user can use up.
     NoUser,
 }
 
@@ -36,20 +37,20 @@ struct Bucket {
 /// The answer for one line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Print it. This many lines of the user were not printed since the last one.
+    /// Print it. Since the last printed line of the user, this many were suppressed.
     Print { suppressed: u64 },
-    /// Print that lines of this user are suppressed from now on.
+    /// Instead of it, print that lines of this user are suppressed from now on.
     Announce,
     /// Do not print it.
     Suppress,
 }
 
 impl RateLimit {
-    /// Counts a line that the user `uid` causes at the time `now`, or no user.
+    /// Counts a line that the user `uid`, or the server itself if `None`, causes at the time `now`.
     pub(crate) fn count(&mut self, uid: impl Into<Option<u32>>, now: Instant) -> Verdict {
         let mut key = uid.into().map_or(Key::NoUser, Key::User);
         if key != Key::NoUser && self.has_all_users() && !self.buckets.contains_key(&key) {
-            // A user with a full bucket is as one that was never seen.
+            // A full bucket is equal to a new one, so it can be removed.
             self.buckets.retain(|_, bucket| {
                 bucket.fill(now);
                 bucket.lines < BURST || bucket.suppressed > 0
@@ -69,7 +70,7 @@ impl RateLimit {
         Verdict::Print { suppressed: std::mem::take(&mut bucket.suppressed) }
     }
 
-    /// Returns whether no other user can be remembered.
+    /// Returns `true` if no other user can get a bucket of its own.
     fn has_all_users(&self) -> bool {
         self.buckets.keys().filter(|key| matches!(key, Key::User(_))).count() >= USERS_MAX
     }
@@ -103,7 +104,7 @@ mod tests {
         assert_eq!(limit.count(2, start), Verdict::Print { suppressed: 0 });
         assert_eq!(limit.count(1, start + PERIOD), Verdict::Print { suppressed: 2 });
         assert_eq!(limit.count(1, start + PERIOD), Verdict::Announce);
-        // The half that was counted before is not lost.
+        // The half period that had passed before still counts.
         assert_eq!(limit.count(1, start + PERIOD * 2), Verdict::Print { suppressed: 1 });
         let later = start + PERIOD * (BURST + 2);
         for _ in 0..BURST {
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn users_that_are_too_many_share_a_bucket_until_others_are_forgotten() {
+    fn further_users_share_a_bucket_until_others_are_removed() {
         let (mut limit, start) = (RateLimit::default(), Instant::now());
         for uid in 0..USERS_MAX as u32 {
             assert_eq!(limit.count(uid, start), Verdict::Print { suppressed: 0 });
@@ -148,7 +149,7 @@ mod tests {
         assert_eq!(limit.count(u32::MAX, start), Verdict::Announce);
         assert_eq!(limit.count(0, start), Verdict::Print { suppressed: 0 });
         assert_eq!(limit.buckets.len(), USERS_MAX + 1);
-        // All but the two that have not filled up and the shared one are forgotten.
+        // All are removed but the shared one and the two that are not full.
         assert_eq!(limit.count(u32::MAX, start + PERIOD), Verdict::Print { suppressed: 0 });
         assert_eq!(limit.buckets.len(), 3);
     }

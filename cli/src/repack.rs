@@ -15,20 +15,20 @@ use crate::progress::Display;
 use crate::signals;
 use crate::units::{Alignment, Decimal};
 
-/// Write a model anew, with every tensor at a multiple of an alignment.
+/// Write a copy of a model with every tensor at a multiple of an alignment.
 ///
-/// The tensors, their names and the metadata stay as they are; the order of the data may change.
-/// Such a file is read straight into place when it is loaded with --align, and programs that map it
-/// find its tensors aligned. Where a safetensors file would have a gap, which the format does not
-/// allow, a tensor named __padding__.N of bytes fills it; up to 64 that is rare.
+/// The tensors, their names and the metadata stay the same; the order of the data may change. A load
+/// of the copy with --align reads all tensors directly into place, and programs that map the copy find
+/// its tensors aligned. The safetensors format does not allow gaps, so a tensor of bytes named
+/// __padding__.N fills each gap; with alignments up to 64, gaps are rare.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  Tensors at multiples of 64 bytes, which vector instructions and JAX want:
+  Place tensors at multiples of 64 bytes, for vector instructions and JAX:
     longshore repack model.safetensors aligned.safetensors
-  At multiples of a page, so that each can be mapped by itself:
+  Place tensors at multiples of a page, so that each can be mapped by itself:
     longshore repack --align 4096 model.gguf aligned.gguf
-  All shards of a model, into a folder:
+  Repack all shards of a model into a folder:
     longshore repack model.safetensors.index.json aligned/
 ")]
 pub(crate) struct RepackArgs {
@@ -36,11 +36,11 @@ pub(crate) struct RepackArgs {
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 
-    /// Where to write it; for an index a folder, which gets the shards and the index.
+    /// The file to write; for an index, a folder for the shards and the index.
     #[arg(value_name = "TARGET")]
     pub(crate) target: PathBuf,
 
-    /// What tensors are to begin at multiples of.
+    /// The alignment of tensors in bytes.
     #[arg(long, value_name = "SIZE", default_value = "64")]
     pub(crate) align: Alignment,
 
@@ -48,11 +48,11 @@ pub(crate) struct RepackArgs {
     #[arg(long)]
     pub(crate) force: bool,
 
-    /// Print what was done as one JSON object.
+    /// Print the result as one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Print nothing but errors.
+    /// Print only errors.
     #[arg(long, short)]
     pub(crate) quiet: bool,
 }
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &RepackArgs) -> anyhow::Result<()> {
     let opened = longshore::load::open(std::slice::from_ref(&args.file), FormatChoice::Auto)?;
     if opened.tensors.is_empty() {
         let name = args.file.display();
-        return Err(failure(15, format!("no tensors are known in {name}: nothing to align")));
+        return Err(failure(15, format!("no tensors were found in {name}: nothing to align")));
     }
     let Alignment(alignment) = args.align;
     let opened = opened.align(alignment)?;
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &RepackArgs) -> anyhow::Result<()> {
     for (file, target) in opened.plan.files().iter().zip(&targets) {
         if let Some(folder) = target.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             let made = std::fs::create_dir_all(folder);
-            made.with_context(|| format!("making the folder {}", folder.display()))?;
+            made.with_context(|| format!("creating the folder {}", folder.display()))?;
         }
         repack(file, target, &cancel, |progress| {
             let done_bytes = before_bytes + progress.done_bytes;
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &RepackArgs) -> anyhow::Result<()> {
         before_bytes += image_bytes(file);
     }
     drop(display);
-    // Last, so that a folder without one is known to be half done.
+    // The index comes last, so that an incomplete folder has no index.
     if let Some(index) = targets.get(opened.plan.files().len()) {
         copy_file(&args.file, index)?;
     }
@@ -116,7 +116,7 @@ pub(crate) fn run(args: &RepackArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A target for each file of the plan, and one more for an index.
+/// Returns a target for each file of the plan, and one more for an index.
 fn targets(args: &RepackArgs, opened: &Opened) -> anyhow::Result<Vec<PathBuf>> {
     let files = opened.plan.files();
     if let [only] = files
@@ -132,7 +132,7 @@ fn targets(args: &RepackArgs, opened: &Opened) -> anyhow::Result<Vec<PathBuf>> {
         let name = args.target.display();
         return Err(failure(
             1,
-            format!("{name} is no folder, and there are several files to write"),
+            format!("{name} is not a folder, and there are several files to write"),
         ));
     }
     let folder = args.file.parent().unwrap_or(Path::new(""));

@@ -177,13 +177,13 @@ impl FromStr for Period {
     }
 }
 
-/// A parser of numbers from 1.
+/// Returns a parser of numbers from 1.
 fn at_least_one() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
 }
 
 impl ServeArgs {
-    /// Returns why these options make no sense together, if they do not.
+    /// Returns a message if these options contradict each other.
     fn contradiction(&self) -> Option<String> {
         let exceeds =
             |user: Option<u64>, all: Option<u64>| user.zip(all).is_some_and(|(u, a)| u > a);
@@ -206,7 +206,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     if let Some(contradiction) = args.contradiction() {
         return Err(failure(2, format!("{contradiction}; see 'longshore serve --help'")));
     }
-    // Before anything else opens descriptors: these have fixed numbers.
+    // First of all, because inherited descriptors have fixed numbers.
     let inherited = Listener::inherited()?;
     let stop = Stop::new()?;
     let log = Log::start()?;
@@ -293,8 +293,8 @@ fn handle_signals(args: &ServeArgs, stop: Stop, log: LogHandle) -> anyhow::Resul
     Ok(())
 }
 
-/// A line about lines of a user, or of the server itself, that were not printed; without a number, that it
-/// begins.
+/// Returns the line that reports `lines` suppressed lines of a user or of the server itself, or, if
+/// `None`, that suppression begins.
 fn suppression(user: Option<u32>, lines: Option<u64>, json: bool) -> Line {
     if json {
         let event = json!({ "event": "suppressed", "uid": user, "lines": lines });

@@ -1,5 +1,5 @@
-//! The log of `longshore serve`, printed by a thread of its own: the server never waits for a slow
-//! reader.
+//! The log of `longshore serve`. A thread of its own prints it, so that the server never waits for a
+//! slow reader.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,26 +10,26 @@ use std::time::Duration;
 
 use crate::output::print;
 
-/// The most lines that wait to be printed.
+/// The most lines in the queue.
 const LINES_MAX: usize = 1024;
-/// How long the end of the server waits for the last lines.
+/// The time that the ending server waits for the last lines to be printed.
 const END_TIME: Duration = Duration::from_secs(1);
 
-/// Where a line goes.
+/// A line, for standard output or for standard error.
 #[derive(Debug)]
 pub(crate) enum Line {
     Out(String),
     Error(String),
 }
 
-/// The lines that are to be printed.
+/// The log, with its queue of lines.
 pub(crate) struct Log {
     lines: Arc<SyncSender<Line>>,
     lost: Arc<AtomicU64>,
     ended: mpsc::Receiver<()>,
 }
 
-/// Lets another thread add lines to a log, for as long as that has not ended.
+/// A handle for other threads, which can add lines until the log ends.
 pub(crate) struct LogHandle {
     lines: Weak<SyncSender<Line>>,
     lost: Arc<AtomicU64>,
@@ -42,7 +42,7 @@ impl Log {
     /// Fails if no thread can be started.
     pub(crate) fn start() -> std::io::Result<Self> {
         Self::to(|line| {
-            // It does not matter whether anybody reads it.
+            // Errors are ignored: the server goes on if its output is closed.
             match line {
                 Line::Out(line) => drop(print(&format!("{line}\n"))),
                 Line::Error(line) => drop(writeln!(std::io::stderr(), "longshore: {line}")),
@@ -80,7 +80,7 @@ impl Log {
         LogHandle { lines: Arc::downgrade(&self.lines), lost: Arc::clone(&self.lost) }
     }
 
-    /// Waits a while until the remaining lines are printed.
+    /// Waits until the remaining lines are printed, at most [`END_TIME`].
     pub(crate) fn end(self) {
         drop(self.lines);
         let _ = self.ended.recv_timeout(END_TIME);
@@ -109,12 +109,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_that_are_not_read_do_not_block_and_are_counted() {
+    fn a_full_queue_does_not_block_and_lost_lines_are_counted() {
         let said = Arc::new(Mutex::new(Vec::new()));
         let (gate, opened) = mpsc::channel::<()>();
         let said_too = Arc::clone(&said);
         let log = Log::to(move |line| {
-            // Closed until the gate's sender is gone.
+            // Blocks until the sender `gate` is dropped.
             let _ = opened.recv();
             let (Line::Out(text) | Line::Error(text)) = line;
             said_too.lock().unwrap().push(text);
@@ -130,7 +130,7 @@ mod tests {
         let said = said.lock().unwrap();
         assert_eq!(said[0], "0");
         assert!(said[1].contains("lines were not printed"), "{}", said[1]);
-        // One more than there is room for was being printed, or not yet.
+        // The thread may have taken one line out of the queue before it was full.
         assert!((LINES_MAX + 1..=LINES_MAX + 2).contains(&said.len()), "{}", said.len());
     }
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C and its like: the first cancels, the second ends the process at once.
+//! SIGINT, SIGTERM and SIGHUP: the first one cancels, the second one ends the process at once.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -11,10 +11,10 @@ use signal_hook::iterator::Signals;
 
 const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// The signal that came; 0 before any did.
+/// The number of the received signal; 0 if there was none.
 static RECEIVED: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
-/// The signals that end this process: not those that its parent had it ignore, as nohup does.
+/// Returns the signals that end this process, without those that the parent has ignored, as nohup does.
 fn ending() -> impl Iterator<Item = i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status
@@ -24,7 +24,7 @@ fn ending() -> impl Iterator<Item = i32> {
     ENDING.into_iter().filter(move |signal| ignored >> (signal - 1) & 1 == 0)
 }
 
-/// A token that is cancelled by SIGINT, SIGTERM or SIGHUP.
+/// Returns a token that SIGINT, SIGTERM or SIGHUP cancels.
 pub(crate) fn cancel_token() -> anyhow::Result<CancelToken> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in ending() {
@@ -39,12 +39,12 @@ pub(crate) fn cancel_token() -> anyhow::Result<CancelToken> {
     Ok(CancelToken::from_flag(stop))
 }
 
-/// The signal that came, if one did.
+/// Returns the received signal, if there was one.
 pub(crate) fn received() -> Option<u8> {
     u8::try_from(RECEIVED.load(Ordering::Relaxed)).ok().filter(|signal| *signal > 0)
 }
 
-/// The signals of a server, caught from here on.
+/// The caught signals of a server.
 pub(crate) struct ServerSignals(Signals);
 
 /// A signal that a server received.
@@ -68,8 +68,8 @@ impl ServerSignals {
     }
 }
 
-/// Catches the signals of a server. SIGHUP does not end it: a server outlives the terminal that it
-/// was started in.
+/// Catches the signals of a server. SIGHUP does not end it, because a server outlives the terminal that
+/// it was started in.
 pub(crate) fn of_server() -> anyhow::Result<ServerSignals> {
     let stop = Arc::new(AtomicBool::new(false));
     let ending: Vec<i32> = ending().filter(|signal| *signal != SIGHUP).collect();

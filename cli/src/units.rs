@@ -1,11 +1,11 @@
-//! Sizes as people write and read them.
+//! Sizes and alignments: parsing and formatting.
 
 use std::fmt;
 use std::str::FromStr;
 
 use longshore::mem::Granule;
 
-/// A number of bytes, written as `128MiB`, `4GB`, `512k` or plainly.
+/// A number of bytes, written as `128MiB`, `4GB`, `512k` or `4096`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);
 
@@ -26,7 +26,7 @@ impl FromStr for Size {
             "mb" => 1_000_000,
             "gb" => 1_000_000_000,
             "tb" => 1_000_000_000_000,
-            _ => return Err(format!("'{unit}' is no unit; use KiB, MiB, GiB or KB, MB, GB")),
+            _ => return Err(format!("unknown unit '{unit}'; use KiB, MiB, GiB or KB, MB, GB")),
         };
         let refused = || format!("'{word}' is not a size such as 128MiB");
         let bytes = if let Ok(whole) = number.parse::<u64>() {
@@ -36,11 +36,11 @@ impl FromStr for Size {
             let bytes = fraction * unit_bytes as f64;
             (bytes < 1e18).then_some(bytes as u64)
         };
-        bytes.map(Self).ok_or_else(|| format!("'{word}' is more than any machine holds"))
+        bytes.map(Self).ok_or_else(|| format!("'{word}' is too large"))
     }
 }
 
-/// What tensors are to begin at multiples of: a power of two up to 1 GiB.
+/// The alignment of tensors: a power of two up to 1 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Alignment(pub(crate) Granule);
 
@@ -48,16 +48,16 @@ impl FromStr for Alignment {
     type Err = String;
 
     fn from_str(word: &str) -> Result<Self, String> {
-        // An M is of two to the twentieth bytes wherever memory is aligned.
+        // `Size` reads an M as 2^20 bytes, so 2M is a power of two.
         let Size(bytes) = word.parse()?;
         let granule = Granule::new(bytes).ok().filter(|_| bytes <= 1 << 30);
         granule.map(Self).ok_or_else(|| {
-            format!("'{word}' is no power of two up to 1 GiB, such as 64, 256, 4096 or 2M")
+            format!("'{word}' is not a power of two up to 1 GiB (such as 64, 256, 4096 or 2M)")
         })
     }
 }
 
-/// Decimal units, as disks and speeds are told in: `3.61 GB`.
+/// A number of bytes in decimal units, as is usual for disks and speeds: `3.61 GB`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decimal(pub(crate) f64);
 
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_with_their_units() {
+    fn sizes_are_parsed_with_their_units() {
         let cases = [
             ("0", 0),
             ("4096", 4096),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_told_in_decimal_units() {
+    fn bytes_are_formatted_in_decimal_units() {
         assert_eq!(Decimal(999.0).to_string(), "999 B");
         assert_eq!(Decimal(3_607_101_440.0).to_string(), "3.61 GB");
         assert_eq!(Decimal(-86016.0).to_string(), "-86.02 kB");

@@ -1,4 +1,4 @@
-//! Tensors at multiples of an alignment, by the command.
+//! `longshore load --align` and `longshore repack`.
 
 mod command;
 
@@ -14,7 +14,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// `/var/tmp` is on a disk where `/tmp` may not be.
+    /// Uses `/var/tmp`, because `/tmp` may be a tmpfs.
     fn new() -> Self {
         Self { folder: tempfile::tempdir_in("/var/tmp").unwrap() }
     }
@@ -30,14 +30,14 @@ impl Fixture {
     }
 }
 
-/// The tensors of a file, by name: shape and bytes; and the least alignment of any.
+/// Returns the tensors of a model, sorted by name, with shape and bytes, and their smallest alignment.
 fn tensors(path: &str) -> (Vec<(String, Value, Vec<u8>)>, u64) {
     let inspected = longshore(&["inspect", "--json", path]).json();
     let (mut all, mut least) = (Vec::new(), u64::MAX);
     for file in inspected["files"].as_array().unwrap() {
         let bytes = fs::read(file["path"].as_str().unwrap()).unwrap();
         for tensor in file["tensors"].as_array().unwrap() {
-            // What fills gaps is shown, and is no tensor of the model.
+            // Padding tensors are listed, but are not part of the model.
             if tensor["name"].as_str().unwrap().starts_with("__padding__.") {
                 continue;
             }
@@ -53,7 +53,7 @@ fn tensors(path: &str) -> (Vec<(String, Value, Vec<u8>)>, u64) {
 }
 
 #[test]
-fn a_load_hands_on_a_file_whose_tensors_are_aligned() {
+fn a_load_gives_a_program_a_file_with_aligned_tensors() {
     let fixture = Fixture::new();
     let model = fixture.model("model.safetensors");
     let copied = fixture.path("copied.safetensors");
@@ -68,7 +68,7 @@ fn a_load_hands_on_a_file_whose_tensors_are_aligned() {
 }
 
 #[test]
-fn a_repacked_file_has_the_same_tensors_and_needs_no_other_way() {
+fn a_repacked_file_has_the_same_tensors_and_needs_no_staged_reads() {
     let fixture = Fixture::new();
     let (model, packed) = (fixture.model("model.safetensors"), fixture.path("packed.safetensors"));
     let done = longshore(&["repack", "--align", "4k", "--json", &model, &packed]).json();
@@ -77,7 +77,7 @@ fn a_repacked_file_has_the_same_tensors_and_needs_no_other_way() {
     let ((before, _), (after, least)) = (tensors(&model), tensors(&packed));
     assert!(before == after, "the tensors differ");
     assert!(least >= 4096, "{least}");
-    // It is what a load of it with that alignment gives, so nothing has to be put in place.
+    // The file has that alignment already, so all of it can be read directly into place.
     let loaded = longshore(&["load", &packed, "--align", "4096", "--mode", "direct", "--json"]);
     if loaded.code == 0 {
         assert_eq!(loaded.json()["bytes_by_mode"]["staged"], 0);
@@ -85,13 +85,13 @@ fn a_repacked_file_has_the_same_tensors_and_needs_no_other_way() {
     } else {
         loaded.expect(22, &["direct"]);
     }
-    // And what packing it again gives.
+    // Repacking it again changes nothing.
     let again = fixture.path("again.safetensors");
     assert_eq!(longshore(&["repack", "--align", "4096", &packed, &again]).code, 0);
     assert!(fs::read(&packed).unwrap() == fs::read(&again).unwrap());
 }
 
-/// A model in two shards; the path of its index, and what that holds.
+/// Writes a model of two shards; returns the path and the text of its index.
 fn sharded(fixture: &Fixture) -> (String, String) {
     let (first, second) = (fixture.model("m-1.safetensors"), fixture.path("m-2.safetensors"));
     // The second shard has one tensor of an odd length.
@@ -121,7 +121,7 @@ fn shards_are_repacked_into_a_folder() {
     let (after, least) = tensors(packed_index.to_str().unwrap());
     assert!(before == after, "the tensors differ");
     assert!(least >= 64, "{least}");
-    // Over what is there: whoever reads the old index reads it to its end.
+    // With --force, the index is replaced: a process that has the old one open still reads that.
     fs::write(&packed_index, "old").unwrap();
     let mut old = fs::File::open(&packed_index).unwrap();
     assert_eq!(longshore(&["repack", "--force", &index, &folder]).code, 0);
@@ -134,7 +134,7 @@ fn shards_are_repacked_in_their_own_folder() {
     let fixture = Fixture::new();
     let (index, text) = sharded(&fixture);
     let (before, _) = tensors(&index);
-    // By another name of the same folder, too.
+    // Also by another path of the same folder.
     let folder = fixture.folder.path().join("x");
     std::os::unix::fs::symlink(".", &folder).unwrap();
     for target in [fixture.folder.path(), &folder] {
@@ -148,7 +148,7 @@ fn shards_are_repacked_in_their_own_folder() {
 }
 
 #[test]
-fn a_repacked_file_is_as_private_as_it_was() {
+fn a_repacked_file_keeps_its_permissions() {
     let fixture = Fixture::new();
     let (index, _) = sharded(&fixture);
     let shard = fixture.path("m-1.safetensors");
@@ -165,7 +165,7 @@ fn a_repacked_file_is_as_private_as_it_was() {
 }
 
 #[test]
-fn what_cannot_be_repacked_says_why_and_leaves_nothing() {
+fn a_failed_repack_gives_a_reason_and_leaves_nothing_behind() {
     let fixture = Fixture::new();
     let model = fixture.model("model.safetensors");
     let there = |folder: &Path| -> Vec<PathBuf> {
@@ -175,8 +175,8 @@ fn what_cannot_be_repacked_says_why_and_leaves_nothing() {
     fs::write(&raw, "text").unwrap();
     let before = there(fixture.folder.path()).len();
     let target = fixture.path("packed.safetensors");
-    longshore(&["repack", &raw, &target]).expect(15, &["no tensors are known", "notes.txt"]);
-    longshore(&["load", &raw, "--align", "64"]).expect(15, &["no tensors are known"]);
+    longshore(&["repack", &raw, &target]).expect(15, &["no tensors were found", "notes.txt"]);
+    longshore(&["load", &raw, "--align", "64"]).expect(15, &["no tensors were found"]);
     longshore(&["repack", &model, &model]).expect(1, &["exists", "--force"]);
     longshore(&["repack", "--align", "48", &model, &target]).expect(2, &["power of two", "48"]);
     longshore(&["repack", &fixture.path("none.safetensors"), &target]).expect(10, &["none"]);

@@ -1,4 +1,4 @@
-//! `longshore load` as its users run it: what it hands on, and what it says when it cannot.
+//! `longshore load`: its output, the memory that programs get, and its errors.
 
 mod command;
 
@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use command::{LONGSHORE, Outcome, longshore, run};
 
-/// `/var/tmp` is on a disk where `/tmp` may not be.
+/// A folder in `/var/tmp`, because `/tmp` may be a tmpfs.
 struct Fixture(tempfile::TempDir);
 
 impl Fixture {
     fn new() -> Self {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        // Another user is to get as far as the file.
+        // Other users must be able to reach the files.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         Self(dir)
     }
@@ -39,7 +39,7 @@ fn content(len_bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_summary_and_the_json_say_what_was_done() {
+fn the_summary_and_the_json_describe_the_load() {
     let fixture = Fixture::new();
     let path = fixture.file("model.bin", &content(5_000_000));
     let plain = longshore(&["load", path.to_str().unwrap(), "--verify", "crc32c"]);
@@ -55,7 +55,7 @@ fn the_summary_and_the_json_say_what_was_done() {
     let read: u64 = modes.values().map(|bytes| bytes.as_u64().unwrap()).sum();
     assert_eq!(read, 5_000_000);
     assert!(json["seconds"].as_f64().unwrap() > 0.0);
-    assert!(json["memfd"].is_null(), "it is gone with the process");
+    assert!(json["memfd"].is_null(), "the memory is gone with the process");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_program_gets_the_content_as_a_descriptor() {
 }
 
 #[test]
-fn a_held_buffer_can_be_opened_by_others_until_it_is_let_go() {
+fn other_processes_can_open_a_held_buffer() {
     let fixture = Fixture::new();
     let content = content(2_500_000);
     let path = fixture.file("model.bin", &content);
@@ -100,7 +100,7 @@ fn a_held_buffer_can_be_opened_by_others_until_it_is_let_go() {
 }
 
 #[test]
-fn what_the_parent_has_ignored_stays_ignored() {
+fn signals_that_the_parent_ignores_stay_ignored() {
     let fixture = Fixture::new();
     let path = fixture.file("model.bin", &content(100_000));
     let script = "trap '' HUP; exec \"$0\" load --hold --json --heap memfd \"$1\"";
@@ -122,7 +122,7 @@ fn what_the_parent_has_ignored_stays_ignored() {
 }
 
 #[test]
-fn a_manifest_is_held_against_the_content() {
+fn the_content_is_compared_with_a_manifest() {
     let fixture = Fixture::new();
     let path = fixture.file("model.bin", b"123456789");
     let good = fixture.file("good", b"e3069283  model.bin\n");
@@ -135,7 +135,7 @@ fn a_manifest_is_held_against_the_content() {
 }
 
 #[test]
-fn what_is_no_file_is_told_apart() {
+fn paths_that_are_not_regular_files_are_refused() {
     let fixture = Fixture::new();
     let fifo = fixture.path("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
@@ -152,11 +152,11 @@ fn what_is_no_file_is_told_apart() {
 }
 
 #[test]
-fn a_file_one_may_not_read_is_told() {
+fn a_file_without_permission_is_refused() {
     let fixture = Fixture::new();
     let path = fixture.file("secret", b"weights");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
-    // Another user may not get as far as where it was built.
+    // Other users may not be able to reach the build folder.
     let program = fixture.path("longshore");
     command::copy_longshore(&program);
     let mut command = Command::new(program);
@@ -166,9 +166,9 @@ fn a_file_one_may_not_read_is_told() {
 }
 
 #[test]
-fn the_file_of_someone_else_is_read_past_the_page_cache_too() {
+fn files_of_other_users_are_read_directly_too() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can become someone else");
+        eprintln!("SKIPPED: only root can become another user");
         return;
     }
     let fixture = Fixture::new();
@@ -183,19 +183,19 @@ fn the_file_of_someone_else_is_read_past_the_page_cache_too() {
     let mut command = Command::new(program);
     command.args(["load", "--json", "--heap", "memfd", "--verify", "crc32c"]).arg(&path);
     command::as_nobody(&mut command);
-    // A page that is missed by a probe can arrive before the kernel looks again. Then its part passes
-    // for resident, and the attempt to copy it brings it in.
+    // A page that a probe finds missing can arrive before the kernel looks again. Then its range counts
+    // as resident, and copying it brings it into the page cache.
     let load_cold = |_: u32| {
         evict_all(&file);
         let cold = run(&mut command).json();
         (cached_pages(&file) < 256).then_some(cold)
     };
     let cold = (0..20).find_map(load_cold).expect("the page cache stays as it is");
-    // The kernel tells residency only to the owner, so a few pages were probed by reading them.
+    // The kernel reports residency only to the owner, so a few pages were probed by reading them.
     assert!(cold["page_cache_growth_bytes"].is_null(), "{cold}");
     assert!(cold["bytes_by_mode"]["direct"].as_u64().unwrap() > 39_000_000, "{cold}");
 
-    // The kernel may take pages back at any time.
+    // The kernel may reclaim pages at any time.
     let load_warm = |_: u32| {
         assert_eq!(fs::read(&path).unwrap().len(), 40_000_001);
         let warm = run(&mut command).json();
@@ -209,7 +209,7 @@ fn the_file_of_someone_else_is_read_past_the_page_cache_too() {
 fn a_file_larger_than_memory_is_refused_before_it_is_read() {
     let fixture = Fixture::new();
     let path = fixture.path("vast");
-    // Sparse: it takes no room on the disk.
+    // A sparse file, which needs no room on the disk.
     File::create(&path).unwrap().set_len(8 << 40).unwrap();
     longshore(&["load", path.to_str().unwrap()])
         .expect(20, &["8796143353856 bytes are needed", "MemAvailable"]);
@@ -219,7 +219,7 @@ fn a_file_larger_than_memory_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn the_process_limits_are_named() {
+fn the_limits_of_the_process_are_named() {
     let fixture = Fixture::new();
     let path = fixture.path("file");
     File::create(&path).unwrap().set_len(64 << 20).unwrap();
@@ -235,7 +235,7 @@ fn the_process_limits_are_named() {
 }
 
 #[test]
-fn heaps_and_modes_that_are_not_there_are_told() {
+fn unavailable_heaps_and_modes_are_refused() {
     let fixture = Fixture::new();
     let path = fixture.file("file", &content(10_000));
     let name = path.to_str().unwrap();
@@ -267,21 +267,21 @@ fn hostile_and_truncated_safetensors_are_refused() {
     longshore(&["load", truncated.to_str().unwrap()]).expect(15, &["short.safetensors", "valid"]);
     let vast = fixture.file("vast.safetensors", &(1u64 << 63).to_le_bytes());
     longshore(&["load", vast.to_str().unwrap()]).expect(15, &["vast.safetensors", "valid"]);
-    // Whatever it is called, it can be loaded as bytes.
+    // As a raw file it can be loaded, whatever its name is.
     assert_eq!(longshore(&["load", truncated.to_str().unwrap(), "--format", "raw"]).code, 0);
 }
 
 #[test]
-fn ctrl_c_cancels_and_says_how_far_it_came() {
+fn ctrl_c_cancels_and_reports_the_bytes_done() {
     let fixture = Fixture::new();
     let path = fixture.path("file");
-    // Seconds of hashing.
+    // Hashing this takes seconds.
     File::create(&path).unwrap().set_len(4 << 30).unwrap();
     let mut command = Command::new(LONGSHORE);
     command.args(["load", "--verify", "sha256", "--heap", "memfd:4k"]).arg(&path);
     command::heed_interrupts(&mut command);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // The memory is made after the signals are caught, and before the first byte is read.
+    // The memory is allocated after the signals are caught, and before the first byte is read.
     wait_until("it has memory", || !memfds_of(&child.id().to_string()).is_empty());
     command::signal(&child, "INT");
     let status = child.wait().unwrap();
@@ -292,7 +292,7 @@ fn ctrl_c_cancels_and_says_how_far_it_came() {
 }
 
 #[test]
-fn without_io_uring_threads_read_and_it_is_said() {
+fn without_io_uring_threads_read_and_the_reason_is_reported() {
     let fixture = Fixture::new();
     let path = fixture.file("file", &content(20_000_000));
     let file = File::open(&path).unwrap();
@@ -314,7 +314,7 @@ fn without_io_uring_threads_read_and_it_is_said() {
 }
 
 #[test]
-fn a_killed_load_leaves_nothing() {
+fn a_killed_load_leaves_nothing_behind() {
     let fixture = Fixture::new();
     let path = fixture.path("file");
     File::create(&path).unwrap().set_len(1 << 30).unwrap();
@@ -333,14 +333,14 @@ fn a_killed_load_leaves_nothing() {
     assert!(!memfds.is_empty());
     child.kill().unwrap();
     child.wait().unwrap();
-    // The kernel frees memory that no process has.
+    // The kernel frees the memory, because no process has it open.
     for process in fs::read_dir("/proc").unwrap().flatten() {
         let kept = memfds_of(&process.file_name().to_string_lossy());
         assert!(kept.is_disjoint(&memfds), "{:?} has the memory", process.file_name());
     }
 }
 
-/// The devices and inodes of the memfds that a process has open. Its mappings are of these.
+/// Returns the devices and inodes of the memfds that a process has open, which are those it maps.
 fn memfds_of(process: &str) -> BTreeSet<(u64, u64)> {
     let descriptors = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
     let memfds = descriptors.filter(|descriptor| {
@@ -351,8 +351,8 @@ fn memfds_of(process: &str) -> BTreeSet<(u64, u64)> {
     memfds.filter_map(inode).map(|inode| (inode.dev(), inode.ino())).collect()
 }
 
-/// Drops a file from the page cache. Pages that the kernel has in hand stay, and those make it read
-/// ahead of them, so that it takes more than one attempt.
+/// Drops a file from the page cache. Pages in use by the kernel stay, and the kernel reads ahead of
+/// them, so one attempt may not be enough.
 fn evict_all(file: &File) {
     wait_until("the file is evicted", || {
         longshore_sys::page_cache::evict(file).unwrap();

@@ -1,9 +1,9 @@
-//! The shell blocks of the manual's pages, run as they stand.
+//! Runs the shell blocks of the manual's pages.
 //!
-//! The blocks of one page are one script, in a folder of their own, with the `longshore` that was
-//! built first in `PATH`. What a block prints, also as errors, is held against the block of output that
-//! follows it, if one does: `…` there stands for anything within a line, and alone in a line for any
-//! number of lines.
+//! The blocks of one page are one script, which runs in a temporary folder with the `longshore` of this
+//! build first in `PATH`. If a block of output follows a block, the standard output and the standard
+//! error of the block are compared with it: `…` there stands for any text within a line, and alone in a
+//! line for any number of lines.
 
 mod command;
 
@@ -17,10 +17,10 @@ use std::process::{Command, Stdio};
 
 use blocks::{Block, OUTPUT, RUN};
 
-/// What stands between the outputs of two blocks.
+/// The separator between the outputs of two blocks.
 const BETWEEN: &str = "--- the next block ---";
 
-/// A page must not hang the tests.
+/// The time limit of a page.
 const SECONDS_MAX: &str = "300";
 
 fn pages() -> PathBuf {
@@ -60,7 +60,7 @@ fn no_page_is_left_out() {
     }
 }
 
-/// Runs the shell blocks of a page, and holds what they print against what the page says.
+/// Runs the shell blocks of a page, and compares their output with that in the page.
 fn run(name: &str) {
     let page = fs::read_to_string(pages().join(name)).unwrap();
     let all = blocks::blocks(&page).unwrap();
@@ -73,11 +73,11 @@ fn run(name: &str) {
         script.push_str(&format!("printf '\\n%s\\n' '{BETWEEN}'\n"));
     }
 
-    // On a disk, which `/tmp` may not be.
+    // In `/var/tmp`, because `/tmp` may be a tmpfs.
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let longshore = Path::new(command::LONGSHORE).parent().unwrap().to_str().unwrap();
     let path = format!("{longshore}:{}", std::env::var("PATH").unwrap());
-    // Into a file: a pipe would wait for what a block leaves running.
+    // The output goes into a file: reading a pipe would wait for background processes of a block.
     let mut printed_to = tempfile::tempfile().unwrap();
     let mut child = Command::new("timeout")
         .args(["--signal=TERM", "--kill-after=10", SECONDS_MAX, "sh", "-c"])
@@ -89,14 +89,14 @@ fn run(name: &str) {
         .spawn()
         .unwrap();
     let status = child.wait().unwrap();
-    // That is in the process group that `timeout` makes. There may be nothing in it.
+    // Background processes are in the process group that `timeout` created. There may be none.
     let group = format!("-{}", child.id());
     Command::new("kill").args(["-s", "KILL", "--", &group]).stderr(Stdio::null()).status().unwrap();
     let mut printed = String::new();
     printed_to.seek(SeekFrom::Start(0)).unwrap();
     printed_to.read_to_string(&mut printed).unwrap();
     let mut parts: Vec<&str> = printed.split(&format!("\n{BETWEEN}\n")).collect();
-    // Behind the last one stands nothing, unless it ended early.
+    // Nothing follows the last separator, unless the script ended early.
     let last = parts.pop().unwrap();
     assert_eq!(
         (parts.len(), status.code(), last),
@@ -120,7 +120,7 @@ fn lines(text: &str) -> Vec<&str> {
     text.trim_end().lines().map(str::trim_end).collect()
 }
 
-/// Whether the lines are as the page says, `…` alone in one standing for any number.
+/// Returns `true` if the lines match those of the page, where a line `…` stands for any number of lines.
 fn matches(said: &[&str], printed: &[&str]) -> bool {
     match (said, printed) {
         ([], printed) => printed.is_empty(),
@@ -134,7 +134,7 @@ fn matches(said: &[&str], printed: &[&str]) -> bool {
     }
 }
 
-/// Whether a line is as the page says, `…` in it standing for anything.
+/// Returns `true` if a line matches that of the page, where `…` stands for any text.
 fn line_matches(said: &str, printed: &str) -> bool {
     match said.split_once('…') {
         None => said == printed,
@@ -146,7 +146,7 @@ fn line_matches(said: &str, printed: &str) -> bool {
 }
 
 #[test]
-fn output_is_held_against_the_page() {
+fn output_is_compared_with_the_page() {
     for (said, printed, is_so) in [
         ("a\nb", "a\nb", true),
         ("a\nb", "a", false),

@@ -65,7 +65,7 @@ fn a_made_gguf_model_can_be_inspected_and_loaded() {
     let loaded = longshore(&["load", "--json", name]).json();
     assert_eq!(loaded["tensors"], tensors.len());
 
-    // By its content, where its name says nothing.
+    // The content shows the format if the name does not.
     let blob = dir.path().join("sha256-0123");
     fs::rename(&path, &blob).unwrap();
     let blob = blob.to_str().unwrap();
@@ -74,7 +74,7 @@ fn a_made_gguf_model_can_be_inspected_and_loaded() {
     assert_eq!(loaded["tensors"], tensors.len());
 }
 
-/// A file of another crate's tests or of a corpus.
+/// Returns the path of a file of another crate's tests or of a corpus.
 fn committed(name: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     root.join(name).to_str().unwrap().to_owned()
@@ -103,7 +103,7 @@ fn every_value_of_gguf_metadata_is_shown() {
     assert_eq!(metadata["nested.numbers"], serde_json::json!([[1, 2], [3], [4, 5, 6]]));
     assert_eq!(metadata["one.FLOAT64"], 2f64.powi(60));
     assert_eq!(json["files"][0]["tensors"][0]["shape"], serde_json::json!([]));
-    // Floats that JSON has not.
+    // Floats that JSON cannot represent.
     let odd =
         longshore(&["inspect", "--json", &committed("fuzz/corpus/gguf_header/sound_every_value")]);
     let metadata = &odd.json()["files"][0]["metadata"];
@@ -140,7 +140,7 @@ fn hostile_gguf_files_are_refused() {
 }
 
 #[test]
-fn a_name_out_of_a_file_does_not_reach_the_terminal_as_it_is() {
+fn control_characters_in_tensor_names_are_escaped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("odd.safetensors");
     let header = br#"{"t\u001b[2J":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
@@ -155,7 +155,7 @@ fn a_name_out_of_a_file_does_not_reach_the_terminal_as_it_is() {
 }
 
 #[test]
-fn what_is_no_model_is_told() {
+fn files_that_are_not_models_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("notes.txt");
     fs::write(&path, "a text").unwrap();
@@ -164,7 +164,7 @@ fn what_is_no_model_is_told() {
 }
 
 #[test]
-fn the_doctor_has_a_finding_and_an_advice_for_each() {
+fn the_doctor_has_advice_for_each_missing_feature() {
     let json = longshore(&["doctor", "--json", "/var/tmp"]).json();
     let findings = json["findings"].as_array().unwrap();
     assert!(findings.len() >= 14, "{findings:?}");
@@ -186,7 +186,7 @@ fn the_doctor_has_a_finding_and_an_advice_for_each() {
     ] {
         assert_eq!(findings.iter().filter(|f| f["name"] == name).count(), 1, "{name}");
     }
-    // What the kernel has is there, and what it has not is not.
+    // A feature is reported as available only if the kernel has its device file.
     for (name, file) in [("VFIO", "/dev/vfio/vfio"), ("iommufd", "/dev/iommu")] {
         let finding = findings.iter().find(|finding| finding["name"] == name).unwrap();
         assert!(finding["state"] != "yes" || Path::new(file).exists(), "{finding}");
@@ -201,7 +201,7 @@ fn is_probe(entry: &fs::DirEntry) -> bool {
 }
 
 #[test]
-fn help_completions_and_manual_are_there() {
+fn help_completions_and_man_pages_are_printed() {
     let help = longshore(&["load", "--help"]);
     for word in ["Examples:", "--exec", "--populate-ahead", "LONGSHORE_FD"] {
         assert!(help.stdout.contains(word), "{word} in {}", help.stdout);
@@ -217,7 +217,7 @@ fn help_completions_and_manual_are_there() {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     let mut child = Command::new(LONGSHORE)
         .args(["completions", "bash"])
         .stdout(Stdio::piped())
@@ -230,7 +230,7 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 }
 
 #[test]
-fn names_of_shards_do_not_drive_the_terminal() {
+fn control_characters_in_names_of_shards_are_escaped() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let name = "a\u{1b}]0;title\u{7}\u{1b}[2Jb.safetensors";
     let header = br#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;

@@ -1,4 +1,4 @@
-//! `longshore pt`, over images that the crate itself has built.
+//! `longshore pt`, with images that the library built.
 
 mod command;
 
@@ -15,21 +15,21 @@ use longshore::pagetable::format::*;
 use longshore::pagetable::table_memory::{Slab, TableAddr, TableMeta};
 use longshore::pagetable::{PageTable, Prot};
 
-/// Where the image begins, for the walker.
+/// The physical address of the image's first byte.
 const BASE: u64 = 0x8000_0000;
 const UNITS: usize = 256;
 
-/// An image with the tables of one format, and what they map.
+/// An image with the tables of one format, and their mappings.
 struct Built {
     folder: tempfile::TempDir,
     format: &'static [&'static str],
     root: u64,
-    /// Pages with where they lead: first address, size, target.
+    /// The mapped pages: first address, size, target.
     mapped: Vec<(u64, u64, u64)>,
     hole: u64,
 }
 
-/// Maps runs, pages and blocks at both ends of what `format` translates.
+/// Maps runs, pages and blocks at both ends of the input address range of `format`.
 fn build<F: Format>(words: &'static [&'static str], format: F) -> Built {
     let entries: Vec<AtomicU64> = (0..UNITS * 512).map(|_| AtomicU64::new(0)).collect();
     let metas: Vec<TableMeta> = (0..UNITS).map(|_| TableMeta::new()).collect();
@@ -79,7 +79,7 @@ fn granule(log2: u32) -> Granule {
     Granule::new(1 << log2).unwrap()
 }
 
-/// An image for every format, with the words that set it up.
+/// Builds an image for every format, with its options on the command line.
 fn all() -> Vec<Built> {
     let stage1 = |log2| ArmStage1::new(ArmStage1Config::new(granule(log2))).unwrap();
     let stage2 = |log2, bits| {
@@ -125,7 +125,7 @@ fn number(value: &serde_json::Value) -> u64 {
 }
 
 #[test]
-fn a_walk_leads_where_the_crate_says_in_every_format() {
+fn a_walk_finds_the_mapping_in_every_format() {
     for built in all() {
         let name = built.format.join(" ");
         for (iova, len, bus) in [built.mapped[0], *built.mapped.last().unwrap()] {
@@ -142,7 +142,7 @@ fn a_walk_leads_where_the_crate_says_in_every_format() {
             assert_eq!(text.code, 0, "{name}: {}", text.stderr);
             assert_eq!(text.stdout.lines().count(), steps.len() + 1, "{}", text.stdout);
             assert!(text.stdout.contains(&format!("{address} -> {:#x}", bus + (len - 8))));
-            // The entry that the walk ended at is the same to `decode`.
+            // `decode` describes the last entry of the walk in the same way.
             let leaf = steps.last().unwrap();
             let mut words = vec!["pt", "decode", "--json", "--format"];
             words.extend(built.format);
@@ -156,7 +156,7 @@ fn a_walk_leads_where_the_crate_says_in_every_format() {
 }
 
 #[test]
-fn what_is_not_mapped_says_where_the_walk_ended() {
+fn a_walk_of_an_unmapped_address_names_its_last_entry() {
     for built in all() {
         let address = format!("{:#x}", built.hole);
         let walked = built.run("walk", &[&address]);
@@ -171,7 +171,7 @@ fn what_is_not_mapped_says_where_the_walk_ended() {
 }
 
 #[test]
-fn a_dump_has_all_that_is_mapped_in_every_format() {
+fn a_dump_has_all_mappings_in_every_format() {
     for built in all() {
         let name = built.format.join(" ");
         let json = built.run("dump", &["--json"]).json();
@@ -188,13 +188,13 @@ fn a_dump_has_all_that_is_mapped_in_every_format() {
         assert_eq!(found, built.mapped, "{name}");
         let text = built.run("dump", &[]);
         assert_eq!(text.code, 0, "{}", text.stderr);
-        // The format's line, and one for each node.
+        // One line for the format, and one for each node.
         assert_eq!(text.stdout.lines().count(), nodes.len() + 1, "{}", text.stdout);
     }
 }
 
 #[test]
-fn a_dump_of_a_range_has_no_more() {
+fn a_dump_of_a_range_has_only_entries_of_that_range() {
     let built = build(&["vtd-second"], VtdSecond::new(VtdSecondConfig::new()).unwrap());
     let json = built.run("dump", &["--json", "--range", "0x201000+0x1000"]).json();
     let nodes = json["nodes"].as_array().unwrap();
@@ -204,13 +204,13 @@ fn a_dump_of_a_range_has_no_more() {
     assert_eq!(leaves[0]["pages"], 1);
     built.run("dump", &["--range", "0x201000"]).expect(2, &["is not a range"]);
     let beyond = built.run("dump", &["--range", "0xfffffffff000+0x2000"]);
-    beyond.expect(2, &["outside of what is translated"]);
+    beyond.expect(2, &["outside of the input address range"]);
 }
 
 #[test]
-fn tables_that_lead_to_themselves_are_shown_once() {
+fn tables_that_point_to_themselves_are_shown_once() {
     let built = build(&["x86-64"], X86_64::new(X86_64Config::new()).unwrap());
-    // Every slot of the root leads to the root.
+    // Every entry of the root points to the root.
     let entry = (built.root | 0x27).to_le_bytes();
     let mut file = File::options().write(true).open(built.path()).unwrap();
     file.seek(SeekFrom::Start(built.root - BASE)).unwrap();
@@ -224,7 +224,7 @@ fn tables_that_lead_to_themselves_are_shown_once() {
 fn a_table_that_is_not_in_the_image_is_named() {
     let built = build(&["arm-lpae-s1"], ArmStage1::new(ArmStage1Config::new(granule(12))).unwrap());
     let file = File::options().write(true).open(built.path()).unwrap();
-    // The root and a part of the next table.
+    // The image keeps the root and a part of the next table.
     file.set_len(0x1000 + 0x100).unwrap();
     let address = format!("{:#x}", built.mapped.last().unwrap().0);
     let walked = built.run("walk", &[&address]);
@@ -252,11 +252,11 @@ fn an_image_may_end_at_the_top_of_the_address_space() {
     };
     let len = std::fs::metadata(&path).unwrap().len();
     let (top, last_page) = (u64::MAX - (len - 1), u64::MAX - 0xfff);
-    // The last table below 2^64, which is empty: its last entry is the image's last eight bytes.
+    // The last table below 2^64 is empty; its last entry is in the image's last eight bytes.
     for iova in ["0x0", "0xffffffffffff"] {
         run("walk", top, last_page, &[iova]).expect(18, &["not mapped", "0xfffffffffffff000"]);
     }
-    // The same table with an image that ends before it, and one that lies elsewhere.
+    // The same table, with an image that ends before it, and with one at another address.
     for base in [top - 0x1000, BASE] {
         let walked = run("walk", base, last_page, &["0x0"]);
         walked.expect(15, &["is at 0xfffffffffffff000", "not in the image", "has 0x"]);
@@ -266,16 +266,16 @@ fn an_image_may_end_at_the_top_of_the_address_space() {
 }
 
 #[test]
-fn an_image_larger_than_memory_is_read_in_pieces() {
+fn an_image_may_be_larger_than_memory() {
     let built = build(&["riscv-sv39"], RiscV::new(RiscVConfig::new(RiscVMode::Sv39)).unwrap());
     let file = File::options().write(true).open(built.path()).unwrap();
-    // Sparse: 8 TiB.
+    // A sparse file of 8 TiB.
     file.set_len(8 << 40).unwrap();
     assert_eq!(built.run("walk", &["0"]).code, 0);
 }
 
 #[test]
-fn an_entry_is_told_by_its_bits() {
+fn an_entry_is_decoded_field_by_field() {
     let decoded = longshore(&[
         "pt",
         "decode",
@@ -323,7 +323,7 @@ fn an_address_is_split_into_its_indices() {
     assert_eq!(json["offset"], 0x567);
     let text =
         longshore(&["pt", "index", "--format", "arm-lpae-s2", "--input-bits", "40", "0x1234"]);
-    // Two tables side by side: ten bits of index.
+    // Two concatenated tables have ten bits of index.
     assert!(text.stdout.contains("level 1    [39:30]"), "{}", text.stdout);
     assert!(text.stdout.contains("offset     [11:0]"), "{}", text.stdout);
     let refused = longshore(&["pt", "index", "--format", "x86-64", "0x800000000000"]);
@@ -347,10 +347,10 @@ fn the_formats_are_listed_and_each_has_pages() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_can() {
+fn invalid_options_are_refused_with_the_valid_ones() {
     let decode = |words: &[&str]| longshore(&[&["pt", "decode", "--format"], words].concat());
     decode(&["arm", "0"]).expect(2, &["arm-lpae-s1", "vtd-second", "riscv-sv57"]);
-    decode(&["arm-lpae-s1", "zero"]).expect(2, &["'zero' is not a number"]);
+    decode(&["arm-lpae-s1", "zero"]).expect(2, &["'zero' is not a 64-bit number"]);
     decode(&["arm-lpae-s1", "--granule", "8K", "0"]).expect(2, &["4 KiB, 16 KiB, 64 KiB"]);
     decode(&["vtd-second", "--granule", "16K", "0"]).expect(2, &["vtd-second has 4 KiB"]);
     decode(&["amd-v1", "--levels", "7", "0"]).expect(2, &["between 1 and 6"]);
@@ -386,7 +386,7 @@ fn what_cannot_be_is_refused_with_what_can() {
 }
 
 #[test]
-fn help_completions_and_manual_know_it() {
+fn help_completions_and_man_pages_include_pt() {
     let help = longshore(&["pt", "--help"]).stdout;
     for word in ["Examples:", "decode", "walk", "dump", "index", "formats"] {
         assert!(help.contains(word), "{word} in {help}");

@@ -1,4 +1,4 @@
-//! `longshore serve`, `attach` and `ls` as their users run them.
+//! `longshore serve`, `attach` and `ls`.
 
 mod command;
 
@@ -20,7 +20,7 @@ use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A directory that others get into, with a server's root in it.
+/// A directory that other users can enter, with a server's root in it.
 struct Fixture(tempfile::TempDir);
 
 impl Fixture {
@@ -81,7 +81,7 @@ impl Serving {
         serving
     }
 
-    /// The next event of this name; what comes before is lost.
+    /// Waits for the next event of this name, and discards those before it.
     fn wait(&mut self, name: &str) -> Value {
         loop {
             let event = self.next();
@@ -92,14 +92,14 @@ impl Serving {
         }
     }
 
-    /// The next event; `None` if the server has ended.
+    /// Waits for the next event; returns `None` if the server has ended.
     fn next(&mut self) -> Option<Value> {
         let mut line = String::new();
         let len_bytes = self.events.read_line(&mut line).unwrap();
         (len_bytes > 0).then(|| serde_json::from_str(&line).unwrap())
     }
 
-    /// Ends it, and returns the rest of its events.
+    /// Ends the server and returns the rest of its events.
     fn stop(mut self) -> Vec<Value> {
         command::signal(&self.child, "TERM");
         let mut rest = String::new();
@@ -111,7 +111,7 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        // It may have ended.
+        // The server may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -129,7 +129,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn a_program_gets_the_memory_and_the_attachment_lives_as_long_as_it() {
+fn a_program_gets_the_memory_and_holds_the_attachment_until_it_ends() {
     let fixture = Fixture::new();
     let path = fixture.model("model.bin", 3_000_001);
     let mut serving = fixture.serve(&[]);
@@ -151,7 +151,7 @@ fn a_program_gets_the_memory_and_the_attachment_lives_as_long_as_it() {
     let (bytes, listing) = outcome.stdout.split_once('\n').unwrap();
     assert_eq!(bytes, "3000001");
     let listing: Value = serde_json::from_str(listing).unwrap();
-    assert_eq!(listing["held"][0]["attachments"], 1, "the program has it");
+    assert_eq!(listing["held"][0]["attachments"], 1, "the program holds it");
     assert_eq!(serving.wait("attached")["attachments"], 1);
     assert_eq!(serving.wait("released")["attachments"], 0);
     assert_eq!(serving.wait("freed")["bytes"], 3_000_001);
@@ -166,7 +166,7 @@ fn a_program_gets_the_memory_and_the_attachment_lives_as_long_as_it() {
 }
 
 #[test]
-fn many_processes_load_once_and_one_that_is_killed_releases() {
+fn many_processes_share_one_load_and_a_killed_one_releases_it() {
     let fixture = Fixture::new();
     let path = fixture.model("model.bin", 30_000_000);
     let mut serving = fixture.serve(&[]);
@@ -192,7 +192,7 @@ fn many_processes_load_once_and_one_that_is_killed_releases() {
 }
 
 #[test]
-fn what_is_not_served_is_refused() {
+fn files_outside_of_the_roots_are_refused() {
     let fixture = Fixture::new();
     let secret = fixture.path("secret");
     fs::write(&secret, b"secret").unwrap();
@@ -222,7 +222,7 @@ fn one_user_cannot_fill_the_log() {
     let events = serving.stop();
     let count = |name: &str| events.iter().filter(|event| event["event"] == name).count();
     let (refused, suppressed) = (count("refused"), count("suppressed"));
-    // 1,000 at once, and 20 more in each second that this took.
+    // 1,000 lines at once, and 20 more for each second that this took.
     assert!((1000..1500).contains(&refused), "{refused}");
     assert_ne!(suppressed, 0);
     let first = events.iter().find(|event| event["event"] == "suppressed").unwrap();
@@ -245,13 +245,13 @@ fn one_user_cannot_fill_the_log_with_loads() {
     let of_models = ["loading", "loaded", "attached", "released", "freed"];
     let count = |name: &str| events.iter().filter(|event| event["event"] == name).count();
     let lines: usize = of_models.iter().map(|name| count(name)).sum();
-    // 1,000 at once, and 20 more in each second that this took.
+    // 1,000 lines at once, and 20 more for each second that this took.
     assert!((1000..1900).contains(&lines), "{lines}");
     assert_ne!(count("suppressed"), 0);
 }
 
 #[test]
-fn another_user_attaches_what_it_may_read_and_can_never_write() {
+fn another_user_attaches_files_that_it_may_read_and_cannot_write_to_them() {
     if !is_root() {
         println!("SKIPPED: another user cannot be tried without being root");
         return;
@@ -260,7 +260,7 @@ fn another_user_attaches_what_it_may_read_and_can_never_write() {
     let open = fixture.model("open.bin", 100_000);
     let closed = fixture.model("closed.bin", 100_000);
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o600)).unwrap();
-    // A program that nobody can run: the command of this test may be in root's folder.
+    // The user `nobody` may not be able to reach the build folder.
     let program = fixture.path("longshore");
     command::copy_longshore(&program);
     let as_other = |arguments: &[&str]| {
@@ -270,7 +270,7 @@ fn another_user_attaches_what_it_may_read_and_can_never_write() {
         run(&mut command)
     };
     let (open, closed) = (open.to_str().unwrap(), closed.to_str().unwrap());
-    // Each tries to open the memory once more, by its name, and says how that went.
+    // The script reopens the memory by its name in different ways, and prints those that work.
     let reopen = "cmp \"$0\" /dev/fd/$LONGSHORE_FD; test $? -le 1 && echo read; \
                   (: <> /dev/fd/$LONGSHORE_FD) && echo write; \
                   (: >> /dev/fd/$LONGSHORE_FD) && echo append; head -c 9 <&$LONGSHORE_FD | wc -c";
@@ -286,7 +286,7 @@ fn another_user_attaches_what_it_may_read_and_can_never_write() {
     let event = serving.wait("attached");
     assert_eq!(event["client"]["uid"], 65534);
     attach(closed).expect(12, &["closed.bin", "Permission denied"]);
-    // It is held now, and still not for everyone.
+    // The model is held now, but this user may still not attach it.
     let (mut holder, told) = spawn_holding(fixture.command(&["attach", closed]));
     as_other(&["attach", &told["id"].to_string()]).expect(12, &["Permission denied"]);
     holder.kill().unwrap();
@@ -298,7 +298,7 @@ fn another_user_attaches_what_it_may_read_and_can_never_write() {
     assert_eq!(outcome.stdout.trim(), "read\n9", "read, but not written: {}", outcome.stderr);
     readable.stop();
 
-    // The owner may open it, and finds it sealed.
+    // The owner may open it, but it is sealed.
     let own = fixture.serve(&[]);
     let write = "echo x 1<>/dev/fd/$LONGSHORE_FD";
     let refused = fixture.client(&["attach", open, "-q", "--exec", "sh", "-c", write]);
@@ -364,9 +364,9 @@ fn the_socket_is_taken_only_from_a_dead_server() {
     let (mut holder, _) = spawn_holding(fixture.command(&["attach", path.to_str().unwrap()]));
     serving.child.kill().unwrap();
     serving.child.wait().unwrap();
-    assert!(fixture.socket().exists(), "nobody could remove it");
+    assert!(fixture.socket().exists(), "a killed server does not remove it");
     fixture.client(&["ls"]).expect(30, &["it was killed"]);
-    assert_eq!(holder.try_wait().unwrap(), None, "the memory stays with who has it");
+    assert_eq!(holder.try_wait().unwrap(), None, "the client keeps the memory");
     command::signal(&holder, "TERM");
     assert_eq!(holder.wait().unwrap().code(), Some(0));
     let next = fixture.serve(&[]);
@@ -392,7 +392,7 @@ fn the_socket_is_taken_only_from_a_dead_server() {
 }
 
 #[test]
-fn files_of_the_start_are_there_when_it_is_ready_or_it_says_why_not() {
+fn files_are_loaded_before_the_server_is_ready_or_it_does_not_start() {
     let fixture = Fixture::new();
     let path = fixture.model("model.bin", 1000);
     let serving = fixture.serve(&[path.to_str().unwrap()]);
@@ -430,7 +430,7 @@ fn options_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn a_client_without_a_default_socket_says_that_no_server_is_there() {
+fn a_client_without_a_default_socket_reports_that_there_is_no_server() {
     if !is_root() || Path::new("/run/longshore/serve.sock").exists() {
         println!("SKIPPED: takes root, and a system without a server");
         return;
@@ -449,7 +449,7 @@ fn a_client_without_a_default_socket_says_that_no_server_is_there() {
 }
 
 #[test]
-fn a_file_here_comes_before_one_of_the_same_name_beneath_the_roots() {
+fn a_file_in_the_current_directory_comes_before_one_below_the_roots() {
     let fixture = Fixture::new();
     fixture.model("model.bin", 1000);
     let here = fixture.path("here");
@@ -502,7 +502,7 @@ fn memory_that_a_program_keeps_is_not_logged_as_freed() {
 }
 
 #[test]
-fn a_user_has_as_much_as_the_options_say() {
+fn the_options_limit_each_user() {
     if !is_root() {
         println!("SKIPPED: another user cannot be tried without being root");
         return;
@@ -543,7 +543,7 @@ impl Drop for Killed {
     }
 }
 
-/// A server that may have so many descriptors.
+/// Returns the command for a server with a limit of `count` descriptors.
 fn with_descriptors(fixture: &Fixture, count: u64) -> Command {
     let mut command = Command::new("sh");
     let script = format!("ulimit -n {count}; exec \"$@\"");
@@ -554,7 +554,7 @@ fn with_descriptors(fixture: &Fixture, count: u64) -> Command {
 }
 
 #[test]
-fn clients_beyond_the_descriptors_are_told_and_others_are_served_later() {
+fn without_descriptors_clients_get_an_error_and_are_served_later() {
     let fixture = Fixture::new();
     let path = fixture.model("model.bin", 1000);
     let serving = Serving::start(with_descriptors(&fixture, 256));
@@ -567,14 +567,14 @@ fn clients_beyond_the_descriptors_are_told_and_others_are_served_later() {
     let pid = rustix::process::Pid::from_child(&serving.child);
     let limit = |count| rustix::process::Rlimit { current: Some(count), maximum: Some(256) };
     let nofile = rustix::process::Resource::Nofile;
-    // None is left for a connection.
+    // No descriptor is left for a connection.
     let is_open = |number: &u64| {
         fs::symlink_metadata(format!("/proc/{}/fd/{number}", serving.child.id())).is_ok()
     };
     let first_free = (0..).find(|number| !is_open(number)).unwrap();
     rustix::process::prlimit(Some(pid), nofile, limit(first_free)).unwrap();
     fixture.client(&["ls"]).expect(32, &["no descriptors left"]);
-    // One is left, for a connection, and none for the file that it shows.
+    // One is left for a connection, but none for the file that the client sends.
     rustix::process::prlimit(Some(pid), nofile, limit(first_free + 1)).unwrap();
     fixture.client(&["attach", path]).expect(32, &["no descriptors left"]);
     rustix::process::prlimit(Some(pid), nofile, limit(256)).unwrap();
@@ -599,12 +599,13 @@ fn a_server_with_too_few_descriptors_does_not_start() {
 fn wait_until(mut is_it: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_it() {
-        assert!(begin.elapsed() < PATIENCE, "it does not come to that");
+        assert!(begin.elapsed() < PATIENCE, "timed out");
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// A server that a service manager starts, what it tells the manager, and the manager's copy of the socket.
+/// Returns the command for a server that a service manager starts, the socket on which it notifies the
+/// manager, and the manager's copy of the listening socket.
 fn activated(fixture: &Fixture, names: &str) -> (Command, UnixDatagram, OwnedFd) {
     let listener = longshore_sys::packet_socket::listen(&fixture.socket(), 0o600, 8).unwrap();
     let notify = fixture.path("notify");
@@ -620,7 +621,7 @@ fn activated(fixture: &Fixture, names: &str) -> (Command, UnixDatagram, OwnedFd)
 }
 
 #[test]
-fn a_service_manager_hands_over_the_socket_and_is_told() {
+fn a_service_manager_passes_the_socket_and_is_notified() {
     let fixture = Fixture::new();
     let path = fixture.model("model.bin", 1000);
     let (command, told, _listener) = activated(&fixture, "longshore");
@@ -636,12 +637,12 @@ fn a_service_manager_hands_over_the_socket_and_is_told() {
     assert_eq!(hear(), "STOPPING=1");
     assert!(rest.iter().any(|event| event["event"] == "stopping"), "{rest:?}");
     assert!(fixture.socket().exists(), "the socket is the manager's");
-    // Clients that come now wait for the next server.
+    // Clients that connect now wait for the next server.
     longshore_sys::packet_socket::connect(&fixture.socket()).unwrap();
 }
 
 #[test]
-fn a_socket_of_another_kind_is_not_taken_over() {
+fn an_inherited_socket_of_another_type_is_refused() {
     let fixture = Fixture::new();
     let (mut command, _told, _listener) = activated(&fixture, "");
     let other = std::os::unix::net::UnixListener::bind(fixture.path("other")).unwrap();
@@ -650,9 +651,9 @@ fn a_socket_of_another_kind_is_not_taken_over() {
 }
 
 #[test]
-fn the_socket_is_where_the_user_s_own_directory_is() {
+fn the_default_socket_is_in_the_runtime_directory_of_the_user() {
     if !is_root() {
-        println!("SKIPPED: to be another user takes root");
+        println!("SKIPPED: another user cannot be tried without being root");
         return;
     }
     let fixture = Fixture::new();

@@ -73,7 +73,7 @@ fn behind_vt_d_all_is_there_but_a_device_to_hand_out() {
             ("VFIO", "yes", "type 1, 65535 mappings", ""),
             ("devices for VFIO", "no", "no device", "driver_override"),
             ("iommufd", "no", "no /dev/iommu", "CONFIG_IOMMUFD"),
-            ("locked memory limit", "yes", "not for this user", ""),
+            ("locked memory limit", "yes", "none for this user", ""),
         ],
     );
 }

@@ -1,4 +1,4 @@
-//! Whether processes can have devices: IOMMUs, VFIO, iommufd, and how much can be mapped for them.
+//! Device assignment to processes: IOMMUs, VFIO, iommufd, and the limit on mapped memory.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use rustix::io::Errno;
 use super::finding::Finding;
 use crate::units::Decimal;
 
-/// Less than this is soon reached by what is mapped for devices.
+/// Programs that map memory for devices soon reach a lower limit than this.
 const LOCKED_BYTES_AMPLE: u64 = 1 << 30;
 
-/// How a device `A` gets the driver.
+/// The commands that bind a device `A` to vfio-pci.
 const GIVE_TO_VFIO: &str = "for the device A: modprobe vfio-pci; echo vfio-pci > /sys/bus/pci/devices/A/driver_override; \
      echo A > /sys/bus/pci/devices/A/driver/unbind; echo A > /sys/bus/pci/drivers_probe";
 
-/// As many are named in one line.
+/// The most names in one line.
 const NAMES_MAX: usize = 4;
 
 pub(super) fn findings() -> Vec<Finding> {
@@ -46,7 +46,7 @@ fn iommu(iommus: &Iommus) -> Finding {
     if units.is_empty() {
         return Finding::no(
             NAME,
-            "none, so no device can be kept to what is mapped for it",
+            "none, so the kernel cannot restrict a device to the memory that is mapped for it",
             "turn it on in the firmware (VT-d, AMD-Vi, SMMU) and boot with intel_iommu=on; in a guest: \
              modprobe virtio-iommu",
         );
@@ -54,7 +54,7 @@ fn iommu(iommus: &Iommus) -> Finding {
     if groups.is_empty() {
         return Finding::no(
             NAME,
-            format!("{}, and no device is behind it", some_of(&units)),
+            format!("{}, but no device is behind it", some_of(&units)),
             "boot with intel_iommu=on, and without iommu=off",
         );
     }
@@ -67,19 +67,19 @@ fn interrupts(iommus: &Iommus) -> Finding {
         return Finding::no(NAME, "no IOMMU", "see IOMMU");
     }
     if iommus.remaps_interrupts() {
-        return Finding::yes(NAME, "devices can raise none but their own");
+        return Finding::yes(NAME, "devices can raise only their own interrupts");
     }
     let allowed: Vec<String> = ["vfio_iommu_type1", "iommufd"]
         .into_iter()
         .filter(|module| iommus.allows_unsafe_interrupts(module) == Some(true))
         .map(str::to_owned)
         .collect();
-    let advice = "turn on interrupt remapping in the firmware; for devices that are trusted: echo 1 > \
-                  /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts (iommufd has one too)";
+    let advice = "turn on interrupt remapping in the firmware; for trusted devices: echo 1 > \
+                  /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts (iommufd has it, too)";
     if allowed.is_empty() {
-        return Finding::no(NAME, "none, so the kernel hands no device to a process", advice);
+        return Finding::no(NAME, "none, so the kernel gives no device to a process", advice);
     }
-    let found = format!("none; {} may hand out devices all the same", some_of(&allowed));
+    let found = format!("none, but {} gives devices to processes without it", some_of(&allowed));
     Finding::limited(NAME, found, advice)
 }
 
@@ -88,12 +88,12 @@ fn container_of_vfio(supports_type1: io::Result<bool>, mappings_limit: Option<u6
     match supports_type1 {
         Ok(true) => {
             let limit = mappings_limit
-                .map_or_else(String::new, |limit| format!(", {limit} mappings a container"));
+                .map_or_else(String::new, |limit| format!(", {limit} mappings per container"));
             Finding::yes(NAME, format!("type 1{limit}"))
         }
         Ok(false) => Finding::limited(
             NAME,
-            "without type 1, or not before it has a group",
+            "type 1 is not supported, or only after a group was added",
             "modprobe vfio_iommu_type1, or a kernel with CONFIG_VFIO_IOMMU_TYPE1",
         ),
         Err(error) => unopened(
@@ -113,42 +113,42 @@ fn iommufd_device(opened: io::Result<()>) -> Finding {
             NAME,
             Path::new(iommufd::DEVICE),
             &error,
-            "modprobe iommufd, or a kernel of 6.2 or later with CONFIG_IOMMUFD; VFIO serves as well",
+            "modprobe iommufd, or Linux 6.2 or later with CONFIG_IOMMUFD; VFIO is an alternative",
         ),
     }
 }
 
-/// The kernel's file could not be opened; `advice` is for where it is not there.
+/// Describes why a device file could not be opened; `advice` is used if it does not exist.
 fn unopened(name: &'static str, path: &Path, error: &io::Error, advice: &str) -> Finding {
     let path = path.display();
     match error.kind() {
         ErrorKind::PermissionDenied => Finding::no(
             name,
             format!("this user may not open {path}"),
-            format!("chown or chmod {path}, by a udev rule to last"),
+            format!("chown or chmod {path} (permanently: by a udev rule)"),
         ),
         _ if is_absent(error) => Finding::no(name, format!("no {path}"), advice),
         _ => Finding::no(name, format!("{path}: {error}"), "see the kernel log"),
     }
 }
 
-/// Whether nothing is behind the name: no file, or no driver behind the file.
+/// Returns `true` if there is no such file, or no driver behind it.
 fn is_absent(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::NODEV | Errno::NXIO))
 }
 
-/// By which of the kernel's interfaces a process gets a device.
+/// The kernel interface by which a process gets a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interface {
     Vfio,
     Iommufd,
 }
 
-/// A device that is for processes, and whether this one may open the file of each interface.
+/// A device that is bound to a VFIO driver, and whether this process may open its files.
 struct ForProcesses {
     address: String,
     group: (PathBuf, io::Result<()>),
-    /// The file of its own, where the kernel makes one.
+    /// Its character device, if the kernel has one for it.
     own: Option<(PathBuf, io::Result<()>)>,
 }
 
@@ -161,7 +161,8 @@ impl ForProcesses {
     }
 }
 
-/// The devices that drivers of VFIO have. Files are not opened, which would keep others from them.
+/// Returns the devices that are bound to VFIO drivers. It checks access without opening the files,
+/// because an open file would keep other processes from the device.
 fn for_processes(iommus: &Iommus, may_open: impl Fn(&Path) -> io::Result<()>) -> Vec<ForProcesses> {
     let tried = |path: PathBuf| {
         let may = may_open(&path);
@@ -201,7 +202,7 @@ fn device_files(interface: Interface, devices: &[ForProcesses]) -> Finding {
     let (usable, refused) = (named(&Result::is_ok), named(&Result::is_err));
     if !refused.is_empty() {
         let found = format!("this user may not open {}", some_of(&refused));
-        let advice = "chown or chmod those files, by a udev rule to last";
+        let advice = "chown or chmod those files (permanently: by a udev rule)";
         return if usable.is_empty() {
             Finding::no(name, found, advice)
         } else {
@@ -211,25 +212,26 @@ fn device_files(interface: Interface, devices: &[ForProcesses]) -> Finding {
     if usable.is_empty() {
         return Finding::no(
             name,
-            "the devices of vfio-pci have no file of their own",
-            "a kernel of 6.6 or later with CONFIG_VFIO_DEVICE_CDEV; VFIO serves as well",
+            "the devices of vfio-pci have no character devices",
+            "Linux 6.6 or later with CONFIG_VFIO_DEVICE_CDEV; VFIO is an alternative",
         );
     }
     Finding::yes(name, some_of(&usable))
 }
 
-/// The limit that VFIO counts for each process, and iommufd for all processes of a user. Loading
-/// locks nothing.
+/// Examines the limit on locked memory, which VFIO applies to each process and iommufd to all
+/// processes of a user. Loading files locks no memory.
 fn locked_memory(limit: Option<u64>, is_exempt: bool) -> Finding {
     const NAME: &str = "locked memory limit";
     match limit {
         None => Finding::yes(NAME, "none"),
         Some(limit) if is_exempt => {
-            Finding::yes(NAME, format!("{}, not for this user", Decimal(limit as f64)))
+            let others = Decimal(limit as f64);
+            Finding::yes(NAME, format!("none for this user (CAP_IPC_LOCK); {others} for others"))
         }
         Some(limit) => {
             let found = format!(
-                "{} can be mapped for devices: of a process by VFIO, of all of a user's by iommufd",
+                "{} can be mapped for devices: per process with VFIO, per user with iommufd",
                 Decimal(limit as f64)
             );
             if limit >= LOCKED_BYTES_AMPLE {
@@ -244,7 +246,7 @@ fn locked_memory(limit: Option<u64>, is_exempt: bool) -> Finding {
     }
 }
 
-/// The first names, and how many there are beside.
+/// Joins the first names, and adds the number of the others.
 fn some_of(names: &[String]) -> String {
     let shown = names.iter().take(NAMES_MAX).cloned().collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(NAMES_MAX) {
@@ -261,7 +263,7 @@ mod tests {
     use super::super::finding::State;
     use super::*;
 
-    /// A machine's `/sys` and `/proc`, in a folder.
+    /// The `/sys` and `/proc` of a machine, in a temporary folder.
     struct Machine(tempfile::TempDir);
 
     impl Machine {
@@ -307,13 +309,13 @@ mod tests {
     }
 
     #[test]
-    fn without_an_iommu_it_is_told_how_to_turn_it_on() {
+    fn without_an_iommu_the_advice_is_to_turn_it_on() {
         let machine = Machine::new();
         let iommus = machine.iommus();
         assert_finding(&iommu(&iommus), State::No, "none", &["firmware", "intel_iommu=on"]);
         assert_finding(&interrupts(&iommus), State::No, "no IOMMU", &["see IOMMU"]);
         machine.folder("sys/class/iommu/dmar0");
-        assert_finding(&iommu(&iommus), State::No, "dmar0, and no device", &["intel_iommu=on"]);
+        assert_finding(&iommu(&iommus), State::No, "dmar0, but no device", &["intel_iommu=on"]);
     }
 
     #[test]
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_are_remapped_allowed_all_the_same_or_stand_in_the_way() {
+    fn interrupts_are_remapped_or_allowed_without_it_or_refused() {
         let machine = Machine::new();
         let iommus = machine.iommus();
         machine.folder("sys/class/iommu/virtio0");
@@ -339,13 +341,14 @@ mod tests {
         machine.file(allow, "N\n");
         assert_finding(&interrupts(&iommus), State::No, "none", &["firmware", allow]);
         machine.file(allow, "Y\n");
-        assert_finding(&interrupts(&iommus), State::Limited, "vfio_iommu_type1 may", &["trusted"]);
+        let without = "vfio_iommu_type1 gives devices";
+        assert_finding(&interrupts(&iommus), State::Limited, without, &["trusted"]);
         machine.file("proc/interrupts", "  2:  1  IR-IO-APIC  2-edge  timer\n");
-        assert_finding(&interrupts(&iommus), State::Yes, "none but their own", &[]);
+        assert_finding(&interrupts(&iommus), State::Yes, "only their own", &[]);
     }
 
     #[test]
-    fn files_that_cannot_be_opened_are_told_apart() {
+    fn the_reason_why_a_file_cannot_be_opened_is_named() {
         let error = |errno| io::Error::from_raw_os_error(errno);
         for absent in [libc::ENOENT, libc::ENODEV] {
             let finding = container_of_vfio(Err(error(absent)), None);
@@ -358,9 +361,9 @@ mod tests {
         let finding = container_of_vfio(Err(error(libc::EMFILE)), None);
         assert_finding(&finding, State::No, "Too many open files", &["kernel log"]);
         let finding = container_of_vfio(Ok(false), None);
-        assert_finding(&finding, State::Limited, "without type 1", &["vfio_iommu_type1"]);
+        assert_finding(&finding, State::Limited, "type 1 is not", &["vfio_iommu_type1"]);
         let finding = container_of_vfio(Ok(true), Some(65535));
-        assert_finding(&finding, State::Yes, "type 1, 65535 mappings a container", &[]);
+        assert_finding(&finding, State::Yes, "type 1, 65535 mappings per container", &[]);
         assert_finding(&iommufd_device(Ok(())), State::Yes, "/dev/iommu opens", &[]);
     }
 
@@ -394,20 +397,20 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_gives_devices_no_file_of_their_own_is_told() {
+    fn a_kernel_without_character_devices_for_vfio_is_reported() {
         let machine = Machine::new();
         machine.device("0000:02:00.0", "8", "vfio-pci", None);
         let devices = for_processes(&machine.iommus(), |_| Ok(()));
         let finding = device_files(Interface::Iommufd, &devices);
-        assert_finding(&finding, State::No, "no file of their own", &["CONFIG_VFIO_DEVICE_CDEV"]);
+        assert_finding(&finding, State::No, "no character devices", &["CONFIG_VFIO_DEVICE_CDEV"]);
     }
 
     #[test]
-    fn locked_memory_is_told_by_what_can_be_mapped() {
+    fn the_locked_memory_limit_is_reported_as_mappable_bytes() {
         let finding = locked_memory(Some(8 << 20), false);
         assert_finding(&finding, State::Limited, "8.39 MB can be mapped", &["ulimit -l"]);
-        assert_finding(&locked_memory(Some(8 << 20), true), State::Yes, "not for this user", &[]);
-        assert_finding(&locked_memory(Some(2 << 30), false), State::Yes, "by iommufd", &[]);
+        assert_finding(&locked_memory(Some(8 << 20), true), State::Yes, "none for this user", &[]);
+        assert_finding(&locked_memory(Some(2 << 30), false), State::Yes, "with iommufd", &[]);
         assert_finding(&locked_memory(None, false), State::Yes, "none", &[]);
     }
 }

@@ -1,13 +1,13 @@
 //! A line of the report.
 
-/// Whether something is there.
+/// The availability of a feature.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// It is.
+    /// It is available.
     Yes,
-    /// In part, or slower than it could be.
+    /// It is available in part, or slower than possible.
     Limited,
-    /// It is not.
+    /// It is not available.
     No,
 }
 
@@ -16,7 +16,7 @@ pub(super) struct Finding {
     pub(super) name: &'static str,
     pub(super) state: State,
     pub(super) found: String,
-    /// How to enable what is missing, in one line.
+    /// How to enable the feature, in one line.
     pub(super) advice: Option<String>,
 }
 

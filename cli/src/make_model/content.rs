@@ -1,4 +1,4 @@
-//! Files like those of a language model, without the model.
+//! Synthetic files with the tensors of a language model and random content.
 
 use std::io::{self, Write};
 use std::ops::Range;
@@ -9,51 +9,51 @@ use anyhow::Context;
 use longshore::load::AtomicFile;
 use longshore::{CancelToken, Progress};
 
-/// The smallest file [`Synthetic`] makes, in bytes: smaller ones have no room for a layer.
+/// The smallest length of a [`Synthetic`] file in bytes; a smaller file has no room for a layer.
 pub(super) const SYNTHETIC_LEN_MIN_BYTES: u64 = 32 << 10;
 
-/// The largest file [`Synthetic`] makes, in bytes: ten times the largest published models.
+/// The largest length of a [`Synthetic`] file in bytes: ten times the largest published models.
 pub(super) const SYNTHETIC_LEN_MAX_BYTES: u64 = 16 << 40;
 
-/// Widths of models to choose from, each at most twice the one before. Those from 512 on are in
-/// use.
+/// The possible widths of models, each at most twice the one before. Published models have those
+/// from 512 on.
 pub(super) const HIDDEN_SIZES: [u64; 18] = [
     16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 8192, 10240, 12288,
     16384,
 ];
 
-/// Bytes written at once. Large enough that neither the calls nor the disk's latency count.
+/// The bytes of one write: so many that the costs of calls and the disk's latency are negligible.
 const BLOCK_BYTES: usize = 8 << 20;
 
-/// What every word of content is spread by: 2^64 over the golden ratio, of SplitMix64.
+/// The increment of SplitMix64: 2^64 divided by the golden ratio.
 const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A file with the tensors of a language model, of a wanted length and with content that neither
-/// compresses nor repeats: for demonstrations, tests and measurements where no model is at hand.
-/// `H` is the header of its format.
+/// A file with the tensors of a language model, of a given length and with content that neither
+/// compresses nor repeats: for demonstrations, tests and measurements without a real model. `H` is
+/// the header of its format.
 ///
-/// It is a decoder of the common kind: embedding, layers of grouped-query attention and a gated
-/// feed-forward part, output head. Width and depth follow from the length. The bits are
-/// pseudo-random, so some elements are not numbers. Two of the same length and seed are equal,
-/// byte for byte.
+/// The model is a decoder-only transformer: embedding, layers of grouped-query attention and a gated
+/// feed-forward network, output head. Width and depth follow from the length. The bits are
+/// pseudo-random, so some elements are NaN. Two files of the same length and seed are equal, byte for
+/// byte.
 #[derive(Clone, Debug)]
 pub(super) struct Synthetic<H> {
     layout: Layout<H>,
     seed: u64,
 }
 
-/// A file as it is written and as it is read.
+/// The layout of a file: the bytes of its header and the result of parsing them.
 #[derive(Clone, Debug)]
 pub(super) struct Layout<H> {
-    /// All before the data.
+    /// The bytes before the data.
     pub(super) opening: Vec<u8>,
     pub(super) header: H,
-    /// Bytes behind the opening that are zero, from front to back.
+    /// The zero bytes after the opening, in ascending order.
     pub(super) padding: Vec<Range<u64>>,
     pub(super) len_bytes: u64,
 }
 
-/// Checks that a file of this length can be made.
+/// Checks that a file can have this length.
 pub(super) fn check_len(len_bytes: u64) -> anyhow::Result<()> {
     let possible = SYNTHETIC_LEN_MIN_BYTES..=SYNTHETIC_LEN_MAX_BYTES;
     anyhow::ensure!(
@@ -69,25 +69,25 @@ impl<H> Synthetic<H> {
         Self { layout, seed: 0 }
     }
 
-    /// Other content. The default is 0.
+    /// Sets the seed of the content. The default is 0.
     #[cfg(test)]
     pub(super) fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// The length of the file in bytes.
+    /// Returns the length of the file in bytes.
     pub(super) fn len_bytes(&self) -> u64 {
         self.layout.len_bytes
     }
 
-    /// What reading the header of the file will find.
+    /// Returns the header of the file.
     pub(super) fn header(&self) -> &H {
         &self.layout.header
     }
 
-    /// Fills `bytes` with what the file has from `offset` on; with zeros past its end. Any part
-    /// can be had without the rest, so what was loaded can be held against it.
+    /// Fills `bytes` with the content from `offset` on, and with zeros past the end of the file. Any
+    /// range can be computed by itself, so loaded bytes can be compared with it.
     pub(super) fn fill(&self, offset: u64, bytes: &mut [u8]) {
         let left = self.len_bytes().saturating_sub(offset);
         let inside_len = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
@@ -126,8 +126,8 @@ impl<H> Synthetic<H> {
         tail.copy_from_slice(&self.word(index)[..tail.len()]);
     }
 
-    /// The eight bytes at `index * 8` of the file: output number `index` of SplitMix64 (Steele,
-    /// Lea and Flood, 2014), so that no word depends on another.
+    /// Computes the eight bytes at `index * 8` of the file: output number `index` of SplitMix64
+    /// (Steele, Lea and Flood, 2014), so that no word depends on another.
     fn word(&self, index: u64) -> [u8; 8] {
         let mut z = self.seed.wrapping_add(index.wrapping_add(1).wrapping_mul(WEYL));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -135,9 +135,9 @@ impl<H> Synthetic<H> {
         (z ^ (z >> 31)).to_le_bytes()
     }
 
-    /// Writes the file under `path`, replacing one that is there. It gets that name when it is complete
-    /// and on the disk. Calls `observe` after every 8 MiB. Returns how many bytes were written: all of
-    /// them, unless it was cancelled, and then nothing is left.
+    /// Writes the file to `path`, and replaces an existing one. The file gets its name when it is
+    /// complete and on the disk. Calls `observe` after every 8 MiB. Returns the number of bytes that
+    /// were written: all of them, or fewer if it was cancelled, and then no file is left behind.
     pub(super) fn write(
         &self,
         path: &Path,
@@ -157,7 +157,7 @@ impl<H> Synthetic<H> {
         Ok(done_bytes)
     }
 
-    /// Writes all of it, and returns whether it was not cancelled.
+    /// Writes the content; returns `false` if it was cancelled.
     fn write_to(
         &self,
         mut out: impl Write,
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
     use crate::make_model::{gguf, safetensors};
 
-    /// Takes so many bytes and then is full.
+    /// A writer that is full after this many bytes.
     struct Full(usize);
 
     impl Write for Full {
@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    fn parts_are_those_of_the_whole<H>(model: &Synthetic<H>) {
+    fn check_ranges<H>(model: &Synthetic<H>) {
         let len = model.len_bytes() as usize;
         let mut whole = vec![0; len];
         model.fill(0, &mut whole);
@@ -234,16 +234,16 @@ mod tests {
     }
 
     #[test]
-    fn any_part_is_that_part_of_the_whole() {
-        parts_are_those_of_the_whole(&safetensors::Synthetic::new(40_000).unwrap());
+    fn any_range_equals_that_range_of_the_whole_file() {
+        check_ranges(&safetensors::Synthetic::new(40_000).unwrap());
         let gguf = gguf::Synthetic::new(40_000).unwrap();
         assert!(!gguf.layout.padding.is_empty());
-        parts_are_those_of_the_whole(&gguf);
+        check_ranges(&gguf);
     }
 
     #[test]
-    fn content_is_that_of_its_seed() {
-        // The first outputs of SplitMix64 for the seed 1234567, as its authors' C code gives them.
+    fn content_is_the_output_of_splitmix64() {
+        // The first outputs for the seed 1234567, from its authors' C code.
         let model = safetensors::Synthetic::new(SYNTHETIC_LEN_MIN_BYTES).unwrap().seed(1_234_567);
         let words = [0, 1, 2].map(|index| u64::from_le_bytes(model.word(index)));
         assert_eq!(
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_reported_with_how_far_it_came() {
+    fn a_full_disk_is_reported_with_the_bytes_done() {
         let model = safetensors::Synthetic::new(20 << 20).unwrap();
         let mut done_bytes = 0;
         let error = model

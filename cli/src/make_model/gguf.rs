@@ -1,38 +1,38 @@
-//! Which tensors and metadata a synthetic model of a given size has.
+//! The tensors and the metadata of a synthetic GGUF file.
 
 use longshore::formats::gguf::{Dtype, Header, MAGIC, ValueType};
 
 use super::content::{self, HIDDEN_SIZES, Layout};
 
-/// A synthetic GGUF file. Its types are mixed as llama.cpp's `Q4_K_M` mixes them, norms are F32,
-/// and its metadata have a vocabulary with a name for each row of the embedding.
+/// A synthetic GGUF file. Its types are mixed as in llama.cpp's `Q4_K_M`, norms are F32, and its
+/// metadata has a vocabulary with a token for each row of the embedding.
 pub(super) type Synthetic = content::Synthetic<Header>;
 
 impl Synthetic {
-    /// Lays out a file of `len_bytes` bytes or up to one percent less: rows are whole blocks.
+    /// Lays out a file of `len_bytes` bytes, or up to one percent less, because rows are whole blocks.
     pub(super) fn new(len_bytes: u64) -> anyhow::Result<Self> {
         content::check_len(len_bytes)?;
         Ok(Self::of(Model::fill(len_bytes).lay_out()?))
     }
 }
 
-/// What a description of a tensor takes, with padding of its data.
+/// The length of a tensor's description, and of the padding of its data.
 const DESCRIPTION_BYTES: u64 = 128;
-/// At least what the metadata outside the vocabulary take.
+/// An upper bound for the metadata without the vocabulary.
 const METADATA_BYTES: u64 = 1500;
-/// At least what the vocabulary takes for a word: a length, text, score and type.
+/// An upper bound for a token of the vocabulary: a length, text, score and type.
 const WORD_BYTES: u64 = 8 + 12 + 4 + 4;
-/// What llama.cpp calls ordinary words and control words.
+/// llama.cpp's types of normal tokens and of control tokens.
 const WORD_NORMAL: i32 = 1;
 const WORD_CONTROL: i32 = 3;
 /// The version of the format that is written.
 const VERSION: u32 = 3;
-/// What the offsets of tensors are multiples of where no metadata say otherwise.
+/// The alignment of tensors if the metadata declares none.
 const ALIGNMENT: u64 = 32;
 /// `MOSTLY_Q4_K_M` of the specification.
 const FILE_TYPE: u32 = 15;
 
-/// The measures of a decoder.
+/// The dimensions of a decoder.
 #[derive(Clone, Copy, Debug)]
 struct Model {
     hidden: u64,
@@ -41,17 +41,17 @@ struct Model {
 }
 
 impl Model {
-    /// The widest model that fits at a usual depth, made deeper and then given as many words as
-    /// there is room for.
+    /// Chooses the widest model that fits with a usual depth, and fills the rest of the file with more
+    /// layers and then with more tokens.
     fn fill(file_len_bytes: u64) -> Self {
         let least = |hidden: u64| Self {
             hidden,
-            // Models in use have 16 at 2048, 32 at 4096, 64 to 80 at 8192.
+            // Published models have 16 at 2048, 32 at 4096, 64 to 80 at 8192.
             layers: (hidden / 128).max(1),
-            // Models in use have 32,000 and more.
+            // Published models have 32,000 and more.
             vocabulary: (8 * hidden).min(32_000),
         };
-        // The first is no whole block.
+        // The first width is less than a block.
         let mut model = least(HIDDEN_SIZES[1]);
         for wider in HIDDEN_SIZES[1..].iter().copied().map(least) {
             if wider.len_estimate_bytes() <= file_len_bytes {
@@ -62,7 +62,7 @@ impl Model {
         let described = 2 * model.layer(0).len() as u64 * DESCRIPTION_BYTES;
         let two = model.layer_bytes(true) + model.layer_bytes(false) + described;
         model.layers += 2 * (room / two);
-        // The estimates are a little high, so there is room again.
+        // The estimates are a little high, so some room is left.
         loop {
             let room = file_len_bytes.saturating_sub(model.opened().1);
             let words = room / (model.row_bytes() + WORD_BYTES);
@@ -73,7 +73,7 @@ impl Model {
         }
     }
 
-    /// A little more than the length of the file, without making the header.
+    /// Estimates the length of the file, a little too high, without building the header.
     fn len_estimate_bytes(&self) -> u64 {
         let described = (3 + self.layers * self.layer(0).len() as u64) * DESCRIPTION_BYTES;
         let words = self.vocabulary * (self.row_bytes() + WORD_BYTES);
@@ -81,7 +81,7 @@ impl Model {
         METADATA_BYTES + described + words + layers + self.hidden * 4
     }
 
-    /// What a word takes in the embedding and the head.
+    /// Returns the bytes of a token in the embedding and in the head.
     fn row_bytes(&self) -> u64 {
         let row = |dtype| bytes(dtype, &[self.hidden]);
         row(self.coarse()) + row(self.fine())
@@ -91,22 +91,22 @@ impl Model {
         self.tensors_of_layer(fine).iter().map(|(_, dtype, shape)| bytes(*dtype, shape)).sum()
     }
 
-    /// The type of most matrices.
+    /// Returns the type of most matrices.
     fn coarse(&self) -> Dtype {
         if self.hidden.is_multiple_of(256) { Dtype::Q4K } else { Dtype::Q4_0 }
     }
 
-    /// The type of those where errors matter more.
+    /// Returns the type of the matrices whose precision matters more.
     fn fine(&self) -> Dtype {
         if self.hidden.is_multiple_of(256) { Dtype::Q6K } else { Dtype::Q8_0 }
     }
 
-    /// Whether a layer is one of those where errors matter more: every other one.
+    /// Returns `true` for the layers whose precision matters more: every other one.
     fn is_fine(&self, layer: u64) -> bool {
         layer.is_multiple_of(2)
     }
 
-    /// The width between the feed-forward matrices, whole blocks.
+    /// Returns the width between the feed-forward matrices, in whole blocks.
     fn inner(&self) -> u64 {
         let block = self.coarse().block_elements();
         self.hidden * 7 / 2 / block * block
@@ -120,7 +120,7 @@ impl Model {
         self.tensors_of_layer(self.is_fine(layer))
     }
 
-    /// One layer. A quarter of the heads have keys and values of their own.
+    /// Returns the tensors of one layer. Groups of four heads share keys and values.
     fn tensors_of_layer(&self, is_fine: bool) -> [(&'static str, Dtype, Vec<u64>); 9] {
         let (hidden, grouped, inner) = (self.hidden, self.hidden / 4, self.inner());
         let coarse = self.coarse();
@@ -154,7 +154,7 @@ impl Model {
         described
     }
 
-    /// The entries of the metadata, and how many they are.
+    /// Returns the bytes of the metadata entries, and their number.
     fn metadata(&self) -> (Vec<u8>, u64) {
         let heads = self.heads();
         let string = |text: &str| (ValueType::String, pushed_string(text));
@@ -208,7 +208,7 @@ impl Model {
         (bytes, count)
     }
 
-    /// All of the file before its data, and the length of the file: the last tensor is padded, too.
+    /// Returns the bytes before the data, and the length of the file, whose last tensor is padded, too.
     fn opened(&self) -> (Vec<u8>, u64) {
         let (metadata, entries) = self.metadata();
         let tensors = self.tensors();
@@ -221,7 +221,7 @@ impl Model {
         for (name, dtype, shape) in tensors {
             push_string(&name, &mut opening);
             opening.extend((shape.len() as u32).to_le_bytes());
-            // Innermost first.
+            // The innermost dimension comes first.
             opening.extend(shape.iter().rev().flat_map(|size| size.to_le_bytes()));
             opening.extend(dtype.number().to_le_bytes());
             opening.extend(u64::to_le_bytes(offset));
@@ -255,13 +255,13 @@ fn pushed_string(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Appends a string behind its length.
+/// Appends the length of a string and the string.
 fn push_string(text: &str, into: &mut Vec<u8>) {
     into.extend((text.len() as u64).to_le_bytes());
     into.extend(text.as_bytes());
 }
 
-/// The length of the data of a tensor in bytes. Rows are whole blocks.
+/// Returns the length of a tensor's data in bytes. Rows are whole blocks.
 fn bytes(dtype: Dtype, shape: &[u64]) -> u64 {
     shape.iter().product::<u64>() / dtype.block_elements() * dtype.block_bytes()
 }
@@ -274,7 +274,7 @@ mod tests {
     use crate::make_model::content::{SYNTHETIC_LEN_MAX_BYTES, SYNTHETIC_LEN_MIN_BYTES};
 
     #[test]
-    fn every_length_is_met_and_the_header_reads_back() {
+    fn every_length_is_reached_and_the_header_can_be_parsed() {
         let mut lengths = vec![SYNTHETIC_LEN_MIN_BYTES, SYNTHETIC_LEN_MAX_BYTES];
         let mut len = SYNTHETIC_LEN_MIN_BYTES;
         while len < 1 << 40 {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn measures_are_those_of_models_in_use() {
+    fn dimensions_are_those_of_published_models() {
         for (gib, hidden, layers) in [(1, 2048, 16..32), (5, 4096, 32..44), (40, 8192, 64..96)] {
             let model = Model::fill(gib << 30);
             assert_eq!(model.hidden, hidden, "{gib} GiB: {model:?}");
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_types_are_mixed_and_every_row_has_a_word() {
+    fn the_types_are_mixed_and_every_row_has_a_token() {
         let model = Synthetic::new(64 << 20).unwrap();
         let header = model.header();
         let count = |dtype| header.tensors.iter().filter(|tensor| tensor.dtype == dtype).count();

@@ -1,4 +1,4 @@
-//! Which tensors a synthetic model of a given size has.
+//! The tensors of a synthetic safetensors file.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,11 +8,11 @@ use longshore::formats::safetensors::{Dtype, Header, Tensor};
 
 use super::content::{self, HIDDEN_SIZES, Layout};
 
-/// The width of the header's length at the beginning of the file.
+/// The size of the field at the beginning of the file that has the header's length.
 const PREFIX_BYTES: usize = 8;
 
-/// A synthetic safetensors file. Matrices are BF16, norms F32, and it is laid out as the format's
-/// reference implementation does.
+/// A synthetic safetensors file. Matrices are BF16, norms are F32, and the layout is that of the
+/// format's reference implementation.
 pub(super) type Synthetic = content::Synthetic<Header>;
 
 impl Synthetic {
@@ -24,11 +24,11 @@ impl Synthetic {
 }
 
 const BF16_BYTES: u64 = 2;
-/// At least what the header says of one layer, and of all that is outside the layers, takes.
+/// Upper bounds for the header's text about one layer, and about everything outside the layers.
 const LAYER_TEXT_BYTES: u64 = 1200;
 const REST_TEXT_BYTES: u64 = 700;
 
-/// The measures of a decoder.
+/// The dimensions of a decoder.
 #[derive(Clone, Copy, Debug)]
 struct Model {
     /// The width, a multiple of 16, so that every tensor's length is a multiple of 8.
@@ -38,9 +38,9 @@ struct Model {
 }
 
 impl Model {
-    /// Lays out a file of exactly `file_len_bytes`, a multiple of 8: the widest model that fits at
-    /// a usual depth, made deeper and then given as many words as there is room for. What is left
-    /// is less than a word takes, and is padded behind the header.
+    /// Lays out a file of exactly `file_len_bytes`, a multiple of 8: chooses the widest model that fits
+    /// with a usual depth, and fills the rest of the file with more layers and then with more tokens.
+    /// The remaining bytes, fewer than a token needs, are padding after the header.
     fn fill(file_len_bytes: u64) -> Layout<Header> {
         let mut model = Self::fitting(file_len_bytes);
         let room = file_len_bytes.saturating_sub(model.unpadded_len_bytes());
@@ -55,9 +55,9 @@ impl Model {
     fn fitting(file_len_bytes: u64) -> Self {
         let least = |hidden: u64| Self {
             hidden,
-            // Models in use have 16 at 2048, 32 at 4096, 64 to 80 at 8192.
+            // Published models have 16 at 2048, 32 at 4096, 64 to 80 at 8192.
             layers: (hidden / 128).max(1),
-            // Models in use have 32,000 and more.
+            // Published models have 32,000 and more.
             vocabulary: (8 * hidden).min(32_000),
         };
         let mut model = least(HIDDEN_SIZES[0]);
@@ -71,7 +71,7 @@ impl Model {
         model
     }
 
-    /// A little more than [`Self::unpadded_len_bytes`], without making the header.
+    /// Estimates [`Self::unpadded_len_bytes`], a little too high, without building the header.
     fn len_estimate_bytes(&self) -> u64 {
         let outside = len_bytes(Dtype::F32, &[self.hidden]) + self.vocabulary * self.word_bytes();
         REST_TEXT_BYTES + outside + self.layers * (self.layer_bytes() + LAYER_TEXT_BYTES)
@@ -81,12 +81,12 @@ impl Model {
         self.layer().iter().map(|(_, dtype, shape)| len_bytes(*dtype, shape)).sum()
     }
 
-    /// What one more word takes: a row of the embedding and one of the head.
+    /// Returns the bytes of one more token: a row of the embedding and one of the head.
     fn word_bytes(&self) -> u64 {
         2 * self.hidden * BF16_BYTES
     }
 
-    /// One layer. A quarter of the heads have keys and values of their own.
+    /// Returns the tensors of one layer. Groups of four heads share keys and values.
     fn layer(&self) -> [(&'static str, Dtype, Vec<u64>); 9] {
         let (hidden, grouped, inner) = (self.hidden, self.hidden / 4, self.hidden / 2 * 7);
         [
@@ -102,7 +102,7 @@ impl Model {
         ]
     }
 
-    /// All tensors in the order of the file, their data relative to where it begins.
+    /// Returns all tensors in the order of the file, with data ranges relative to the first.
     fn tensors(&self) -> Vec<Tensor> {
         let words = vec![self.vocabulary, self.hidden];
         let mut described = vec![
@@ -115,7 +115,7 @@ impl Model {
                 (format!("model.layers.{layer}.{part}.weight"), dtype, shape)
             }));
         }
-        // As the reference implementation: what needs the larger alignment first, then by name.
+        // As in the reference implementation: first by descending alignment, then by name.
         described.sort_by(|a, b| (Reverse(a.1), &a.0).cmp(&(Reverse(b.1), &b.0)));
         let mut start = 0;
         let placed = described.into_iter().map(|(name, dtype, shape)| {
@@ -126,7 +126,7 @@ impl Model {
         placed.collect()
     }
 
-    /// The length of the file if the header were not padded.
+    /// Returns the length of the file without the padding of the header.
     fn unpadded_len_bytes(&self) -> u64 {
         let tensors = self.tensors();
         (PREFIX_BYTES + text(&tensors).len()) as u64 + data_len_bytes(&tensors)
@@ -150,7 +150,7 @@ impl Model {
     }
 }
 
-/// PyTorch's readers ask for the first.
+/// The metadata; PyTorch's readers require the first entry.
 const METADATA: [(&str, &str); 2] = [("format", "pt"), ("origin", "longshore synthetic")];
 
 fn len_bytes(dtype: Dtype, shape: &[u64]) -> u64 {
@@ -161,7 +161,7 @@ fn data_len_bytes(tensors: &[Tensor]) -> u64 {
     tensors.last().map_or(0, |last| last.data.end)
 }
 
-/// The text of the header. No name has anything in it that JSON escapes.
+/// Returns the text of the header. No name has a character that JSON escapes.
 fn text(tensors: &[Tensor]) -> String {
     let metadata = METADATA.map(|(key, value)| format!("\"{key}\":\"{value}\"")).join(",");
     let mut text = format!("{{\"__metadata__\":{{{metadata}}}");
@@ -169,7 +169,7 @@ fn text(tensors: &[Tensor]) -> String {
         let (start, end) = (data.start, data.end);
         let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
         let shape = shape.join(",");
-        // Writing to a string does not fail.
+        // Writing to a string never fails.
         let _ = write!(
             text,
             ",\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":[{shape}],\"data_offsets\":[{start},{end}]}}"
@@ -185,7 +185,7 @@ mod tests {
     use crate::make_model::content::{SYNTHETIC_LEN_MAX_BYTES, SYNTHETIC_LEN_MIN_BYTES};
 
     #[test]
-    fn every_length_is_met_and_the_header_reads_back() {
+    fn every_length_is_reached_and_the_header_can_be_parsed() {
         let mut lengths = vec![SYNTHETIC_LEN_MIN_BYTES, SYNTHETIC_LEN_MAX_BYTES & !7];
         let mut len = SYNTHETIC_LEN_MIN_BYTES;
         while len < 1 << 40 {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn measures_are_those_of_models_in_use() {
+    fn dimensions_are_those_of_published_models() {
         for (gib, hidden, layers) in [(1, 1536, 12..24), (16, 4096, 24..48), (140, 8192, 64..96)] {
             let model = Model::fitting(gib << 30);
             assert_eq!(model.hidden, hidden, "{gib} GiB: {model:?}");

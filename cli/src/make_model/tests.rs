@@ -1,4 +1,4 @@
-//! Synthetic models as other readers see them, and on the disk.
+//! Tests of synthetic models with the reference implementation, and of writing them to the disk.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
 
-/// The names in a folder, sorted.
+/// Returns the names in a folder, sorted.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<String> =
@@ -24,7 +24,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_synthetic_model_is_one_for_the_reference_too() {
+fn the_reference_implementation_parses_a_synthetic_model() {
     let folder = folder();
     let path = folder.path().join("model.safetensors");
     for len_bytes in [32 << 10, 100_003, 512 << 10, 8 * MIB, 33 * MIB + 9] {
@@ -63,7 +63,7 @@ fn synthetic_content_neither_repeats_nor_compresses() {
     words.sort_unstable();
     words.dedup();
     assert_eq!(words.len(), count, "a word occurs twice");
-    // Each of the 256 bytes about as often as every other: 4,000 times, give or take 5 deviations.
+    // Each byte value occurs about 4,000 times, within 5 standard deviations.
     let mut histogram = [0u32; 256];
     content.iter().for_each(|byte| histogram[usize::from(*byte)] += 1);
     let mean = content.len() as f64 / 256.0;
@@ -76,7 +76,7 @@ fn synthetic_content_neither_repeats_nor_compresses() {
 }
 
 #[test]
-fn a_synthetic_model_that_cannot_be_leaves_what_was_there() {
+fn a_failed_or_cancelled_write_keeps_the_existing_file() {
     let folder = folder();
     let path = folder.path().join("model.safetensors");
     for len_bytes in [0, (32 << 10) - 1, u64::MAX] {

@@ -1,4 +1,4 @@
-//! What can be said after `longshore pt`.
+//! The command line of `longshore pt`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -8,20 +8,20 @@ use clap::{Args, Subcommand};
 use super::format::FormatName;
 use crate::units::Size;
 
-/// Read IO page tables: entries by their bits, walks step by step, whole trees.
+/// Decode IO page tables: entries bit by bit, walks step by step, whole trees.
 ///
-/// Tables are read out of a raw image of memory, such as a dump of a guest. Levels have the names
-/// and numbers that each format's manual gives them.
+/// The tables are read from a raw memory image, such as a dump of a guest. Levels have the names and
+/// numbers of each format's manual.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  What is this entry?
+  Decode an entry:
     longshore pt decode --format arm-lpae-s1 --level 2 0x60000080000f4d
-  Where does a device's address lead, and why?
+  Translate an address that a device uses:
     longshore pt walk --format vtd-second --root 0x1000 memory.bin 0x40001234
-  All that is mapped:
+  Show all mappings:
     longshore pt dump --format arm-lpae-s2 --granule 64K --root 0x90000 --base 0x80000 memory.bin
-  Which formats are there, and which of their options?
+  List the formats and their options:
     longshore pt formats
 ")]
 pub(crate) struct PtArgs {
@@ -39,7 +39,7 @@ pub(crate) enum PtCommand {
 }
 
 impl PtArgs {
-    /// Whether JSON was asked for.
+    /// Returns `true` if JSON is requested.
     pub(crate) const fn json(&self) -> bool {
         match &self.command {
             PtCommand::Formats(args) => args.json,
@@ -51,7 +51,7 @@ impl PtArgs {
     }
 }
 
-/// A format of page tables and how it is set up.
+/// A page-table format and its options.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct FormatArgs {
     /// The format; `longshore pt formats` describes each.
@@ -62,12 +62,12 @@ pub(crate) struct FormatArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) granule: Option<Size>,
 
-    /// Bits of an address that are translated (Arm, VT-d second stage) [default: 48].
+    /// The input address size in bits (Arm, VT-d second stage) [default: 48].
     #[arg(long, value_name = "BITS")]
     pub(crate) input_bits: Option<u32>,
 
-    /// Bits of an address after translation [default: 48 for Arm, where more of them change the
-    /// format; what the format has room for elsewhere].
+    /// The output address size in bits [default: 48 for Arm, where a larger size changes the format;
+    /// the most that the format allows for others].
     #[arg(long, value_name = "BITS")]
     pub(crate) output_bits: Option<u32>,
 
@@ -76,24 +76,24 @@ pub(crate) struct FormatArgs {
     #[arg(long)]
     pub(crate) levels: Option<u32>,
 
-    /// The tables are those of the top of the address space, TTBR1 (Arm stage 1).
+    /// The tables translate the upper address range, TTBR1 (Arm stage 1).
     #[arg(long)]
     pub(crate) upper: bool,
 
-    /// Every entry is a page by itself: no contiguous bit, no sizes between two levels'.
+    /// Every entry is a page by itself: no contiguous bit, and no page sizes between those of two levels.
     #[arg(long)]
     pub(crate) no_runs: bool,
 
-    /// Pages of 512 GiB and more (AMD).
+    /// Allow pages of 512 GiB and more (AMD).
     #[arg(long)]
     pub(crate) pages_512g: bool,
 
-    /// The hardware tracks dirty pages: tell which ones are.
+    /// The hardware tracks dirty pages; show which pages are dirty.
     #[arg(long)]
     pub(crate) dirty: bool,
 }
 
-/// A raw image of memory with tables in it.
+/// A raw memory image that contains the tables.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ImageArgs {
     /// The physical address of the root table.
@@ -104,12 +104,12 @@ pub(crate) struct ImageArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "0")]
     pub(crate) base: Address,
 
-    /// The image. It is read in pieces, so it may be larger than memory.
+    /// The image file. Only the blocks that are needed are read, so it may be larger than memory.
     #[arg(value_name = "IMAGE")]
     pub(crate) image: PathBuf,
 }
 
-/// List the formats with their page sizes, bits and features.
+/// List the formats with their page sizes, address sizes and features.
 #[derive(Args, Debug)]
 pub(crate) struct FormatsArgs {
     /// Print one JSON object.
@@ -117,7 +117,7 @@ pub(crate) struct FormatsArgs {
     pub(crate) json: bool,
 }
 
-/// Show what an entry is: its bits by name, its kind, its address, its permissions.
+/// Decode an entry: its fields by name, its kind, its address and its permissions.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -130,8 +130,8 @@ pub(crate) struct DecodeArgs {
     #[command(flatten)]
     pub(crate) format: FormatArgs,
 
-    /// The level of the table that the entry is in, as the manual has it: 3, 2, 1, 0 (Arm), PTE,
-    /// PDE and so on (x86-64), SS-PTE (VT-d) [default: the one of the pages].
+    /// The level of the table that the entry is in, as the manual names it: 3, 2, 1, 0 (Arm), PTE, PDE
+    /// and so on (x86-64), SS-PTE (VT-d) [default: the last level].
     #[arg(long, allow_hyphen_values = true)]
     pub(crate) level: Option<String>,
 
@@ -163,9 +163,9 @@ pub(crate) struct IndexArgs {
     pub(crate) json: bool,
 }
 
-/// Walk an address step by step, and say where it leads or why it leads nowhere.
+/// Walk the tables for an address step by step, and show its translation or why there is none.
 ///
-/// Exits with 18 where the address is not mapped, and with 15 where a table is not in the image.
+/// Exits with 18 if the address is not mapped, and with 15 if a table is not in the image.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -188,10 +188,10 @@ pub(crate) struct WalkArgs {
     pub(crate) json: bool,
 }
 
-/// Show the tree of tables, adjacent pages in one line.
+/// Show the tree of tables, with adjacent pages in one line.
 ///
-/// A table that several entries lead to is shown once. Exits with 15 where a table is not in the
-/// image, after what can be shown.
+/// A table that several entries point to is shown once. If a table is not in the image, the rest is
+/// shown, and the exit code is 15.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -205,7 +205,7 @@ pub(crate) struct DumpArgs {
     #[command(flatten)]
     pub(crate) image: ImageArgs,
 
-    /// Only what stands for a part of this range: first address and length.
+    /// Show only the entries that translate a part of this range: first address and length.
     #[arg(long, value_name = "IOVA+SIZE")]
     pub(crate) range: Option<Range>,
 
@@ -214,7 +214,7 @@ pub(crate) struct DumpArgs {
     pub(crate) json: bool,
 }
 
-/// A number of 64 bits as people write addresses: `0x4000_0000`, `4096`.
+/// A 64-bit address, written as `0x4000_0000` or `4096`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address(pub(crate) u64);
 
@@ -224,18 +224,18 @@ impl FromStr for Address {
     fn from_str(word: &str) -> Result<Self, String> {
         let digits = word.replace('_', "");
         let parsed = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
-            // The parser of numbers would take a sign.
+            // `from_str_radix` would accept a sign.
             Some(hex) if !hex.starts_with('+') => u64::from_str_radix(hex, 16),
             _ if digits.starts_with('+') => return Err(format!("'{word}' has a sign")),
             _ => digits.parse(),
         };
         parsed.map(Self).map_err(|_| {
-            format!("'{word}' is not a number of 64 bits such as 0x40000000; hexadecimal needs 0x")
+            format!("'{word}' is not a 64-bit number such as 0x40000000; hexadecimal needs 0x")
         })
     }
 }
 
-/// A range as `0x40000000+2MiB`.
+/// A range of addresses, written as `0x40000000+2MiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) first: u64,
@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_people_write_them() {
+    fn decimal_and_hexadecimal_addresses_are_parsed() {
         for (word, value) in [
             ("0", 0),
             ("4096", 4096),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_have_a_length_in_either_form() {
+    fn the_length_of_a_range_may_be_a_number_or_a_size() {
         let range = Range { first: 1 << 30, len_bytes: 2 << 20 };
         for word in ["0x40000000+2MiB", "0x40000000+0x200000", "1073741824+2097152"] {
             assert_eq!(word.parse(), Ok(range), "{word}");

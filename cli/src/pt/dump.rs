@@ -34,8 +34,7 @@ fn of_format<F: Format>(args: &DumpArgs, format: &F, image: &FileImage) -> Resul
         check_iova(format, first)?;
         dump = dump.of_range(first, range.len_bytes).ok_or_else(|| {
             let message = format!(
-                "--range: {:#x} bytes from {first:#x} end outside of what is \
-                                   translated",
+                "--range: {:#x} bytes from {first:#x} end outside of the input address range",
                 range.len_bytes
             );
             failure(2, message)
@@ -43,8 +42,8 @@ fn of_format<F: Format>(args: &DumpArgs, format: &F, image: &FileImage) -> Resul
     }
     let mut seen = HashSet::from([root]);
     let mut missing = None;
-    // Of a table, whether it is to be looked into: an image of anybody may have tables that lead to
-    // themselves, and one shown twice says nothing new.
+    // Returns `true` for a table that was not shown yet: an untrusted image may have tables that point
+    // to themselves.
     let mut meet = |node: &Node| match *node {
         Node::Table { table, .. } => seen.insert(table),
         Node::Missing { level, table, index, .. } => {
@@ -86,7 +85,7 @@ fn of_format<F: Format>(args: &DumpArgs, format: &F, image: &FileImage) -> Resul
     }
 }
 
-/// What the first table is that the image has not.
+/// Describes the first table that is not in the image.
 fn why<F: Format>(
     format: &F,
     image: &FileImage,
@@ -117,7 +116,7 @@ fn write_tree<F: Format>(
     let done = dump.visit(|node| {
         let is_new = meet(&node);
         let mut line = String::new();
-        // A string takes all that is written to it.
+        // Writing to a string never fails.
         let _ = write_node(&mut line, format, &node, is_new);
         match out.write_all(line.as_bytes()) {
             Ok(()) => ControlFlow::Continue(if is_new { Next::Into } else { Next::Over }),

@@ -12,7 +12,7 @@ use super::args::{DecodeArgs, IndexArgs};
 use super::format::{level_label, level_of, size, with_format};
 use super::{check_iova, hex, tell};
 
-/// The permissions with the words they stand for.
+/// The permissions and their names.
 const WORDS: [(Prot, &str); 6] = [
     (Prot::READ, "read"),
     (Prot::WRITE, "write"),
@@ -22,12 +22,12 @@ const WORDS: [(Prot, &str); 6] = [
     (Prot::DEVICE, "device"),
 ];
 
-/// Permissions in words.
+/// Returns the names of permissions.
 pub(super) fn prot_words(prot: Prot) -> Vec<&'static str> {
     WORDS.into_iter().filter(|(flag, _)| prot.contains(*flag)).map(|(_, word)| word).collect()
 }
 
-/// What an entry is, in one line.
+/// Describes an entry in one line.
 pub(super) fn entry_line<F: Format>(format: &F, level: u32, entry: u64, decoded: Entry) -> String {
     match decoded {
         Entry::Absent => "absent".into(),
@@ -43,7 +43,7 @@ pub(super) fn entry_line<F: Format>(format: &F, level: u32, entry: u64, decoded:
     }
 }
 
-/// The same for JSON.
+/// Describes an entry as JSON.
 pub(super) fn entry_json<F: Format>(format: &F, level: u32, entry: u64, decoded: Entry) -> Value {
     match decoded {
         Entry::Absent => json!({ "kind": "absent" }),
@@ -67,7 +67,7 @@ fn is_dirty<F: Format>(format: &F, entry: u64) -> Option<bool> {
     Some(format.dirty_test()?.matches(entry))
 }
 
-/// The fields of an entry, the highest bits first, and the bits that belong to none.
+/// Returns the fields of an entry, the highest bits first, and the bits that belong to no field.
 fn fields_of<F: Format>(format: &F, level: u32, entry: u64) -> (Vec<Field>, u64) {
     let mut fields: Vec<Field> =
         format.fields(level, entry).iter().flat_map(|group| group.iter().copied()).collect();
@@ -131,7 +131,7 @@ fn decoded_text<F: Format>(format: &F, level: u32, entry: u64) -> Result<String,
         writeln!(text, "  [{:>5}]  {:<width$}  {value:#x}{meaning}", bits(field), field.name)?;
     }
     if unnamed != 0 {
-        writeln!(text, "  set and without a name: {unnamed:#x}")?;
+        writeln!(text, "  set bits that belong to no field: {unnamed:#x}")?;
     }
     Ok(text)
 }
@@ -170,7 +170,7 @@ pub(super) fn index(args: &IndexArgs) -> Result<()> {
     tell(args.json, &text, &json)
 }
 
-/// The levels from the root downwards: level, highest and lowest bit, index.
+/// Returns the levels from the root downwards: level, highest and lowest bit, index.
 fn indices<F: Format>(format: &F, iova: Iova) -> Vec<(u32, u32, u32, usize)> {
     let geometry = format.geometry();
     let va = geometry.va(iova).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The formats by the names they have on the command line.
+//! The formats, by their names on the command line.
 
 use clap::ValueEnum;
 use longshore::mem::Granule;
@@ -20,7 +20,7 @@ const ARM_GRANULES: [Granule; 3] = [
     Granule::SIZE_64K,
 ];
 
-/// A format.
+/// The name of a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FormatName {
     /// Arm's 64-bit tables, stage 1.
@@ -44,7 +44,7 @@ pub(crate) enum FormatName {
     RiscvSv57,
 }
 
-/// A format that was set up.
+/// A configured format.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AnyFormat {
     ArmStage1(ArmStage1),
@@ -56,7 +56,7 @@ pub(crate) enum AnyFormat {
     RiscV(RiscV),
 }
 
-/// Evaluates an expression in which `$format` is the format itself, of its own type.
+/// Evaluates an expression with `$format` bound to the format, of its concrete type.
 macro_rules! with_format {
     ($any:expr, $format:ident => $body:expr) => {
         match $any {
@@ -73,12 +73,12 @@ macro_rules! with_format {
 pub(crate) use with_format;
 
 impl FormatName {
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// The description on the command line.
+    /// Returns the description on the command line.
     pub(crate) fn title(self) -> String {
         let help =
             self.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string));
@@ -89,7 +89,7 @@ impl FormatName {
         matches!(self, Self::ArmLpaeS1 | Self::ArmLpaeS2)
     }
 
-    /// Bits of an address that can be translated.
+    /// Returns the possible input address sizes in bits.
     pub(crate) fn input_bits(self) -> Vec<u32> {
         match self {
             Self::ArmLpaeS1 | Self::ArmLpaeS2 => (25..=52).collect(),
@@ -102,7 +102,7 @@ impl FormatName {
         }
     }
 
-    /// Bits of an address after translation: the fewest and the most.
+    /// Returns the smallest and the largest output address size in bits.
     pub(crate) const fn output_bits(self) -> (u32, u32) {
         match self {
             Self::RiscvSv39 | Self::RiscvSv48 | Self::RiscvSv57 => (32, 56),
@@ -110,12 +110,12 @@ impl FormatName {
         }
     }
 
-    /// The sizes that the smallest page can have.
+    /// Returns the possible sizes of the smallest page.
     pub(crate) fn granules(self) -> &'static [Granule] {
         if self.is_arm() { &ARM_GRANULES } else { &[Granule::SIZE_4K] }
     }
 
-    /// What else there is to know.
+    /// Returns the optional features.
     pub(crate) const fn features(self) -> &'static [&'static str] {
         match self {
             Self::ArmLpaeS1 => &["contiguous bit", "dirty pages (DBM)", "TTBR1"],
@@ -131,7 +131,7 @@ impl FormatName {
 }
 
 impl FormatArgs {
-    /// A format as it is without options.
+    /// Returns a format without options.
     pub(crate) const fn plain(format: FormatName) -> Self {
         Self {
             format,
@@ -146,7 +146,7 @@ impl FormatArgs {
         }
     }
 
-    /// Sets the format up.
+    /// Configures the format.
     pub(crate) fn set_up(&self) -> anyhow::Result<AnyFormat> {
         self.refuse_what_it_has_not()?;
         let granule = self.granule()?;
@@ -246,7 +246,7 @@ impl FormatArgs {
         }
     }
 
-    /// Options are not ignored: what a format has not was meant for another.
+    /// Returns an error for an option that the format does not have, instead of ignoring it.
     fn refuse_what_it_has_not(&self) -> anyhow::Result<()> {
         use FormatName::{AmdV1, ArmLpaeS1, ArmLpaeS2, VtdFirst, VtdSecond, X86_64};
         let name = self.format;
@@ -269,24 +269,24 @@ impl FormatArgs {
     }
 }
 
-/// What the manual calls a level, in a sentence: `level 2`, `SS-PDE`.
+/// Returns the manual's name of a level for use in a sentence: `level 2`, `SS-PDE`.
 pub(crate) fn level_label<F: Format>(_format: &F, level: u32) -> String {
     let name = F::LEVEL_NAMES[level as usize];
     if name.ends_with(|c: char| c.is_ascii_digit()) { format!("level {name}") } else { name.into() }
 }
 
-/// The level that is called `name`.
+/// Returns the level with this name.
 pub(crate) fn level_of<F: Format>(format: &F, name: &str) -> anyhow::Result<u32> {
     let levels = format.geometry().levels();
     let found =
         (0..levels).find(|level| F::LEVEL_NAMES[*level as usize].eq_ignore_ascii_case(name.trim()));
     found.ok_or_else(|| {
         let names: Vec<&str> = F::LEVEL_NAMES.iter().take(levels as usize).rev().copied().collect();
-        failure(2, format!("--level: '{name}' is none of {}", names.join(", ")))
+        failure(2, format!("--level: unknown level '{name}' (expected {})", names.join(", ")))
     })
 }
 
-/// A power of two of bytes as people write it.
+/// Formats 2^`log2` bytes.
 pub(crate) fn size(log2: u32) -> String {
     match 1u64.checked_shl(log2).and_then(|bytes| Granule::new(bytes).ok()) {
         Some(size) => size.to_string(),

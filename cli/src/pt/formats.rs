@@ -19,12 +19,12 @@ pub(super) fn run(args: &FormatsArgs) -> Result<()> {
         describe(*name, &mut text).context("writing")?;
         json.push(as_json(*name)?);
     }
-    text += "Page sizes are those without options; --no-runs, --output-bits and --pages-512g change \
-             them.\n";
+    text += "The page sizes are those without options; --no-runs, --output-bits and --pages-512g \
+             change them.\n";
     tell(args.json, &text, &json!({ "formats": json }))
 }
 
-/// The sizes of pages with a granule, as logarithms.
+/// Returns the base-2 logarithms of the page sizes for a granule.
 fn page_sizes(name: FormatName, granule: Granule) -> Result<Vec<u32>> {
     let granule = Some(Size(granule.bytes()));
     let any = FormatArgs { granule, ..FormatArgs::plain(name) }.set_up()?;
@@ -32,7 +32,7 @@ fn page_sizes(name: FormatName, granule: Granule) -> Result<Vec<u32>> {
     Ok((0..64).filter(|log2| sizes >> log2 & 1 != 0).collect())
 }
 
-/// `25 to 52`, `48 or 57`.
+/// Formats numbers as `25 to 52` or `48, 57`.
 fn bits(all: &[u32]) -> String {
     match all {
         [first, .., last] if *last as usize - *first as usize + 1 == all.len() && all.len() > 2 => {

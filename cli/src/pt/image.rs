@@ -1,4 +1,4 @@
-//! A raw image of memory in a file.
+//! A raw memory image in a file.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,13 +14,13 @@ use longshore::pagetable::table_memory::TableAddr;
 use super::args::ImageArgs;
 use crate::exit::failure;
 
-/// What is read at once.
+/// The bytes of one read.
 const BLOCK_BYTES: u64 = 4096;
-/// Blocks that are kept: 16 MiB. A tree is walked table by table, so few are read twice.
+/// The most blocks in the cache: 16 MiB. A tree is walked table by table, so few are read twice.
 const BLOCKS_MAX: usize = 4096;
 
-/// An image. Only what is looked at is read, so it may be larger than memory; a file that shrinks
-/// meanwhile is no more than a table that is not there.
+/// A memory image. Blocks are read on demand, so it may be larger than memory. If the file shrinks
+/// while it is read, tables are reported as missing.
 pub(crate) struct FileImage {
     path: PathBuf,
     file: File,
@@ -45,7 +45,7 @@ impl FileImage {
         if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
             return Err(failure(11, format!("{name} is a directory, not an image of memory")));
         }
-        // Also a block device says its length so.
+        // Seeking also works for block devices, whose metadata has no length.
         let len_bytes = file
             .seek(SeekFrom::End(0))
             .map_err(|error| failure(11, format!("{name} is not an image of memory: {error}")))?;
@@ -64,13 +64,13 @@ impl FileImage {
         Ok(Self { path, file, base, len_bytes, blocks, failed })
     }
 
-    /// What of memory the image has, for messages.
+    /// Returns the address range of the image, for messages.
     pub(crate) fn extent(&self) -> String {
         let last = self.base + (self.len_bytes - 1);
         format!("{} has {:#x} to {last:#x}", self.path.display(), self.base)
     }
 
-    /// The error that reading met, if it met one.
+    /// Returns the first read error, if there was one.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         match self.failed.borrow_mut().take() {
             Some(error) => Err(error).with_context(|| format!("reading {}", self.path.display())),
@@ -93,7 +93,7 @@ impl FileImage {
             }
             blocks.insert(block, bytes.into());
         }
-        // Eight bytes at a multiple of eight lie in one block.
+        // Eight bytes at a multiple of eight are in one block.
         let bytes = blocks.get(&block)?.get(at..at + 8)?;
         Some(u64::from_le_bytes(bytes.try_into().ok()?))
     }

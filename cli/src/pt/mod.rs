@@ -1,4 +1,4 @@
-//! `longshore pt`: IO page tables for people.
+//! `longshore pt`: decodes IO page tables.
 
 pub(crate) mod args;
 mod dump;
@@ -28,17 +28,17 @@ pub(crate) fn run(args: &PtArgs) -> Result<()> {
     }
 }
 
-/// Prints `text`, or `json` where that was asked for.
+/// Prints `json` if `as_json`, and `text` if not.
 fn tell(as_json: bool, text: &str, json: &Value) -> Result<()> {
     if as_json { print(&format!("{json}\n")) } else { print(text) }
 }
 
-/// A number as JSON has it here: numbers above 2^53 would not survive every reader.
+/// Formats a number as a JSON string, because many parsers round numbers above 2^53.
 fn hex(number: u64) -> Value {
     format!("{number:#x}").into()
 }
 
-/// The root table, aligned as a table of its size is.
+/// Checks that the root table is aligned to its size.
 fn root_table<F: Format>(format: &F, root: Address) -> Result<TableAddr> {
     let geometry = format.geometry();
     let align = 8u64 << geometry.slots_log2(geometry.root_level());
@@ -50,7 +50,7 @@ fn root_table<F: Format>(format: &F, root: Address) -> Result<TableAddr> {
     Ok(TableAddr::new(root.0))
 }
 
-/// That `format` translates `iova`.
+/// Checks that `iova` is in the input address range of `format`.
 fn check_iova<F: Format>(format: &F, iova: Iova) -> Result<()> {
     let geometry = format.geometry();
     if geometry.va(iova).is_some() {

@@ -16,11 +16,11 @@ use super::image::FileImage;
 use super::{check_iova, hex, root_table, tell};
 use crate::exit::told;
 
-/// How a walk ended.
+/// The result of a walk.
 struct Outcome {
     steps: Vec<TraceStep>,
     mapping: Option<Mapping>,
-    /// Why there is no mapping, and the exit code that says so.
+    /// The exit code and the reason, if there is no mapping.
     ended: Option<(u8, String)>,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn run(args: &WalkArgs) -> Result<()> {
     }
 }
 
-/// Why the walk led nowhere, if it did.
+/// Returns the exit code and the reason, if the walk found no leaf.
 fn why_not<F: Format>(
     format: &F,
     image: &FileImage,
@@ -60,7 +60,7 @@ fn why_not<F: Format>(
         Some((_, Entry::Absent)) => "absent",
         Some(_) => "reserved",
         None => {
-            // In 128 bits, so that an entry past 2^64 is not given the address of another.
+            // In 128 bits, because the address of an entry may exceed 2^64.
             let at = u128::from(table) + 8 * last.index as u128;
             let message = format!(
                 "entry {} of the table at {table:#x} ({level}) is at {at:#x}, which is not in the \

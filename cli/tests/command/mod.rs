@@ -1,4 +1,4 @@
-//! Running the `longshore` command.
+//! Runs the `longshore` command.
 #![expect(unsafe_code, reason = "prepares processes between fork and exec")]
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 
 pub(crate) const LONGSHORE: &str = env!("CARGO_BIN_EXE_longshore");
 
-/// What a run came to.
+/// The result of a run.
 pub(crate) struct Outcome {
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -16,13 +16,13 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Its one JSON object, where it succeeded.
+    /// Parses standard output as one JSON object; panics if the run failed.
     pub(crate) fn json(&self) -> serde_json::Value {
         assert_eq!(self.code, 0, "{}", self.stderr);
         serde_json::from_str(&self.stdout).unwrap()
     }
 
-    /// Holds it against an exit code and words of its error message, which is one line.
+    /// Checks the exit code and that the error message contains `words`.
     pub(crate) fn expect(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, code, "{}", self.stderr);
         for word in words {
@@ -45,15 +45,15 @@ pub(crate) fn run(command: &mut Command) -> Outcome {
     }
 }
 
-/// Copies the `longshore` command to a place where any user can run it. Another process writes it: if
-/// this one did, a child that another test starts meanwhile could keep the copy open for writing, and
-/// running it would fail with `ETXTBSY`.
+/// Copies the `longshore` command to a place where any user can run it. Another process writes the copy:
+/// if this process did, a child that another test forks at that time could inherit the open file, and
+/// executing the copy would fail with `ETXTBSY`.
 pub(crate) fn copy_longshore(to: &Path) {
     assert!(Command::new("cp").arg(LONGSHORE).arg(to).status().unwrap().success());
 }
 
-/// Lets SIGINT end the program that is run, also if the tests run in the background of a shell, which
-/// ignores it there.
+/// Lets SIGINT end the program, even if the tests run in the background of a shell, which ignores
+/// SIGINT there.
 pub(crate) fn heed_interrupts(command: &mut Command) {
     let install = || {
         // SAFETY: the default action runs no code of this program.
@@ -62,12 +62,11 @@ pub(crate) fn heed_interrupts(command: &mut Command) {
             _ => Ok(()),
         }
     };
-    // SAFETY: between fork and exec only a system call is made.
+    // SAFETY: the closure makes only a system call between fork and exec.
     unsafe { command.pre_exec(install) };
 }
 
-/// Gives the program that is run the three standard descriptors and no others, whatever this process has
-/// inherited.
+/// Gives the program only the three standard descriptors, whatever this process has inherited.
 pub(crate) fn inherit_no_descriptors(command: &mut Command) {
     let close_all = || {
         let flags = libc::CLOSE_RANGE_CLOEXEC as libc::c_int;
@@ -77,17 +76,17 @@ pub(crate) fn inherit_no_descriptors(command: &mut Command) {
             _ => Err(std::io::Error::last_os_error()),
         }
     };
-    // SAFETY: between fork and exec only a system call is made.
+    // SAFETY: the closure makes only a system call between fork and exec.
     unsafe { command.pre_exec(close_all) };
 }
 
-/// Sends a signal by name to a process of ours.
+/// Sends a signal by name to a child.
 pub(crate) fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status();
     assert!(sent.unwrap().success());
 }
 
-/// Root may read everything, so it becomes someone who may not.
+/// Runs the program as the user `nobody` if this process is root, which may read every file.
 pub(crate) fn as_nobody(command: &mut Command) {
     const NOBODY: u32 = 65534;
     if rustix::process::geteuid().is_root() {
@@ -95,7 +94,7 @@ pub(crate) fn as_nobody(command: &mut Command) {
     }
 }
 
-/// Gives the program that is run this descriptor as its number 3, as a service manager does.
+/// Passes this descriptor to the program as number 3, as a service manager does.
 pub(crate) fn hand_over(command: &mut Command, descriptor: std::os::fd::OwnedFd) {
     use std::os::fd::AsRawFd;
     let install = move || {
@@ -103,14 +102,14 @@ pub(crate) fn hand_over(command: &mut Command, descriptor: std::os::fd::OwnedFd)
             -1 => Err(std::io::Error::last_os_error()),
             fd => Ok(fd),
         };
-        // One that is at number 3 already would be closed on exec.
+        // If the descriptor already has the number 3, `dup2` does nothing and it stays close-on-exec.
         // SAFETY: no pointer is passed.
         let moved =
             check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 10) })?;
-        // SAFETY: no pointer is passed; whatever is at number 3 is not needed any more.
+        // SAFETY: no pointer is passed; the old descriptor 3 is not needed any more.
         check(unsafe { libc::dup2(moved, 3) }).map(|_| ())
     };
-    // SAFETY: between fork and exec only two system calls are made.
+    // SAFETY: the closure makes only two system calls between fork and exec.
     unsafe { command.pre_exec(install) };
 }
 
@@ -134,12 +133,12 @@ pub(crate) fn refuse_io_uring(command: &mut Command) {
         };
         // SAFETY: no pointer is passed.
         check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-        // SAFETY: the program lives across the call, which copies it.
+        // SAFETY: the filter lives until the call returns, and the kernel copies it.
         let installed = unsafe {
             libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
         };
         check(installed)
     };
-    // SAFETY: between fork and exec only two system calls are made.
+    // SAFETY: the closure makes only two system calls between fork and exec.
     unsafe { command.pre_exec(install) };
 }
