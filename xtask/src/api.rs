@@ -1,7 +1,7 @@
-//! The public API of each published crate as text, so that a change of it is seen in review.
+//! The public API of each published crate as text, so that reviewers see every change of it.
 //!
-//! The text is made from rustdoc's JSON, whose format differs between compilers: one nightly makes it, that of
-//! Miri (`rust_nightly` in `scripts/setup.sh`).
+//! The text is generated from rustdoc's JSON, whose format differs between compilers, so it is always made
+//! by the nightly that also runs Miri (`rust_nightly` in `scripts/setup.sh`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,8 +17,8 @@ use crate::repository;
 const FILE: &str = "api.txt";
 const SETUP: &str = "scripts/setup.sh";
 
-/// Compares each crate's API with its file and returns the lines that differ. With `update` it writes the
-/// files instead.
+/// Compares each crate's API with its file and returns the lines that differ, or writes the files if
+/// `update`.
 pub(crate) fn compare(update: bool) -> Result<Vec<String>> {
     let root = repository::root();
     let setup = fs::read_to_string(root.join(SETUP)).context(SETUP)?;
@@ -38,21 +38,22 @@ pub(crate) fn compare(update: bool) -> Result<Vec<String>> {
     Ok(places)
 }
 
-/// The toolchain that the setup script names.
+/// Returns the toolchain that the setup script names.
 fn nightly(setup: &str) -> Option<&str> {
     setup.lines().find_map(|line| line.strip_prefix("rust_nightly="))
 }
 
-/// Crates of the library are published; the command, the bindings, examples and tools are not.
+/// Returns `true` for the crates of the library; the command, the bindings, examples and tools are not
+/// published.
 pub(crate) fn is_published(package: &Package, root: &Path) -> bool {
     package.manifest_path.starts_with(root.join("crates"))
 }
 
-/// Every public item of a crate with all its features, a line each, sorted.
+/// Returns the public items of a crate with all its features, one per line, sorted.
 fn public_api(package: &Package, nightly: &str, root: &Path) -> Result<String> {
     let target = target_folder(root).join("api");
     let mut rustdoc = Command::new("cargo");
-    // What this program was called with belongs to its own compiler.
+    // cargo set these variables for the compiler of this program.
     rustdoc.current_dir(root).env_remove("RUSTC").env_remove("RUSTUP_TOOLCHAIN");
     rustdoc.env("CARGO_TARGET_DIR", &target);
     rustdoc.arg(format!("+{nightly}"));
@@ -75,7 +76,7 @@ fn target_folder(root: &Path) -> PathBuf {
     root.join(set.unwrap_or_else(|| "target".into()))
 }
 
-/// The lines that only one of two texts has, marked as in a diff.
+/// Returns the lines that only one of two texts has, marked as in a diff.
 fn differences<'t>(committed: &'t str, now: &'t str) -> impl Iterator<Item = String> + use<'t> {
     let lines = |text: &'t str| text.lines().collect::<BTreeSet<_>>();
     let (old, new) = (lines(committed), lines(now));
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_one_text_alone_are_differences() {
+    fn lines_that_only_one_text_has_are_differences() {
         let found: Vec<_> = differences("a\nb\nc\n", "a\nc\nd\n").collect();
         assert_eq!(found, ["- b", "+ d"]);
         assert_eq!(differences("a\n", "a\n").count(), 0);

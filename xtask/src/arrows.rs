@@ -1,7 +1,7 @@
-//! Which crate may depend on which.
+//! The allowed dependencies between the crates.
 //!
 //! ```text
-//!   cli          bench ──► vm-tests ◄── guest     the rim, examples too: no crate of the library knows it
+//!   cli          bench ──► vm-tests ◄── guest     and the examples: no crate of the library uses these
 //!     ╲            │
 //!      └─────► longshore                          the facade
 //!              ╱       ╲
@@ -16,7 +16,7 @@
 //!    └───────────────────────────┘
 //! ```
 //!
-//! Whoever may depend on a crate may also depend on what that crate may depend on.
+//! The relation is transitive: a crate may also depend on the dependencies of its dependencies.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ use anyhow::Result;
 use crate::metadata::{Metadata, Package};
 use crate::repository::Repository;
 
-/// Every crate of the house, also those still to be built, and its arrows.
+/// Every crate of the workspace and its direct arrows.
 const ARROWS: &[(&str, &[&str])] = &[
     ("longshore-mem", &[]),
     ("longshore-iov", &["longshore-mem"]),
@@ -60,7 +60,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// The dependencies that run another way, and the crates that have no place yet.
+/// Returns the dependencies without an arrow, and the crates that are not in the list.
 pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     Ok(wrong_ways(&repository.metadata))
 }
@@ -69,25 +69,28 @@ fn wrong_ways(metadata: &Metadata) -> Vec<String> {
     let mut places = Vec::new();
     for package in metadata.members() {
         let Some(allowed) = reachable(&package.name) else {
-            places.push(format!("{}: has no place in xtask/src/arrows.rs", package.name));
+            places.push(format!("{}: is not listed in xtask/src/arrows.rs", package.name));
             continue;
         };
         for target in targets(package) {
             if target != package.name && !allowed.contains(target) {
-                places.push(format!("{} → {target}: no arrow runs this way", package.name));
+                places.push(format!(
+                    "{} → {target}: xtask/src/arrows.rs does not allow this dependency",
+                    package.name
+                ));
             }
         }
     }
     places
 }
 
-/// The crates of this tree that `package` depends on, for whatever purpose.
+/// Returns the crates of this repository that `package` depends on, for any kind of dependency.
 fn targets(package: &Package) -> BTreeSet<&str> {
     let ours = package.dependencies.iter().filter(|dependency| dependency.path.is_some());
     ours.map(|dependency| dependency.name.as_str()).collect()
 }
 
-/// All crates at the end of arrows that begin at `name`; `None` for a crate that has no place.
+/// Returns all crates that `name` may depend on; `None` for a crate that is not in the list.
 fn reachable(name: &str) -> Option<BTreeSet<&'static str>> {
     let arrows_of = |name: &str| Some(ARROWS.iter().find(|(from, _)| *from == name)?.1);
     let mut found = BTreeSet::new();
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_that_runs_the_other_way_is_named() {
+    fn a_dependency_without_an_arrow_is_reported() {
         let packages = vec![
             package("longshore-mem", &["longshore-heap"]),
             package("longshore-load", &["longshore-mem", "longshore-domain"]),
@@ -140,18 +143,19 @@ mod tests {
         assert_eq!(
             wrong(packages),
             [
-                "longshore-mem → longshore-heap: no arrow runs this way",
-                "longshore-load → longshore-domain: no arrow runs this way",
-                "longshore-heap → longshore-vm-tests: no arrow runs this way",
-                "longshore-bench → longshore-cli: no arrow runs this way",
+                "longshore-mem → longshore-heap",
+                "longshore-load → longshore-domain",
+                "longshore-heap → longshore-vm-tests",
+                "longshore-bench → longshore-cli",
             ]
+            .map(|edge| format!("{edge}: xtask/src/arrows.rs does not allow this dependency"))
         );
     }
 
     #[test]
-    fn a_crate_without_a_place_is_named_and_foreign_ones_are_not_looked_at() {
+    fn an_unlisted_crate_is_reported_and_external_ones_are_ignored() {
         let newcomer = package("longshore-new", &[]);
-        assert_eq!(wrong(vec![newcomer]), ["longshore-new: has no place in xtask/src/arrows.rs"]);
+        assert_eq!(wrong(vec![newcomer]), ["longshore-new: is not listed in xtask/src/arrows.rs"]);
         let mut foreign = package("libc", &["longshore-mem"]);
         foreign.source = Some("registry".to_owned());
         let mut user = package("longshore-mem", &["libc"]);
@@ -160,11 +164,11 @@ mod tests {
     }
 
     #[test]
-    fn the_house_has_no_circle_and_load_does_not_reach_domain() {
+    fn the_arrows_have_no_cycle_and_load_does_not_reach_domain() {
         for (name, arrows) in ARROWS {
-            assert!(!reachable(name).unwrap().contains(name), "{name} is on a circle");
+            assert!(!reachable(name).unwrap().contains(name), "{name} is on a cycle");
             for target in *arrows {
-                assert!(reachable(target).is_some(), "{target} has no place");
+                assert!(reachable(target).is_some(), "{target} is not listed");
             }
         }
         assert!(!reachable("longshore-load").unwrap().contains("longshore-domain"));

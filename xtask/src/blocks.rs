@@ -1,29 +1,29 @@
-//! The fenced blocks of a page of the manual. `cli/tests/manual.rs` reads pages with this, too.
+//! The fenced blocks of a page of the manual. `cli/tests/manual.rs` includes this file, too.
 
-/// The language of what a program prints; every other one is run.
+/// The language of a block of output; blocks of all other languages are run.
 pub(crate) const OUTPUT: &str = "text";
 
-/// The languages of what is run: by rustdoc, by `cli/tests/manual.rs`, by `scripts/manual.sh`.
+/// The languages of blocks that are run: by rustdoc, by `cli/tests/manual.rs`, by `scripts/manual.sh`.
 pub(crate) const RUN: [&str; 4] = ["rust", "sh", "python", "c"];
 
 /// A fenced block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Block<'a> {
-    /// What stands behind the opening fence.
+    /// The text after the opening fence.
     pub(crate) language: &'a str,
-    /// The number of the line of the opening fence, from 1.
+    /// The line number of the opening fence, from 1.
     pub(crate) line: usize,
-    /// What stands between the fences.
+    /// The text between the fences.
     pub(crate) text: String,
-    /// Nothing but blank lines stands between it and the block before it.
+    /// `true` if only blank lines are between this block and the one before it.
     pub(crate) follows: bool,
 }
 
-/// The blocks of a page, in order.
+/// Returns the blocks of a page, in order.
 ///
 /// # Errors
-/// What cannot be told apart, with the number of the line: a fence that is indented or made of
-/// something else than three backquotes, one that is not closed.
+/// The line number and the reason, for a fence that is indented or is not three backquotes, and for a
+/// block that is not closed.
 pub(crate) fn blocks(page: &str) -> Result<Vec<Block<'_>>, String> {
     let mut blocks: Vec<Block<'_>> = Vec::new();
     let mut open: Option<Block<'_>> = None;

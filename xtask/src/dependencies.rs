@@ -1,7 +1,7 @@
-//! Versions, licences and origins of what is depended on, held against `deny.toml`.
+//! Checks versions, licences and sources of dependencies against `deny.toml`.
 //!
-//! `cargo deny check` reads the same file and does more. It takes minutes to install, so what must
-//! hold at every commit is checked here, in a moment and without a network.
+//! `cargo deny check` reads the same file and checks more, but takes minutes to install. The checks for
+//! every commit are here; they need no network and take only a moment.
 
 mod spdx;
 
@@ -13,7 +13,7 @@ use serde::Deserialize;
 use crate::metadata::{Metadata, Package};
 use crate::repository::Repository;
 
-/// What cargo calls crates.io.
+/// Cargo's name for crates.io.
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// The part of `deny.toml` that is checked here.
@@ -27,7 +27,7 @@ struct Policy {
 
 #[derive(Debug, Default, Deserialize)]
 struct Advisories {
-    /// Advisories of RustSec that do not concern us.
+    /// Advisories of RustSec that do not apply to Longshore.
     #[serde(default)]
     ignore: Vec<Ignored>,
 }
@@ -48,9 +48,9 @@ enum Ignored {
 
 #[derive(Debug, Default, Deserialize)]
 struct Licenses {
-    /// SPDX identifiers.
+    /// The allowed SPDX identifiers.
     allow: Vec<String>,
-    /// What packages are licensed under that name no licence in their manifest.
+    /// The licences of packages whose manifest has none.
     #[serde(default)]
     clarify: Vec<Clarified>,
 }
@@ -64,7 +64,7 @@ struct Clarified {
 
 #[derive(Debug, Default, Deserialize)]
 struct Bans {
-    /// Versions that may stand beside another.
+    /// Versions that are allowed beside another version of the same package.
     skip: Vec<Skip>,
 }
 
@@ -83,7 +83,7 @@ impl Policy {
     }
 }
 
-/// Packages that occur in several versions, other than those that `deny.toml` lets pass.
+/// Returns the packages that occur in several versions, except those that `deny.toml` skips.
 pub(crate) fn duplicates(repository: &Repository) -> Result<Vec<String>> {
     Ok(duplicates_in(&repository.metadata, &Policy::of(repository)?.bans))
 }
@@ -106,7 +106,7 @@ fn duplicates_in(metadata: &Metadata, bans: &Bans) -> Vec<String> {
             all.len() < before
         });
         if !passed {
-            places.push(format!("deny.toml: skips {package}, which is no second version"));
+            places.push(format!("deny.toml: skips {package}, which is not a second version"));
         }
     }
     for (name, versions) in versions {
@@ -120,8 +120,8 @@ fn duplicates_in(metadata: &Metadata, bans: &Bans) -> Vec<String> {
     places
 }
 
-/// Advisories that `deny.toml` ignores without a reason. Those that concern us are in RustSec's
-/// database, which `cargo deny check advisories` fetches.
+/// Returns the advisories that `deny.toml` ignores without a reason. `cargo deny check advisories` checks
+/// the dependencies against RustSec's database, which it fetches.
 pub(crate) fn ignored_advisories(repository: &Repository) -> Result<Vec<String>> {
     Ok(without_reason(&Policy::of(repository)?.advisories))
 }
@@ -136,7 +136,7 @@ fn without_reason(advisories: &Advisories) -> Vec<String> {
     advisories.ignore.iter().filter_map(bare).collect()
 }
 
-/// Packages whose licence `deny.toml` does not allow.
+/// Returns the packages whose licence `deny.toml` does not allow.
 pub(crate) fn licences(repository: &Repository) -> Result<Vec<String>> {
     Ok(unlicensed(&repository.metadata, &Policy::of(repository)?.licenses))
 }
@@ -147,18 +147,20 @@ fn unlicensed(metadata: &Metadata, licenses: &Licenses) -> Vec<String> {
     for Package { name, version, license, .. } in &metadata.packages {
         let clarified = licenses.clarify.iter().find(|clarified| clarified.package == *name);
         match license.as_ref().or(clarified.map(|clarified| &clarified.expression)) {
-            None => places.push(format!("{name} {version}: names no licence")),
+            None => places.push(format!("{name} {version}: has no licence in its manifest")),
             Some(license) => match spdx::satisfied(license, &allows) {
                 Some(true) => {}
                 Some(false) => places.push(format!("{name} {version}: {license} is not allowed")),
-                None => places.push(format!("{name} {version}: '{license}' is not understood")),
+                None => {
+                    places.push(format!("{name} {version}: '{license}' is not an SPDX expression"));
+                }
             },
         }
     }
     places
 }
 
-/// Packages that come neither from this tree nor from crates.io.
+/// Returns the packages that come neither from this repository nor from crates.io.
 pub(crate) fn sources(repository: &Repository) -> Result<Vec<String>> {
     Ok(strangers(&repository.metadata))
 }
@@ -201,16 +203,16 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_that_has_become_idle_is_named() {
+    fn an_unused_skip_is_reported() {
         let metadata = Metadata { packages: vec![package("digest", "0.11.3", "MIT")] };
         for idle in ["digest@0.11.3", "digest@0.10.7", "sha2@1"] {
             let places = duplicates_in(&metadata, &Bans { skip: vec![skip(idle, "why not")] });
-            assert_eq!(places, [format!("deny.toml: skips {idle}, which is no second version")]);
+            assert_eq!(places, [format!("deny.toml: skips {idle}, which is not a second version")]);
         }
     }
 
     #[test]
-    fn an_advisory_is_ignored_with_a_reason_only() {
+    fn an_ignored_advisory_needs_a_reason() {
         let read = |ignore: &str| {
             let text = format!(
                 "[advisories]\nyanked = \"deny\"\nignore = {ignore}\n[licenses]\nallow = []\n[bans]\nskip = []"
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_licence_must_be_there_and_allowed() {
+    fn a_licence_must_be_declared_and_allowed() {
         let clarified = Clarified { package: "told".to_owned(), expression: "MIT".to_owned() };
         let licenses = Licenses { allow: vec!["MIT".to_owned()], clarify: vec![clarified] };
         let mut told = package("told", "1.0.0", "");
@@ -245,14 +247,14 @@ mod tests {
             unlicensed(&Metadata { packages }, &licenses),
             [
                 "viral 1.0.0: GPL-2.0-only is not allowed",
-                "odd 1.0.0: 'MIT OR' is not understood",
-                "silent 1.0.0: names no licence",
+                "odd 1.0.0: 'MIT OR' is not an SPDX expression",
+                "silent 1.0.0: has no licence in its manifest",
             ]
         );
     }
 
     #[test]
-    fn a_package_from_elsewhere_is_named() {
+    fn a_package_from_another_source_is_reported() {
         let mut forked = package("forked", "1.0.0", "MIT");
         forked.source = Some("git+https://example.org/forked#1234".to_owned());
         let mut own = package("longshore-mem", "0.1.0", "MIT");

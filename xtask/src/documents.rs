@@ -1,4 +1,4 @@
-//! Documents that name files name files that exist.
+//! Checks that the files that documents name exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,13 +7,13 @@ use anyhow::Result;
 
 use crate::repository::{Repository, TextFile};
 
-/// Where a newcomer learns what each folder is for.
+/// The document that describes each folder.
 const MAP: &str = "ARCHITECTURE.md";
 
-/// A record of the past, which may name what is gone.
+/// The history, which may name files that were removed.
 const HISTORY: &str = "CHANGELOG.md";
 
-/// Paths in documents that lead nowhere, and crates that the map leaves out.
+/// Returns the paths in documents that do not exist, and the crates that the map does not describe.
 pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     let mut places = Vec::new();
     let folders = top_folders(&repository.files);
@@ -28,13 +28,13 @@ pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
             package.manifest_path.parent().and_then(|it| it.strip_prefix(&repository.root).ok());
         let Some(folder) = folder.and_then(Path::to_str) else { continue };
         if !map.text.contains(folder) {
-            places.push(format!("{MAP}: does not say what {folder} is for"));
+            places.push(format!("{MAP}: does not describe {folder}"));
         }
     }
     Ok(places)
 }
 
-/// The folders at the root that hold files of the tree, not what is built.
+/// Returns the folders at the root that have tracked files, so not the build output.
 fn top_folders(files: &[TextFile]) -> BTreeSet<&str> {
     files.iter().filter_map(|file| Some(file.path.split_once('/')?.0)).collect()
 }
@@ -42,7 +42,7 @@ fn top_folders(files: &[TextFile]) -> BTreeSet<&str> {
 fn dead_paths(file: &TextFile, root: &Path, folders: &BTreeSet<&str>) -> Vec<String> {
     let mut places = Vec::new();
     for (index, line) in file.text.lines().enumerate() {
-        // Every second part stands between backquotes.
+        // Every second part is between backquotes.
         for quoted in line.split('`').skip(1).step_by(2) {
             if is_path_in(folders, quoted) && !root.join(quoted).exists() {
                 places.push(format!("{}:{}: {quoted} does not exist", file.path, index + 1));
@@ -52,7 +52,7 @@ fn dead_paths(file: &TextFile, root: &Path, folders: &BTreeSet<&str>) -> Vec<Str
     places
 }
 
-/// Whether `word` is written as a path that begins in one of `folders`.
+/// Returns `true` if `word` looks like a path that begins in one of `folders`.
 fn is_path_in(folders: &BTreeSet<&str>, word: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     word.chars().all(plain)
@@ -65,7 +65,7 @@ mod tests {
     use crate::repository;
 
     #[test]
-    fn only_paths_into_the_tree_are_looked_for() {
+    fn only_paths_into_the_repository_are_checked() {
         let text = "`xtask/src/main.rs`, `xtask/`, `xtask/src/gone.rs`\n\
                     `target/x`, `xtask/*.rs`, xtask/x, `/dev/null`, `cargo xtask/x`\n\
                     and `xtask/gone`";

@@ -1,7 +1,8 @@
-//! Repository chores: `cargo xtask check` holds the tree against the rules of the house.
+//! `cargo xtask check` checks the repository's rules. Other commands generate the text of public APIs and
+//! print the manual's blocks.
 //!
-//! A rule is a function from the [`Repository`] to the places that break it; each has tests that
-//! show it both kept and broken.
+//! A rule is a function that returns the places of the [`Repository`] that break it. Each has tests that
+//! show the rule kept and broken.
 
 mod api;
 mod arrows;
@@ -26,14 +27,14 @@ use anyhow::Result;
 use repository::Repository;
 
 const USAGE: &str = "\
-usage: cargo xtask check                    hold the tree against the rules of the house
+usage: cargo xtask check                    check the repository's rules
        cargo xtask api [--update]           compare the public API of each crate with its api.txt
-       cargo xtask blocks PAGE LANGUAGE     print what a page of docs/ has in a language";
+       cargo xtask blocks PAGE LANGUAGE     print the blocks of a page of docs/ in a language";
 
-/// A rule of the house.
+/// A rule of the repository.
 struct Rule {
     name: &'static str,
-    /// The places that break it, one line each.
+    /// Returns the places that break it, one line each.
     broken: fn(&Repository) -> Result<Vec<String>>,
 }
 
@@ -46,11 +47,11 @@ const RULES: &[Rule] = &[
     Rule { name: "ignored advisories have a reason", broken: dependencies::ignored_advisories },
     Rule { name: "manifests inherit, each wing has one version", broken: manifests::broken },
     Rule { name: "source files are short", broken: sources::long_files },
-    Rule { name: "unsafe code is unlocked with a reason", broken: sources::unreasoned_unsafe },
+    Rule { name: "unsafe code is allowed with a reason", broken: sources::unreasoned_unsafe },
     Rule { name: "no unfinished marks, no home folders", broken: sources::forbidden_words },
     Rule { name: "no phrases that plain words have replaced", broken: phrases::broken },
-    Rule { name: "documents name what exists", broken: documents::broken },
-    Rule { name: "the manual's blocks run, its links lead somewhere", broken: manual::broken },
+    Rule { name: "paths in documents exist", broken: documents::broken },
+    Rule { name: "the manual's blocks are run, its links are valid", broken: manual::broken },
     Rule { name: "mem and pagetable build without std", broken: no_std::broken },
 ];
 
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
             Ok(places) => {
                 places.iter().for_each(|place| println!("{place}"));
                 println!(
-                    "error: the public API changed; if it should, run cargo xtask api --update"
+                    "error: the public API changed; if that is intended, run cargo xtask api --update"
                 );
                 ExitCode::FAILURE
             }
@@ -100,7 +101,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Whether every rule is kept. Says of each whether it is.
+/// Checks all rules and prints the result of each; returns `true` if none is broken.
 fn check() -> Result<bool> {
     let repository = Repository::read()?;
     let mut kept = true;

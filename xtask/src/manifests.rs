@@ -1,4 +1,4 @@
-//! Keys that every crate takes from the workspace, and the versions of the two wings.
+//! The keys that every crate inherits from the workspace, and the versions of the two wings.
 //!
 //! Each wing is released on its own, so its crates share a version that is not the workspace's.
 
@@ -17,8 +17,8 @@ const INHERITED: [&str; 5] = ["version", "edition", "rust-version", "license", "
 /// The folders of crates that have a version of their own.
 const WINGS: [&str; 2] = ["crates/models", "crates/devices"];
 
-/// Returns the keys that a crate sets for itself or leaves out, and crates whose version is not that of
-/// their wing.
+/// Returns the keys that a crate sets itself or omits, and the crates whose version is not that of their
+/// wing.
 pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     let mut places = Vec::new();
     let mut versions = BTreeMap::new();
@@ -50,7 +50,8 @@ pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     Ok(places)
 }
 
-/// The error of a crate that inherits its version, or has another than a crate of its wing before it.
+/// Returns an error if a crate inherits its version, or if its version differs from that of an earlier crate
+/// of its wing.
 fn other_version(
     versions: &mut BTreeMap<&'static str, String>,
     wing: &'static str,
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_or_left_out_is_named() {
+    fn keys_that_are_set_or_omitted_are_reported() {
         let manifest = r#"
             [package]
             name = "crate"

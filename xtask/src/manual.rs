@@ -1,4 +1,4 @@
-//! The manual: every block is run by something, every page can be found, every link leads somewhere.
+//! Checks the manual: a test runs every block, every page is in the reference, every link is valid.
 
 use std::path::Path;
 
@@ -7,10 +7,11 @@ use anyhow::{Result, bail};
 use crate::blocks::{self, OUTPUT, RUN};
 use crate::repository::{self, Repository, TextFile};
 
-/// Where the pages become a part of the reference.
+/// The module that includes the pages in the reference.
 const MODULE: &str = "crates/longshore/src/manual.rs";
 
-/// Blocks that nothing runs, pages and links that one of the two readers would not find.
+/// Returns the blocks that no test runs, and the pages and links that do not work on code hosts or in
+/// rustdoc.
 pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     let module = &repository.file(MODULE)?.text;
     let mut places = Vec::new();
@@ -24,7 +25,7 @@ pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     Ok(places)
 }
 
-/// The blocks of a page that are in one language, as one program.
+/// Returns the blocks of a page that are in one language, as one program.
 pub(crate) fn program(path: &str, language: &str) -> Result<String> {
     let page = std::fs::read_to_string(repository::root().join(path))?;
     let blocks = match blocks::blocks(&page) {
@@ -55,12 +56,13 @@ fn unrun(page: &TextFile) -> Vec<String> {
     for block in blocks {
         let mut say = |line, what: &str| places.push(format!("{}:{line}: {what}", page.path));
         if block.language != OUTPUT && !RUN.contains(&block.language) {
-            say(block.line, &format!("nothing runs {:?}: write one of {RUN:?}", block.language));
+            let message = format!("no test runs {:?}: write one of {RUN:?}", block.language);
+            say(block.line, &message);
         }
         if block.language == "rust" {
             for (index, line) in block.text.lines().enumerate() {
                 if line.starts_with("# ") || line == "#" {
-                    say(block.line + 1 + index, "a hidden line, which code hosts show");
+                    say(block.line + 1 + index, "rustdoc hides this line, but code hosts show it");
                 }
             }
         }
@@ -68,8 +70,9 @@ fn unrun(page: &TextFile) -> Vec<String> {
     places
 }
 
-/// A link to a page is a word in brackets, which is defined at the end of the page for code hosts, and
-/// in the module for rustdoc. All other links are to other hosts; files of the tree are named as code.
+/// Returns the links that are not valid. A link to a page is a label in brackets, which is defined at the
+/// end of the page for code hosts and in the module for rustdoc. All other links are to other hosts; files
+/// of the repository are named as code.
 fn dead_links(page: &TextFile, module: &str, root: &Path) -> Vec<String> {
     let mut places = Vec::new();
     let mut defined = Vec::new();
@@ -84,16 +87,18 @@ fn dead_links(page: &TextFile, module: &str, root: &Path) -> Vec<String> {
                 places.push(format!("{place}: there is no page {target}"));
             }
             if !module.contains(&format!("[{label}]: ")) {
-                places.push(format!("{place}: {MODULE} does not say where [{label}] is"));
+                places.push(format!("{place}: {MODULE} does not define [{label}]"));
             }
             defined.push(label.to_lowercase());
         } else if is_prose {
-            // Every second part stands between backquotes.
+            // Every second part is between backquotes.
             for plain in line.split('`').step_by(2) {
                 for (label, target) in links(plain) {
                     match target {
                         Some(target) if target.starts_with("https://") => {}
-                        Some(target) => places.push(format!("{place}: {target} in parentheses")),
+                        Some(target) => places.push(format!(
+                            "{place}: the link to {target} must be a label in brackets"
+                        )),
                         None => used.push((place.clone(), label.to_lowercase())),
                     }
                 }
@@ -112,7 +117,7 @@ fn definition(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix('[')?.split_once("]: ")
 }
 
-/// What stands in brackets, and in parentheses right behind them.
+/// Returns each text in brackets, with the text in parentheses that follows directly.
 fn links(text: &str) -> Vec<(&str, Option<&str>)> {
     let mut links = Vec::new();
     for part in text.split('[').skip(1) {
@@ -132,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_something_runs_are_allowed() {
+    fn blocks_of_languages_that_are_run_are_allowed() {
         let text = "a\n\n```sh\ntrue\n```\n\n```text\nout\n```\n\n```rust\n#[test]\n```\nb\n";
         assert_eq!(unrun(&page(text)), [""; 0]);
         let found = blocks::blocks(text).unwrap();
@@ -141,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_nothing_runs_are_refused() {
+    fn blocks_that_no_test_runs_are_refused() {
         for (text, line) in [
             ("```console\n$ ls\n```\n", 1),
             ("```\nls\n```\n", 1),
@@ -160,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_to_pages_in_both_places() {
+    fn links_must_be_defined_in_the_page_and_in_the_module() {
         let root = repository::root();
         let module = "[page tables]: crate::manual::page_tables";
         let dead = |text| dead_links(&page(text), module, &root);

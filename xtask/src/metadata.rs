@@ -1,4 +1,4 @@
-//! What `cargo metadata` says, as far as the rules look at it.
+//! The part of `cargo metadata` that the rules use.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,10 +6,10 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// Where Longshore runs; what other systems would need is not looked at. As in `deny.toml`.
+/// The targets that Longshore supports, as in `deny.toml`; dependencies of other targets are ignored.
 const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
 
-/// The packages of the workspace and all that they depend on.
+/// The packages of the workspace and all their dependencies.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Metadata {
     pub(crate) packages: Vec<Package>,
@@ -22,22 +22,22 @@ pub(crate) struct Package {
     pub(crate) version: String,
     /// An SPDX expression.
     pub(crate) license: Option<String>,
-    /// Where it comes from; `None` for a package of this tree.
+    /// Its source, such as a registry; `None` for a package of this repository.
     pub(crate) source: Option<String>,
     pub(crate) manifest_path: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,
 }
 
-/// A line of a package's `[dependencies]`, of whichever kind.
+/// A dependency of a package, of any kind.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
-    /// Its folder, for a package of this tree.
+    /// Its folder, for a package of this repository.
     pub(crate) path: Option<PathBuf>,
 }
 
 impl Metadata {
-    /// Asks cargo about the workspace at `root`.
+    /// Runs `cargo metadata` for the workspace at `root`.
     pub(crate) fn of(root: &Path) -> Result<Self> {
         let mut command = cargo(root);
         command.args(["metadata", "--format-version", "1"]);
@@ -50,16 +50,16 @@ impl Metadata {
             "cargo metadata: {}",
             String::from_utf8_lossy(&output.stderr).trim_end()
         );
-        serde_json::from_slice(&output.stdout).context("reading what cargo metadata wrote")
+        serde_json::from_slice(&output.stdout).context("parsing the output of cargo metadata")
     }
 
-    /// The packages of this tree.
+    /// Returns the packages of this repository.
     pub(crate) fn members(&self) -> impl Iterator<Item = &Package> {
         self.packages.iter().filter(|package| package.source.is_none())
     }
 }
 
-/// The cargo that runs this program, to be run in `root`.
+/// Returns a command that runs, in `root`, the cargo that started this program.
 pub(crate) fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root);

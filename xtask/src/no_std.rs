@@ -1,4 +1,5 @@
-//! `crates/memory/mem` and `crates/devices/pagetable` are for kernels and firmware too.
+//! Checks that `crates/memory/mem` and `crates/devices/pagetable` build without `std`, because kernels and
+//! firmware use them, too.
 
 use anyhow::{Context, Result};
 
@@ -8,7 +9,7 @@ use crate::repository::Repository;
 /// The crates that build without their `std` feature.
 const PACKAGES: [&str; 2] = ["longshore-mem", "longshore-pagetable"];
 
-/// What cargo says where one of them does not.
+/// Returns the messages of cargo if one of them does not build.
 pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     let mut places = Vec::new();
     for package in PACKAGES {

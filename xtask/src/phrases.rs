@@ -1,12 +1,12 @@
-//! Phrases that are hard to read or to look up, which plain words have replaced.
+//! Finds phrases that are hard to read or to look up, and that plain words have replaced.
 //!
-//! The rule knows phrases, not single words, as most words are good somewhere.
+//! The rule lists phrases and not single words, because most words are right in some context.
 
 use anyhow::Result;
 
 use crate::repository::{Repository, TextFile};
 
-/// The record of the past keeps its words; this file has the list.
+/// The files that may contain the phrases: the history keeps its words, and this file has the list.
 const EXCEPT: [&str; 2] = ["CHANGELOG.md", "xtask/src/phrases.rs"];
 
 /// A phrase in lower case, and words to use instead.
@@ -23,7 +23,7 @@ const PHRASES: [(&str, &str); 10] = [
     ("make pages", "prefault"),
 ];
 
-/// The places of these phrases.
+/// Returns the places of these phrases.
 pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     let files = repository.files.iter().filter(|file| !EXCEPT.contains(&file.path.as_str()));
     Ok(files.flat_map(phrases_in).collect())
@@ -43,7 +43,7 @@ fn phrases_in(file: &TextFile) -> Vec<String> {
     places
 }
 
-/// Whether `line` has these words, and not as parts of longer ones.
+/// Returns `true` if `line` has these words, and not as parts of longer ones.
 fn has_words(line: &str, words: &str) -> bool {
     line.match_indices(words).any(|(at, _)| {
         let (before, from) = line.split_at(at);

@@ -1,4 +1,4 @@
-//! The tree that the rules look at.
+//! The files that the rules check.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,25 +8,25 @@ use anyhow::{Context, Result, ensure};
 
 use crate::metadata::Metadata;
 
-/// The tree, read once.
+/// The repository, read once.
 #[derive(Debug, Default)]
 pub(crate) struct Repository {
     pub(crate) root: PathBuf,
     pub(crate) metadata: Metadata,
-    /// Everything that is or would be committed and is text.
+    /// All text files that are committed or not ignored.
     pub(crate) files: Vec<TextFile>,
 }
 
-/// A file of the tree.
+/// A text file of the repository.
 #[derive(Debug)]
 pub(crate) struct TextFile {
-    /// From the root, with slashes.
+    /// Its path from the root, with slashes.
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
 impl Repository {
-    /// Reads the tree that this program was built from.
+    /// Reads the repository that this program was built from.
     pub(crate) fn read() -> Result<Self> {
         let root = root();
         let metadata = Metadata::of(&root)?;
@@ -34,12 +34,12 @@ impl Repository {
         Ok(Self { root, metadata, files })
     }
 
-    /// The file at `path`, from the root.
+    /// Returns the file at `path`, from the root.
     pub(crate) fn file(&self, path: &str) -> Result<&TextFile> {
         self.files
             .iter()
             .find(|file| file.path == path)
-            .with_context(|| format!("{path} is not there or not text"))
+            .with_context(|| format!("{path} does not exist or is not text"))
     }
 }
 
@@ -54,12 +54,12 @@ pub(crate) fn root() -> PathBuf {
 }
 
 fn text_files(root: &Path) -> Result<Vec<TextFile>> {
-    // Also what is not committed yet, so that a rule speaks up before the commit.
+    // Untracked files are included, so that a rule reports them before they are committed.
     let output = Command::new("git")
         .current_dir(root)
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .output()
-        .context("starting git, which knows the files of the tree")?;
+        .context("starting git to list the files of the repository")?;
     ensure!(
         output.status.success(),
         "git ls-files: {}",
@@ -68,11 +68,11 @@ fn text_files(root: &Path) -> Result<Vec<TextFile>> {
     let names = String::from_utf8(output.stdout).context("a file's name is not UTF-8")?;
     let mut files = Vec::new();
     for path in names.split_terminator('\0') {
-        // A file may be deleted and not yet committed as such; a binary one has no words.
+        // Skip files that are deleted in the work tree, and binary files.
         if let Ok(text) = fs::read_to_string(root.join(path)) {
             files.push(TextFile { path: path.to_owned(), text });
         }
     }
-    ensure!(!files.is_empty(), "git knows no file in {}", root.display());
+    ensure!(!files.is_empty(), "git lists no files in {}", root.display());
     Ok(files)
 }

@@ -1,15 +1,15 @@
-//! What must not be found in the text of the tree.
+//! Checks the text of source files: their length, reasons for unsafe code, and forbidden words.
 
 use anyhow::Result;
 
 use crate::repository::{Repository, TextFile};
 
-/// A file past 600 lines wants a second look; one past this is two files.
+/// The most lines of a file. Files of more than 600 lines should be reviewed; longer files must be split.
 const LINES_MAX: usize = 900;
 
 const SOURCE_EXTENSIONS: [&str; 6] = ["rs", "sh", "py", "c", "h", "toml"];
 
-/// Marks of unfinished work. Written in two parts, so that this file has none.
+/// Marks of unfinished work, written in two parts so that this file does not contain them.
 const UNFINISHED: [&str; 5] = [
     concat!("to", "do!("),
     concat!("unimpl", "emented!("),
@@ -18,10 +18,10 @@ const UNFINISHED: [&str; 5] = [
     concat!("XX", "X"),
 ];
 
-/// Where people keep their own things.
+/// The folders of home folders.
 const HOMES: [&str; 3] = ["/home/", "/Users/", "/root/"];
 
-/// Source files that are too long.
+/// Returns the source files that are too long.
 pub(crate) fn long_files(repository: &Repository) -> Result<Vec<String>> {
     Ok(repository.files.iter().filter_map(too_long).collect())
 }
@@ -32,7 +32,7 @@ fn too_long(file: &TextFile) -> Option<String> {
         .then(|| format!("{}: {lines} lines, above {LINES_MAX}", file.path))
 }
 
-/// Attributes that unlock unsafe code and do not say why.
+/// Returns the attributes that allow unsafe code without a reason.
 pub(crate) fn unreasoned_unsafe(repository: &Repository) -> Result<Vec<String>> {
     let rust = repository.files.iter().filter(|file| file.extension() == "rs");
     Ok(rust.flat_map(unlocked_without_reason).collect())
@@ -45,7 +45,7 @@ fn unlocked_without_reason(file: &TextFile) -> Vec<String> {
         let Some(start) = before.rfind("#[").max(before.rfind("#![")) else { continue };
         let head = &before[start..];
         if head.contains(']') || !(head.contains("allow(") || head.contains("expect(")) {
-            // A word outside an attribute, or an attribute that locks.
+            // The word is outside of an attribute, or the attribute denies unsafe code.
             continue;
         }
         let tail = after[lint.len()..].split(")]").next().unwrap_or_default();
@@ -56,7 +56,7 @@ fn unlocked_without_reason(file: &TextFile) -> Vec<String> {
     places
 }
 
-/// Marks of unfinished work and paths into someone's home folder.
+/// Returns the marks of unfinished work and the paths into home folders.
 pub(crate) fn forbidden_words(repository: &Repository) -> Result<Vec<String>> {
     Ok(repository.files.iter().flat_map(forbidden_in).collect())
 }
@@ -69,7 +69,7 @@ fn forbidden_in(file: &TextFile) -> Vec<String> {
             let (before, from) = file.text.split_at(at);
             let followed_by_word = is_word(from[word.len()..].chars().next());
             let forbidden = if word.starts_with('/') {
-                // The folder itself is nobody's.
+                // Without a user's name it is not a home folder.
                 followed_by_word
             } else {
                 let stands_alone = !followed_by_word || word.ends_with('(');
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn only_source_files_are_counted_and_only_long_ones_named() {
+    fn only_source_files_are_checked_and_only_long_ones_reported() {
         let text = "line\n".repeat(LINES_MAX);
         assert_eq!(too_long(&file("a.rs", text.clone())), None);
         let longer = text + "line\n";
@@ -105,8 +105,8 @@ mod tests {
     }
 
     #[test]
-    fn unlocking_needs_a_reason_and_locking_does_not() {
-        // The lint's name is put in here, so that this file has no such attribute.
+    fn allowing_unsafe_code_needs_a_reason_and_denying_it_does_not() {
+        // The lint's name is inserted here, so that this file has no such attribute.
         let broken_lines = |text: &str| {
             unlocked_without_reason(&file("a.rs", text.replace("LINT", concat!("unsafe", "_code"))))
         };
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_home_folder_is_found_and_the_folder_of_homes_is_not() {
+    fn a_home_folder_is_reported_and_the_folder_of_homes_is_not() {
         for home in HOMES {
             let place = forbidden_in(&file("a.md", format!("see {home}someone/x")));
             assert_eq!(place, [format!("a.md:1: {home}")]);

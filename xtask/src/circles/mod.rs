@@ -1,7 +1,7 @@
-//! Circles of modules: a module that uses, by way of others, what uses it.
+//! Circles of modules: modules that use each other, directly or through other modules.
 //!
-//! Files of a circle can only be read together. An index that passes names on (`pub use`) uses nothing, and
-//! a name that is passed on is used where it is defined.
+//! The files of a circle can only be understood together. A re-export (`pub use`) does not count as a use,
+//! and a use of a re-exported name counts as a use of the module that defines it.
 
 mod allowed;
 mod modules;
@@ -14,7 +14,7 @@ use crate::repository::Repository;
 use allowed::{ALLOWED, Allowed};
 use modules::{Module, Path};
 
-/// The circles that are not allowed, and those that are allowed and have changed.
+/// Returns the circles that are not allowed, and the allowed ones that have changed.
 pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     let text = |path: &str| {
         let file = repository.files.iter().find(|file| file.path == path);
@@ -97,11 +97,11 @@ fn used(path: &Path, module: &Module, modules: &BTreeMap<Path, Module>) -> BTree
     targets.filter(|target| target != path).collect()
 }
 
-/// More re-exports than lead from a name to its definition.
+/// The most re-exports that are followed from a name to its definition.
 const DEPTH_MAX: usize = 16;
 
-/// Returns the module that defines what a path in the module `from` names. `None` if that is of another
-/// crate, or not known.
+/// Returns the module that defines the item of a path in the module `from`; `None` if the item is in another
+/// crate or cannot be found.
 fn resolve(
     from: &Path,
     used: &[String],
@@ -113,7 +113,7 @@ fn resolve(
     }
     let mut at = from.clone();
     let mut rest = used;
-    // The path begins at a module if it says so.
+    // `crate`, `super` and `self` give the module at which the path begins.
     while let Some((first, others)) = rest.split_first() {
         match first.as_str() {
             "crate" => at = Path::new(),
@@ -131,7 +131,7 @@ fn resolve(
         } else if module.items.contains(first) {
             return Some(at);
         } else if let Some(import) = module.imports.get(first) {
-            // A name of another crate that is imported by the same name leads here again.
+            // A crate that is imported under its own name would be looked up here again.
             if import.first() == Some(first) && !module.children.contains(first) {
                 return None;
             }
@@ -146,7 +146,7 @@ fn resolve(
             });
         }
     }
-    // A module itself, as in `use crate::wire;`: what is used of it is named in the code.
+    // The path names a module itself, as in `use crate::wire;`; the code names the items that it uses.
     (at != *from && used.len() > 1).then_some(at).filter(|at| !modules[at].items.is_empty())
 }
 
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_passed_on_are_used_where_they_are_defined() {
+    fn a_use_of_a_re_exported_name_counts_for_its_definition() {
         let root = ("src/lib.rs", "mod a; pub use a::{A, B as C}; mod b;");
         let a = ("src/a/mod.rs", "mod inner; pub use inner::*; pub struct A;");
         let inner = ("src/a/inner.rs", "pub struct B;");

@@ -1,6 +1,6 @@
 //! The modules of a crate and the names that they use, read with `syn`.
 //!
-//! Code of tests and what macros contain are left out.
+//! Test code and the arguments of macros are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,15 +20,16 @@ pub(super) struct Module {
     pub(super) items: BTreeSet<String>,
     /// The modules below.
     pub(super) children: BTreeSet<String>,
-    /// The names that are imported, and from where.
+    /// The imported names, and their paths.
     pub(super) imports: BTreeMap<String, Path>,
-    /// The modules of which all names are imported.
+    /// The modules of glob imports.
     pub(super) globs: Vec<Path>,
-    /// The paths that are used: of imports that are not passed on, and in the code.
+    /// The paths in the code, and those of imports that are not re-exported.
     pub(super) paths: BTreeSet<Path>,
 }
 
-/// Reads the modules of a crate, by their paths, from the file `root`. `text` returns the text of a file.
+/// Reads the modules of a crate from its root file; returns them by their paths. `text` returns the text of a
+/// file.
 pub(super) fn modules<'t>(
     root: &str,
     text: &dyn Fn(&str) -> Option<&'t str>,
@@ -38,7 +39,7 @@ pub(super) fn modules<'t>(
     Ok(modules)
 }
 
-/// Returns the path of a file that is named from a folder.
+/// Resolves a path that is relative to a folder.
 fn within(folder: &str, place: &str) -> String {
     let mut names: Vec<&str> = folder.split('/').collect();
     for name in place.split('/') {
@@ -54,7 +55,7 @@ fn folder(file: &str) -> &str {
     file.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
-/// Reads the module `path` from `file`, and those below, whose files are in `below`.
+/// Reads the module `path` from `file`, and its submodules, whose files are in the folder `below`.
 fn read<'t>(
     file: &str,
     below: &str,
@@ -62,8 +63,8 @@ fn read<'t>(
     text: &dyn Fn(&str) -> Option<&'t str>,
     modules: &mut BTreeMap<Path, Module>,
 ) -> Result<()> {
-    let content = text(file).with_context(|| format!("{file} is not there"))?;
-    let parsed = syn::parse_file(content).with_context(|| format!("{file} is not Rust"))?;
+    let content = text(file).with_context(|| format!("{file} does not exist"))?;
+    let parsed = syn::parse_file(content).with_context(|| format!("parsing {file}"))?;
     let mut reader =
         Reader { module: Module { file: file.to_owned(), ..Module::default() }, files: Vec::new() };
     parsed.items.iter().for_each(|item| reader.visit_item(item));
@@ -88,7 +89,7 @@ fn read<'t>(
 
 struct Reader {
     module: Module,
-    /// The modules in files of their own, with the file if it is named.
+    /// The modules in files of their own, with the file if `#[path]` names it.
     files: Vec<(String, Option<String>)>,
 }
 
@@ -132,7 +133,7 @@ impl Reader {
     fn enter(&mut self, item: &ItemMod) {
         let name = item.ident.to_string();
         match &item.content {
-            // Its names are looked for here, which is near enough.
+            // The names of an inline module are resolved in this module, which is accurate enough.
             Some((_, items)) => {
                 self.module.items.insert(name);
                 items.iter().for_each(|item| self.visit_item(item));

@@ -6,9 +6,9 @@
 //!   term = "(" any ")" | identifier ["WITH" exception]
 //! ```
 
-/// Whether the licences that `allows` accepts satisfy `expression`; `None` where it is malformed.
+/// Returns whether the licences that `allows` accepts satisfy `expression`; `None` if it is malformed.
 ///
-/// An exception only grants more, so `X WITH Y` is satisfied by `X`.
+/// An exception only grants additional rights, so an allowed `X` satisfies `X WITH Y`.
 pub(super) fn satisfied(expression: &str, allows: &dyn Fn(&str) -> bool) -> Option<bool> {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut reader = Reader { words: spaced.split_whitespace().peekable(), allows };
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expressions_are_read_as_they_are_meant() {
+    fn operators_have_their_spdx_precedence() {
         let allows = |identifier: &str| ["MIT", "Unicode-3.0"].contains(&identifier);
         let cases = [
             ("MIT", Some(true)),
