@@ -15,7 +15,7 @@ use crate::pool::error::PoolError;
 #[non_exhaustive]
 pub enum PoolLayoutReason {
     /// The element is empty, or too long.
-    #[error("an element has between 1 byte and 1 GiB")]
+    #[error("an element must have between 1 byte and 1 GiB")]
     ElementLen,
     /// The alignment is not a power of two, or too large.
     #[error("the alignment must be a power of two of at most 1 GiB")]
@@ -31,7 +31,7 @@ pub enum PoolLayoutReason {
     Limit,
 }
 
-/// The reason that a domain could not do a request. Nothing has changed then.
+/// The error of an operation of a domain. The operation has changed nothing then.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -51,8 +51,8 @@ pub enum Error {
     },
     /// The transfer has no bytes.
     #[error(
-        "{operation}: the transfer has no bytes, and a device can be given no address for it; skip \
-         transfers of zero bytes"
+        "{operation}: the transfer has no bytes, so it has no address for a device; skip transfers of \
+         zero bytes"
     )]
     Empty {
         /// The operation that was requested.
@@ -90,12 +90,12 @@ pub enum Error {
     /// No bounce buffer is free, and the transfer must have one.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The elements of a DMA pool cannot be laid out as asked.
+    /// A DMA pool with these lengths and options is not possible.
     #[error("a DMA pool of elements of {element_len:#x} bytes aligned to {align:#x}: {reason}")]
     PoolLayout {
-        /// The length of an element.
+        /// The length of an element in bytes.
         element_len: u64,
-        /// The alignment asked for.
+        /// The requested alignment in bytes.
         align: u64,
         /// The rule that is broken.
         reason: PoolLayoutReason,
@@ -112,8 +112,8 @@ pub enum Error {
     },
     /// A device reports that it has written more bytes than the transfer has.
     #[error(
-        "a device says that it has written {written_bytes:#x} bytes at IOVA {iova:#x}, where it can \
-         reach {len_bytes:#x}"
+        "a device reports {written_bytes:#x} bytes written at IOVA {iova:#x}, but the transfer has only \
+         {len_bytes:#x}"
     )]
     Reported {
         /// The IOVA of the transfer.
@@ -126,7 +126,7 @@ pub enum Error {
     /// A scattered transfer has more segments than the device can take.
     #[error(
         "{len_bytes:#x} bytes in several places are {segments} segments for the device, which takes \
-         {most}: make it fewer places, whole granules, or shorter"
+         at most {most}: use fewer places, whole granules, or a shorter transfer"
     )]
     TooManySegments {
         /// The length in bytes.
@@ -137,15 +137,14 @@ pub enum Error {
         most: usize,
     },
     /// The places of a scattered transfer have more bytes together than there are IOVAs.
-    #[error("{places} places have more bytes together than there are IOVAs: make it fewer places")]
+    #[error("{places} places have more bytes together than there are IOVAs: use fewer places")]
     TooLong {
         /// The number of places.
         places: usize,
     },
     /// The range does not lie in the mapping.
     #[error(
-        "bytes {start:#x} to {end:#x} of a mapping of {len_bytes:#x} bytes at IOVA {iova:#x}: it does \
-         not have them"
+        "bytes {start:#x} to {end:#x} are not in the mapping of {len_bytes:#x} bytes at IOVA {iova:#x}"
     )]
     Outside {
         /// The IOVA of the transfer.

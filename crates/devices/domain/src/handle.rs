@@ -23,15 +23,15 @@ use crate::pool::reclaim_thread::Reclaim as _;
 /// ```
 pub trait Handle: sealed::Handle {}
 
-/// Takes a slot although the pools are at their limit: the caches of other threads and idle chunks are
-/// given back for it, and if the policy says so, this waits for other transfers to end.
+/// Takes a slot when the pools are at their limit: takes slots back from the caches of other threads,
+/// frees idle chunks, and waits for other transfers to end if the policy is [`WhenFull::Wait`].
 #[cold]
 pub(crate) fn await_slot<D: Handle>(
     handle: &D,
     kind: Kind,
     mut error: PoolError,
 ) -> Result<Slot, PoolError> {
-    /// The longest time for which slots in caches are not noticed.
+    /// The interval at which slots in the caches of other threads are taken back.
     const ROUND: Duration = Duration::from_millis(1);
     let state = handle.state();
     let patience = match state.policy.when_full {
@@ -40,7 +40,7 @@ pub(crate) fn await_slot<D: Handle>(
     };
     let began = Instant::now();
     while let PoolError::Limit { .. } = error {
-        // A chunk that cannot be unmapped is leaked, and counts as held.
+        // A chunk that cannot be unmapped is leaked, and stays charged to the limit.
         let _ = state.shrink(Duration::ZERO);
         error = match handle.take_slot(kind) {
             Ok(slot) => return Ok(slot),
@@ -66,9 +66,8 @@ pub(crate) mod sealed {
     /// An argument that no other crate can make.
     ///
     /// Generic code of another crate can call the methods of [`Handle`] through the public trait, which
-    /// has this one as its supertrait. It has no value of the types of this crate that most of the
-    /// methods take, but it can have an [`IovaRange`], of any allocator: without this it could free
-    /// the addresses of a mapping.
+    /// has this one as its supertrait. It cannot make the arguments of most methods. But it can take an
+    /// [`IovaRange`] from an allocator of its own, and free the addresses of a mapping with it.
     #[derive(Clone, Copy)]
     pub(crate) struct Seal;
 
@@ -76,7 +75,7 @@ pub(crate) mod sealed {
     #[expect(private_interfaces, reason = "no other crate can name this trait")]
     pub trait Handle {
         fn state(&self) -> &State;
-        /// The error is boxed: a larger result would lie in memory.
+        /// Takes addresses. The error is boxed, because a larger result would not stay in registers.
         fn take(
             &self,
             _: Seal,

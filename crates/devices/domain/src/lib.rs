@@ -1,10 +1,10 @@
 //! A DMA API in userspace: a domain decides which memory a device can reach, and for how long.
 //!
 //! ```text
-//!   memory ──map──► Mapping ── iova ──► (a device)          IovaAllocator   which addresses
-//!     ▲                │                     │              Backend         makes it so:
-//!     └───── unmap ────┘                     ▼                Soft          page tables here,
-//!                                     soft: a Session         …             models as devices
+//!   memory ──map──► Mapping ── iova ──► (a device)          IovaAllocator   chooses addresses
+//!     ▲                │                     │              Backend         maps and unmaps:
+//!     └───── unmap ────┘                     ▼                Soft          in this process
+//!                                     Soft: a Session         Vfio, Iommufd in the kernel
 //! ```
 //!
 //! * A [`Domain`] is one device's view of memory. Its [`Backend`](backend::Backend) is chosen when it
@@ -12,16 +12,16 @@
 //! * A [`Mapping`] owns the memory that the device can reach; [`unmap`](Mapping::unmap) gives it back
 //!   when the device cannot reach it any more. A [`Batch`] does that for many at once.
 //! * A thread that maps often makes a [`Local`] handle, which takes no lock.
-//! * Short transfers can go through bounce buffers that stay mapped ([`Bounce`]), and those that
-//!   begin or end within a granule must, unless the device is outside this process and
-//!   [trusted](Builder::trusted).
-//! * Tests can [check](Builder::on_misuse) the use of mappings, as the kernel's dma-debug does: misuse that
-//!   types cannot prevent is reported. With the feature `tracing`, each operation is a span.
+//! * Short transfers can be copied through bounce buffers, which stay mapped ([`Bounce`]). Transfers
+//!   that begin or end within a granule are always copied so, at least at their ends, unless the device
+//!   is outside this process and [trusted](Builder::trusted).
+//! * Tests can [check](Builder::on_misuse) the use of mappings, as the kernel's dma-debug does: misuse
+//!   that types cannot prevent is reported. With the feature `tracing`, each operation is a span.
 //! * Elements of a [`DmaPool`] stay mapped, for drivers that do not map per transfer.
-//! * Bytes in several places are [one mapping](Domain::map_sg), which has a list of segments for the
+//! * Memory in several places can be [one mapping](Domain::map_sg), with a list of segments for the
 //!   device.
-//! * Borrowed bytes are [lent](Domain::lend) for a scope, also those that [a cursor](Domain::lend_sg)
-//!   walks. CPU and device share [`Coherent`] memory all the time.
+//! * Borrowed bytes can be [lent](Domain::lend) to the device for a scope, also those of
+//!   [a cursor](Domain::lend_sg). CPU and device share [`Coherent`] memory all the time.
 //!
 //! ```
 //! use longshore_domain::{Direction, Domain, Error, backend::Soft};

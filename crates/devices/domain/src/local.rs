@@ -1,5 +1,5 @@
 //! The handle of one thread to a domain.
-#![expect(unsafe_code, reason = "is the owner of what it keeps")]
+#![expect(unsafe_code, reason = "uses its cache as the owning thread")]
 
 use std::cell::Cell;
 use std::fmt;
@@ -21,8 +21,8 @@ use crate::pool::kind::Kind;
 use crate::pool::magazines::{self, Refill};
 use crate::state::State;
 
-/// The handle of one thread to a [`Domain`]. It keeps addresses and bounce buffers for its next
-/// mappings, and gives them back when it is dropped, or when [`Domain::shrink`] asks for them.
+/// The handle of one thread to a [`Domain`]. It caches addresses and bounce buffers for its next
+/// mappings. They are given back when it is dropped, or when [`Domain::shrink`] is called.
 pub struct Local<'d> {
     domain: &'d Domain,
     state: &'d State,
@@ -48,8 +48,8 @@ impl<'d> Local<'d> {
         self.domain
     }
 
-    /// Takes a slot from the pools, and some more for the cache. The cache is not in use during
-    /// that: a subscriber to the span of growing may map by this handle.
+    /// Takes a slot from the pools, and some more for the cache. The cache is not in use meanwhile,
+    /// because a subscriber to the span `grow` may map by this handle.
     #[cold]
     fn refill(&self, kind: Kind) -> Result<Slot, PoolError> {
         let State { core, pools, .. } = self.state;
@@ -62,7 +62,7 @@ impl<'d> Local<'d> {
         Ok(slot)
     }
 
-    /// Takes addresses of which the cache has none, and some more for it.
+    /// Takes addresses that the cache does not have, and some more for the cache.
     #[cold]
     #[inline(never)]
     fn take_more(&self, len: u64, placement: Placement) -> Result<IovaRange, Box<IovaError>> {
@@ -71,16 +71,17 @@ impl<'d> Local<'d> {
         taken.unwrap_or_else(|| iovas.take(len, placement)).map_err(Box::new)
     }
 
-    /// Calls `then` with the cache. Returns `None`, without calling it, within a call of itself:
-    /// `then` can allocate, and the program's allocator can use this handle. The caller then does
-    /// without the cache.
+    /// Calls `then` with the cache. A nested call returns `None` and does not call `then`: `then` can
+    /// allocate, and the program's allocator can use this handle. The caller then works without the
+    /// cache.
     #[inline(always)]
     fn own<R>(&self, then: impl FnOnce(&mut LocalCache) -> R) -> Option<R> {
         // SAFETY: this is not `Sync`, so one thread at a time is here.
         unsafe { self.cache.own(then) }
     }
 
-    /// As [`own`](Self::own), with a value that is passed on, or returned as an error.
+    /// As [`own`](Self::own), with a value that is passed to `then`, or returned if `then` is not
+    /// called.
     #[inline(always)]
     fn own_with<A, R>(&self, with: A, then: impl FnOnce(&mut LocalCache, A) -> R) -> Result<R, A> {
         // SAFETY: this is not `Sync`, so one thread at a time is here.

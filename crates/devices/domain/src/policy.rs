@@ -1,4 +1,4 @@
-//! The rules by which transfers go through bounce buffers.
+//! The rules that decide which transfers go through bounce buffers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::direction::Direction;
 use crate::pool::classes::Class;
 use crate::pool::kind::Kind;
 
-/// The transfers that are copied through a bounce buffer, instead of being mapped themselves.
+/// Which transfers are copied through a bounce buffer instead of being mapped themselves.
 ///
 /// A bounce buffer belongs to one transfer, and no two share a granule: all other bytes that the
 /// device can reach in it are zero. Bounce buffers lie in chunks of 2 MiB, each of which is mapped
@@ -36,8 +36,8 @@ pub enum WhenFull {
     MapDirectly,
     /// The transfer fails.
     Refuse,
-    /// The transfer waits this long for other transfers to end, and fails then. A thread that has
-    /// all the slots itself waits in vain.
+    /// The transfer waits up to this long for other transfers to end, and then fails. A thread that
+    /// holds all the slots itself waits in vain.
     Wait(Duration),
 }
 
@@ -72,7 +72,7 @@ impl Policy {
         policy
     }
 
-    /// Sets the policy for transfers that begin from here on.
+    /// Sets the policy for transfers that begin after this call.
     pub(crate) fn set(&self, bounce: Bounce) {
         let below = match bounce {
             Bounce::Never => 0,
@@ -95,8 +95,8 @@ impl Policy {
         len_bytes < self.below.load(Ordering::Relaxed)
     }
 
-    /// Returns the offset in a slot of a transfer whose memory is at `start`. Slots begin with a
-    /// granule, so the bits that are kept are this offset.
+    /// Returns the offset in its slot of a transfer whose memory is at `start`. A slot begins at a
+    /// granule, so the offset is the value of the bits that are kept.
     #[inline(always)]
     pub(crate) fn slot_offset(&self, start: u64) -> u64 {
         start & self.align_mask

@@ -23,11 +23,11 @@ pub(crate) struct State {
     pub(crate) pools: Pools,
     pub(crate) policy: Policy,
     pub(crate) tallies: Tallies,
-    /// Checks the use of mappings while a program is tested.
+    /// The debug checker, if the builder set one.
     pub(crate) watch: Option<Watch>,
     /// The measurement that set the policy when the domain was built.
     pub(crate) calibration: OnceLock<Arc<Calibration>>,
-    /// DMA pools. A pool that was dropped is among them until its last chunk is freed.
+    /// The DMA pools. A dropped pool is among them until its last chunk is freed.
     pub(crate) dma_pools: List<dyn DmaChunks>,
     /// The caches of [`Local`](crate::Local) handles.
     pub(crate) caches: List<OwnerBiased<LocalCache>>,
@@ -102,30 +102,30 @@ impl Reclaim for State {
     }
 }
 
-/// The chunks of a DMA pool, as its domain sees them.
+/// The operations of a domain on a DMA pool.
 pub(crate) trait DmaChunks: Send + Sync {
     fn usage(&self) -> DmaPoolUsage;
 
     /// Returns true if there are chunks that can be freed later.
     fn may_shrink(&self) -> bool;
 
-    /// Frees the chunks all of whose elements have been free for `idle`, but for the reserve. Returns
-    /// how many bytes they had.
+    /// Frees the chunks whose elements have all been free for `idle`, except the reserve. Returns the
+    /// number of bytes that were freed.
     ///
     /// # Errors
-    /// [`NotFreed`] of the first chunk that could not be unmapped. A chunk that is leaked counts as
-    /// held for ever.
+    /// [`NotFreed`] of the first chunk that could not be unmapped. A leaked chunk stays charged to the
+    /// limits for ever.
     fn shrink(&self, idle: Duration) -> Result<u64, NotFreed>;
 
-    /// Frees the idle chunks of a pool that was dropped, and with the last of them what keeps its
-    /// state. Does nothing while the pool is there. Returns how many bytes the chunks had.
+    /// Frees the idle chunks of a dropped pool, and the pool's state with the last of them. Does nothing
+    /// if the pool was not dropped. Returns the number of bytes that were freed.
     ///
     /// # Errors
     /// [`BackendError`] if this thread cannot unmap one of them now; it is kept.
     fn end(&self) -> Result<u64, BackendError>;
 }
 
-/// Values that others own.
+/// A list of values that others own.
 pub(crate) struct List<T: ?Sized>(Mutex<Vec<Weak<T>>>);
 
 impl<T: ?Sized> Default for List<T> {
@@ -141,7 +141,7 @@ impl<T: ?Sized> List<T> {
         values.push(value);
     }
 
-    /// Returns those that are alive.
+    /// Returns the values that are alive.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         let values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         values.iter().filter_map(Weak::upgrade).collect()

@@ -1,7 +1,7 @@
 //! A step that is undone if the code after it fails or panics.
 
 /// A value, and a function that is called with it when this is dropped.
-#[must_use = "dropped, the step is undone"]
+#[must_use = "if dropped, the step is undone"]
 pub(crate) struct Undo<T, F: FnOnce(T)>(Option<(T, F)>);
 
 impl<T, F: FnOnce(T)> Undo<T, F> {

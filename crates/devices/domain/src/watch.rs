@@ -1,5 +1,5 @@
-//! A debug checker for misuse of mappings that types cannot prevent, as the kernel's dma-debug.
-#![expect(unsafe_code, reason = "looks at what a device may have written to a slot")]
+//! A debug checker for misuse of mappings that types cannot prevent, like the kernel's dma-debug.
+#![expect(unsafe_code, reason = "reads bytes of a slot that a device may have written")]
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,9 +22,9 @@ pub struct MappingInfo {
     pub len_bytes: u64,
     /// The direction.
     pub direction: Direction,
-    /// `true` if it goes through a bounce buffer, or its ends do.
+    /// `true` if it or one of its ends goes through a bounce buffer.
     pub is_bounced: bool,
-    /// The place in the program that made it.
+    /// The source location at which it was made.
     pub by: &'static Location<'static>,
 }
 
@@ -32,32 +32,33 @@ pub struct MappingInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// The domain is dropped, and the mapping was forgotten or could not be unmapped.
+    /// The mapping still exists when the domain is dropped: it was leaked, or could not be unmapped.
     Leaked {
         /// The mapping.
         mapping: MappingInfo,
     },
-    /// The CPU reads or writes bytes that the device owns: they were not synchronised before by
-    /// [`sync_for_cpu`](crate::Mapping::sync_for_cpu).
+    /// The CPU reads or writes bytes that the device owns, because
+    /// [`sync_for_cpu`](crate::Mapping::sync_for_cpu) was not called for them.
     DeviceOwns {
         /// The mapping.
         mapping: MappingInfo,
-        /// The bytes, from the start of the mapping.
+        /// The bytes, as offsets from the start of the mapping.
         bytes: Range<u64>,
         /// The operation of the program.
         operation: &'static str,
-        /// The place in the program.
+        /// The source location of the operation.
         at: &'static Location<'static>,
     },
-    /// The program reports bytes that the device has written, which it cannot in that direction.
+    /// The program reports bytes that the device has written, but in this direction the device cannot
+    /// write.
     WrongDirection {
         /// The mapping.
         mapping: MappingInfo,
-        /// The place in the program.
+        /// The source location of the report.
         at: &'static Location<'static>,
     },
-    /// The device reports how much it writes, and the program unmapped without that number, so all
-    /// bytes count as not written.
+    /// The device reports how many bytes it writes, but the program unmapped the memory without that
+    /// number. All bytes are treated as not written then.
     NotReported {
         /// The mapping.
         mapping: MappingInfo,
@@ -73,7 +74,7 @@ pub enum Misuse {
     WroteBeyond {
         /// The mapping.
         mapping: MappingInfo,
-        /// The first such byte, from the start of the mapping.
+        /// The offset of the first such byte from the start of the mapping.
         offset: u64,
     },
 }
@@ -213,7 +214,7 @@ impl Watch {
         }
     }
 
-    /// The lock is not held: the callback may map.
+    /// Calls the callback. The lock is not held, because the callback may map.
     fn report(&self, misuse: &Misuse) {
         (self.report)(misuse);
     }
@@ -228,15 +229,17 @@ impl Watch {
 pub(crate) type Slack = (NonNull<u8>, u64, u64);
 
 /// Events of mappings. The arguments are values: a mapping whose address is taken cannot stay in
-/// registers, which costs more than to make and end it.
+/// registers, which costs more than making and ending it.
 impl Watch {
+    /// Adds a mapping, and clears its slack.
+    ///
     /// # Safety
     /// `slack` must be bytes of the mapping.
     #[cold]
     #[inline(never)]
     pub(crate) unsafe fn begin(&self, made: MappingInfo, host: u64, slack: Option<Slack>) {
         if let Some((start, count, _)) = slack {
-            // Zero now, so that bytes which the device writes are found at the end.
+            // Cleared, so that bytes that the device writes are found at the end.
             // SAFETY: the caller's promise.
             unsafe { start.as_ptr().write_bytes(0, count as usize) };
         }
@@ -260,6 +263,8 @@ impl Watch {
         });
     }
 
+    /// Reports bytes of the slack that the device has written.
+    ///
     /// # Safety
     /// `slack` must be bytes of the mapping.
     #[cold]
@@ -268,7 +273,7 @@ impl Watch {
         let Some((start, count, offset)) = slack else { return };
         let is_written = |nth: &u64| {
             let byte = start.as_ptr().wrapping_add(*nth as usize);
-            // SAFETY: the caller's promise; each byte by itself, as a device may still write.
+            // SAFETY: the caller's promise; the read is volatile, because a device may still write.
             unsafe { byte.read_volatile() != 0 }
         };
         if let Some(nth) = (0..count).find(is_written) {

@@ -1,4 +1,4 @@
-//! A device of the machine, as its driver uses it.
+//! A PCI device of this machine, for its driver.
 
 use std::io;
 
@@ -6,9 +6,9 @@ use longshore_sys::vfio;
 
 /// A PCI device that the kernel passes through to this process, by VFIO or iommufd.
 ///
-/// It comes from [`Domain::open_device`](crate::Domain::open_device), together with the address space
-/// that it is in, and can reach no memory but the mappings of that address space. It does no DMA before
-/// [`set_bus_master`](Self::set_bus_master). Calls may come from several threads at once.
+/// [`Domain::open_device`](crate::Domain::open_device) returns it together with its address space. The
+/// device can reach only memory that is mapped in that address space, and does no DMA before
+/// [`set_bus_master`](Self::set_bus_master). Several threads may call its methods at once.
 ///
 /// A driver maps the registers once, and reads and writes them without a system call:
 ///
@@ -38,7 +38,7 @@ impl Device {
     /// Returns the properties of the device.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The errors of the kernel.
     pub fn info(&self) -> io::Result<DeviceInfo> {
         let info = self.0.info()?;
         Ok(DeviceInfo { is_pci: info.is_pci, can_reset: info.can_reset })
@@ -52,19 +52,19 @@ impl Device {
         self.0.region(index).map(Region)
     }
 
-    /// Returns the region that is the configuration space.
+    /// Returns the PCI configuration space.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The errors of the kernel.
     pub fn config_space(&self) -> io::Result<Region> {
         self.region(vfio::CONFIG_REGION)
     }
 
-    /// Reads all of `into` from `offset` of a region on.
+    /// Fills `into` with the bytes of a region from `offset` on.
     ///
     /// # Errors
-    /// `InvalidInput` beyond the end of the region, `UnexpectedEof` if the kernel reads less, `EIO` if
-    /// the device is gone.
+    /// `InvalidInput` if the bytes end beyond the region, `UnexpectedEof` if the kernel reads fewer,
+    /// `EIO` if the device is gone.
     pub fn read(&self, region: &Region, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.0.read(&region.0, offset, into)
     }
@@ -72,8 +72,8 @@ impl Device {
     /// Writes all of `from` to a region, from `offset` on.
     ///
     /// # Errors
-    /// `InvalidInput` beyond the end of the region, `WriteZero` if the kernel writes less, `EIO` if the
-    /// device is gone.
+    /// `InvalidInput` if the bytes end beyond the region, `WriteZero` if the kernel writes fewer, `EIO`
+    /// if the device is gone.
     pub fn write(&self, region: &Region, offset: u64, from: &[u8]) -> io::Result<()> {
         self.0.write(&region.0, offset, from)
     }
@@ -86,8 +86,8 @@ impl Device {
         self.0.map(&region.0).map(Registers)
     }
 
-    /// Enables or disables bus mastering, without which the device does no DMA. Either way the device
-    /// answers at its BARs afterwards. A device is opened with both off.
+    /// Enables or disables bus mastering, without which the device does no DMA. In both cases this also
+    /// enables access to the BARs. Both are disabled when a device is opened.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -95,7 +95,7 @@ impl Device {
         self.0.set_bus_master(is_enabled)
     }
 
-    /// Resets the device. It has ended all accesses when this returns.
+    /// Resets the device. All its accesses have ended when this returns.
     ///
     /// # Errors
     /// `ENOTTY` or `EINVAL` if the device cannot be reset alone ([`DeviceInfo::can_reset`]).
@@ -108,9 +108,9 @@ impl Device {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Whether it is a PCI device.
+    /// `true` if it is a PCI device.
     pub is_pci: bool,
-    /// Whether [`Device::reset`] works.
+    /// `true` if [`Device::reset`] works.
     pub can_reset: bool,
 }
 
@@ -124,35 +124,35 @@ impl Region {
         self.0.len_bytes
     }
 
-    /// Returns whether the device lacks this region.
+    /// Returns `true` if the device does not have this region.
     pub const fn is_empty(&self) -> bool {
         self.0.len_bytes == 0
     }
 
-    /// Returns whether it can be read.
+    /// Returns `true` if it can be read.
     pub const fn is_readable(&self) -> bool {
         self.0.can_read
     }
 
-    /// Returns whether it can be written.
+    /// Returns `true` if it can be written.
     pub const fn is_writable(&self) -> bool {
         self.0.can_write
     }
 
-    /// Returns whether [`Device::map`] can map it.
+    /// Returns `true` if [`Device::map`] can map it.
     pub const fn is_mappable(&self) -> bool {
         self.0.can_map
     }
 }
 
-/// The registers of a [`Region`], mapped.
+/// The mapped registers of a [`Region`].
 ///
-/// Each call is one volatile access of the given size, and the calls of a thread reach the device in the
-/// order of the program. Values are little-endian in the region, as PCI has them. Order accesses to
-/// memory that the device shares before or after them with a fence.
+/// Each call is one volatile access of the given size, and the calls of a thread reach the device in
+/// program order. Values are little-endian in the region, as always with PCI. Use a fence to order
+/// accesses to registers and accesses to memory that the device shares.
 ///
-/// An access while the device does not answer at its BARs (its command register, a reset) ends the
-/// process with SIGBUS.
+/// If the device does not respond at its BARs (because of its command register, or during a reset), an
+/// access ends the process with SIGBUS.
 #[derive(Debug)]
 pub struct Registers(vfio::Registers);
 

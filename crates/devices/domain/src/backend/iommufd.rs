@@ -1,4 +1,4 @@
-//! The kernel's address spaces by iommufd, with devices that are opened without their group.
+//! Address spaces of the kernel through iommufd. A device is opened by itself, without its group.
 #![expect(unsafe_code, reason = "maps memory that the domain keeps")]
 
 use std::io;
@@ -13,12 +13,12 @@ use super::open::{OpenError, Sysfs};
 use super::pinned::{access, at_file, memory_advice, runs};
 use super::{Backend, BackendError, Limits, Piece};
 
-/// An address space that the kernel makes by `/dev/iommu` (Linux 6.6, `CONFIG_IOMMUFD` and
+/// An address space of the kernel, made through `/dev/iommu` (Linux 6.6 with `CONFIG_IOMMUFD` and
 /// `CONFIG_VFIO_DEVICE_CDEV`).
 ///
-/// Mapping pins pages, which count as locked memory of the user (`RLIMIT_MEMLOCK`). Memory that cannot
-/// be pinned where this process has it mapped, as the mapping of a dma-buf, is pinned by the memfd
-/// behind it, where the memory has one.
+/// Mapping pins pages, which are charged to the locked memory of the user (`RLIMIT_MEMLOCK`). Memory
+/// that cannot be pinned at its address in this process, such as a mapped dma-buf, is pinned through its
+/// memfd, if it has one.
 #[derive(Debug)]
 pub struct Iommufd {
     descriptor: Descriptor,
@@ -27,10 +27,10 @@ pub struct Iommufd {
 }
 
 impl Iommufd {
-    /// Opens the PCI device at `address`, such as `0000:01:00.0`, in an address space of its own. It
-    /// does no DMA before [`Device::set_bus_master`].
+    /// Opens the PCI device at `address`, such as `0000:01:00.0`, in an address space of its own. The
+    /// device does no DMA before [`Device::set_bus_master`].
     ///
-    /// A device that outlives the domain reaches what the domain has leaked, and nothing else.
+    /// A device that outlives the domain can reach only memory that the domain has leaked.
     ///
     /// # Errors
     /// [`OpenError`], which says what the administrator of the machine must do.
@@ -46,8 +46,8 @@ impl Iommufd {
             .bind(&descriptor)
             .map_err(|source| OpenError::binding(&found, &vfio::Device::path(number), source))?;
         let ioas = descriptor.alloc_ioas().map_err(OpenError::io("making an address space"))?;
-        device.attach(ioas).map_err(OpenError::io("putting the device into an address space"))?;
-        // Only now: a device has a say in it.
+        device.attach(ioas).map_err(OpenError::io("attaching the device to an address space"))?;
+        // After the device is attached, because its IOMMU limits the addresses.
         let limits = Limits { reserved: sysfs.bus_windows(), ..limits(&descriptor, ioas)? };
         Ok((Self { descriptor, ioas, limits }, Device::new(device)))
     }
@@ -56,10 +56,10 @@ impl Iommufd {
         if let Some((file, at)) = piece.file {
             let range = AddrRange::<FileOffset>::new(at, piece.len_bytes)
                 .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-            // SAFETY: these are the pages of `piece`, of which the caller makes the same promise.
+            // SAFETY: these are the pages of `piece`, for which the caller makes the same promise.
             let done =
                 unsafe { self.descriptor.map_file(self.ioas, iova, file, range, access(prot)) };
-            // Before Linux 6.13 there is no such call.
+            // Linux before 6.13 does not have this call.
             if done.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOTTY)) {
                 return at_file::with(piece, |host| {
                     // SAFETY: the same pages again.
@@ -75,10 +75,11 @@ impl Iommufd {
 }
 
 fn limits(descriptor: &Descriptor, ioas: Ioas) -> Result<Limits, OpenError> {
-    let said = descriptor.iova_ranges(ioas).map_err(OpenError::io("asking what can be mapped"))?;
+    let said =
+        descriptor.iova_ranges(ioas).map_err(OpenError::io("asking for the usable IOVAs"))?;
     let page_bytes = (longshore_sys::page_size_bytes() as u64).max(said.alignment_bytes);
     let granule = Granule::new(page_bytes).map_err(|_| OpenError::Unsupported {
-        what: "an alignment of addresses that is no power of two",
+        what: "an alignment of addresses that is not a power of two",
     })?;
     Ok(Limits {
         granule,
@@ -90,9 +91,8 @@ fn limits(descriptor: &Descriptor, ioas: Ioas) -> Result<Limits, OpenError> {
     })
 }
 
-// SAFETY: iommufd unmaps, and invalidates, before the call returns; it unmaps all of a range or fails.
-// What may be
-// written is as the call says.
+// SAFETY: iommufd unmaps and invalidates before the call returns, and it unmaps all of a range or fails.
+// A device can write only to mappings that were made writable.
 unsafe impl Backend for Iommufd {
     fn name(&self) -> &'static str {
         "iommufd"
@@ -121,7 +121,7 @@ unsafe impl Backend for Iommufd {
         for run in runs(ranges) {
             match self.descriptor.unmap(self.ioas, run.start(), run.len()) {
                 Ok(_) => {}
-                // Nothing is there: it was unmapped by a call that failed later on.
+                // Nothing is mapped: an earlier call unmapped this range, and failed at a later one.
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
                 Err(source) => {
                     return Err(BackendError::Io { operation: "unmapping by iommufd", source });

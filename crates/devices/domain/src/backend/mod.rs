@@ -1,5 +1,5 @@
-//! Backends, which make mappings real.
-#![expect(unsafe_code, reason = "a backend is trusted to keep devices out of what was unmapped")]
+//! Backends, which implement the mappings of a domain.
+#![expect(unsafe_code, reason = "a backend is trusted to keep devices out of unmapped memory")]
 
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 mod device;
@@ -40,25 +40,25 @@ pub struct Limits {
     pub granule: Granule,
     /// The addresses that can be mapped.
     pub usable: Vec<AddrRange<Iova>>,
-    /// Addresses of these that cannot be mapped: windows for interrupts, memory of firmware,
-    /// registers of devices on the same bus.
+    /// Addresses that cannot be mapped, also if `usable` has them: windows for interrupts, memory of
+    /// firmware, registers of devices on the same bus.
     pub reserved: Vec<AddrRange<Iova>>,
-    /// `true` if a device cannot read memory that is mapped for writing only. Arm IOMMUs (stage 1)
-    /// have no such entries, and Linux (seen in 6.12) makes those of VT-d readable, so a backend
-    /// that cannot find out says `false`.
+    /// `true` if a device cannot read memory that is mapped write-only. Arm IOMMUs (stage 1) have no
+    /// write-only entries, and Linux (seen in 6.12) makes those of VT-d readable, so a backend that
+    /// cannot determine this sets `false`.
     pub denies_reads: bool,
-    /// `true` if mapping and unmapping a granule costs no more than bouncing it, so that only
-    /// transfers are bounced that must be.
+    /// `true` if mapping and unmapping a granule costs no more than bouncing it. By default, only
+    /// transfers that must be bounced are bounced then.
     pub maps_cheaply: bool,
-    /// `true` if the devices are code of this process, which accesses memory by sessions. Safe code
-    /// then reads and writes all that is mapped, so a granule is mapped only if the whole granule
-    /// belongs to the transfer, whatever [`Builder::trusted`](crate::Builder::trusted) asks for.
+    /// `true` if the devices are code of this process, which accesses memory through sessions. Safe
+    /// code can then read and write all mapped memory, so a granule is mapped only if all of it belongs
+    /// to the transfer, even with [`Builder::trusted`](crate::Builder::trusted).
     pub in_process: bool,
 }
 
 impl Limits {
-    /// Returns the limits of a backend for devices outside this process which can map all of `usable`,
-    /// maps slowly, and does not deny reads.
+    /// Returns limits with nothing reserved and all flags `false`: the devices are outside this process,
+    /// mapping is slow, and reads of write-only memory are not denied.
     pub fn new(granule: Granule, usable: Vec<AddrRange<Iova>>) -> Self {
         Self {
             granule,
@@ -79,13 +79,14 @@ pub struct Piece<'a> {
     pub host: NonNull<u8>,
     /// The length in bytes.
     pub len_bytes: u64,
-    /// The file whose pages these are, and the offset in it, if it is known. A backend needs it
-    /// that cannot pin this process's mapping.
+    /// The file that the pages belong to, and the offset in it, if they are known. A backend uses them
+    /// if it cannot pin this process's mapping.
     pub file: Option<(BorrowedFd<'a>, FileOffset)>,
 }
 
 impl<'a> Piece<'a> {
-    /// Returns `len_bytes` of memory at `host`, which are those of `file` from the offset on, if given.
+    /// Returns a piece of `len_bytes` at `host`. If `file` is given, these are its bytes from the offset
+    /// on.
     pub const fn new(
         host: NonNull<u8>,
         len_bytes: u64,
@@ -95,24 +96,24 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// One kind of address space for devices: in this process, or the kernel's by VFIO or iommufd.
+/// A kind of address space for devices: in this process, or in the kernel through VFIO or iommufd.
 ///
-/// The domain chooses the addresses, and never maps two pieces at one address. Calls may come from
-/// several threads at once, for ranges that do not overlap.
+/// The domain chooses the addresses, and never maps two pieces at one address. Several threads may call
+/// a backend at once, for ranges that do not overlap.
 ///
-/// A backend may take elements of a DMA pool and map by its own domain during a call, except
-/// [`reclaim`](Self::reclaim).
+/// During any call but [`reclaim`](Self::reclaim), a backend may take elements of a DMA pool and map
+/// through its own domain.
 ///
 /// # Safety
 /// When [`map`](Self::map) has returned an error or panicked, or [`unmap`](Self::unmap) has panicked, no
-/// device may reach the memory by these addresses, because its owner may then free it. A backend that
-/// cannot ensure this must end the process instead. When `unmap` has returned `Ok`, no device may reach the memory by these addresses,
-/// now or later, until they are mapped again. Devices may write no more than the `prot` of a mapping
-/// says. They may read what is mapped for writing only where [`Limits::denies_reads`] is `false`.
-/// If safe code of this process can read or write memory by these addresses, [`Limits::in_process`]
-/// must be `true`.
+/// device may reach the memory at these addresses, because its owner may then free it. A backend that
+/// cannot ensure this must end the process instead. When `unmap` has returned `Ok`, no device may reach
+/// the memory at these addresses, now or later, until they are mapped again. Devices may write to a
+/// mapping only if its `prot` permits it. They may read a write-only mapping only if
+/// [`Limits::denies_reads`] is `false`. If safe code of this process can read or write memory at these
+/// addresses, [`Limits::in_process`] must be `true`.
 pub unsafe trait Backend: Send + Sync + fmt::Debug {
-    /// Returns the name of the kind. Costs are measured once for all backends of a kind.
+    /// Returns the name of this kind of backend. Costs are measured once for all backends of one name.
     fn name(&self) -> &'static str;
 
     /// Returns the limits, which are the same at every call.
@@ -121,27 +122,29 @@ pub unsafe trait Backend: Send + Sync + fmt::Debug {
     /// Maps `piece` at `iova`.
     ///
     /// # Errors
-    /// [`BackendError`]; nothing is mapped then, nor if it panics.
+    /// [`BackendError`]; nothing is mapped then. Nothing is mapped if this panics, either.
     ///
     /// # Safety
-    /// The memory must stay where it is, and without a reference that a device's access would
-    /// contradict, until `unmap` has returned for it.
+    /// Until `unmap` has returned for it, the memory must stay at its address, and no reference to it
+    /// may exist that a device's access would violate.
     unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError>;
 
-    /// Unmaps ranges, each as it was mapped, with one invalidation for all where that is possible.
+    /// Unmaps ranges, if possible with one invalidation for all of them.
     ///
     /// # Errors
-    /// [`BackendError`]; then each of them may be mapped still.
+    /// [`BackendError`]; each of them may still be mapped then.
     ///
     /// # Safety
-    /// Each was mapped by [`map`](Self::map) as it is, and no other call may map or unmap any of it
-    /// at the same time.
+    /// Each range must be exactly one that [`map`](Self::map) has mapped, and no other call may map or
+    /// unmap any of it at the same time.
     unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError>;
 
     /// Returns an error if [`unmap`](Self::unmap) of addresses in `range` would fail now because of the
-    /// calling thread, which holds a pin, for example. A domain calls this before it maps borrowed
-    /// memory, or several pieces, of which it must unmap the first ones if a later one is refused; and
-    /// before it unmaps pool memory, which it keeps for a later attempt then.
+    /// calling thread, for example because it holds a pin.
+    ///
+    /// A domain calls this before it maps borrowed memory, and before it maps several pieces, because it
+    /// must unmap the first ones if a later one is refused. It also calls this before it unmaps memory
+    /// of a pool, and keeps that memory for a later attempt if this fails.
     ///
     /// # Errors
     /// [`BackendError`]; nothing has changed.
@@ -150,13 +153,14 @@ pub unsafe trait Backend: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Frees what it keeps for addresses that are not mapped, such as empty page tables, and returns
-    /// how many tables that were. `each_unused` calls its argument with such ranges. It is called once
-    /// at most, holds a lock that mapping needs, and so nothing waits for a device in its argument.
-    /// A backend that keeps nothing does nothing.
+    /// Frees memory that the backend keeps for addresses that are not mapped, such as empty page tables,
+    /// and returns the number of tables that were freed. The default implementation does nothing.
+    ///
+    /// `each_unused` calls its argument with ranges of such addresses. A backend calls it at most once.
+    /// It holds a lock that mapping needs, so its argument must not wait for a device.
     ///
     /// # Errors
-    /// [`BackendError`]; some of it may be freed then.
+    /// [`BackendError`]; some of the tables may have been freed then.
     ///
     /// # Safety
     /// No other call may map or unmap any of the ranges while `each_unused` runs.
@@ -166,7 +170,7 @@ pub unsafe trait Backend: Send + Sync + fmt::Debug {
     }
 }
 
-/// A function that calls its argument with ranges of addresses which are not mapped.
+/// A function that calls its argument with ranges of addresses that are not mapped.
 pub type EachUnused<'a> = dyn FnMut(&mut dyn FnMut(AddrRange<Iova>)) + 'a;
 
 /// The error of a backend.
@@ -176,7 +180,7 @@ pub enum BackendError {
     /// The space of this process returned an error.
     #[error(transparent)]
     Space(#[from] longshore_access::Error),
-    /// A callback panicked during the unmapping, so the memory counts as mapped for ever.
+    /// A callback panicked during the unmapping, so the memory is treated as mapped for ever.
     #[error(
         "a callback of a lease or of remote memory panicked, and a session may still use the memory; \
          callbacks must not panic"

@@ -1,5 +1,4 @@
-//! Opening devices: finding a device, checking that it is safe to use, and telling what to do if it
-//! is not.
+//! Finds a device, checks that it is safe to use, and reports what to do if it is not.
 
 use std::fs;
 use std::io;
@@ -8,35 +7,35 @@ use std::path::PathBuf;
 use longshore_mem::{AddrRange, Iova};
 use thiserror::Error;
 
-/// The reason that a device could not be opened. The text says what the administrator of the
+/// The reason that a device could not be opened. The message says what the administrator of the
 /// machine must do.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The name is not the address of a PCI device.
-    #[error("{address:?} is no address of a PCI device, as 0000:01:00.0")]
+    #[error("{address:?} is not an address of a PCI device (expected one such as 0000:01:00.0)")]
     Name {
         /// The name.
         address: String,
     },
     /// There is no such device.
-    #[error("there is no PCI device {address}; those there are: ls /sys/bus/pci/devices")]
+    #[error("there is no PCI device {address}; list the devices with: ls /sys/bus/pci/devices")]
     NoDevice {
         /// The device.
         address: String,
     },
-    /// No IOMMU is before the device.
+    /// The device is not behind an IOMMU.
     #[error(
-        "{address} is behind no IOMMU: turn it on in the firmware (VT-d, AMD-Vi, SMMU) and for the \
+        "{address} is not behind an IOMMU: turn it on in the firmware (VT-d, AMD-Vi, SMMU) and for the \
          kernel (intel_iommu=on; the module virtio-iommu in a guest)"
     )]
     NoIommu {
         /// The device.
         address: String,
     },
-    /// The device has no driver of VFIO.
+    /// The device is not bound to a VFIO driver.
     #[error(
-        "{address} {}: give it to vfio-pci: modprobe vfio-pci; \
+        "{address} {}: bind it to vfio-pci: modprobe vfio-pci; \
          echo vfio-pci > /sys/bus/pci/devices/{address}/driver_override; {}\
          echo {address} > /sys/bus/pci/drivers_probe",
         driver.as_ref().map_or_else(|| "has no driver".to_owned(), |name| format!("has the driver {name}")),
@@ -48,10 +47,10 @@ pub enum OpenError {
         /// Its driver.
         driver: Option<String>,
     },
-    /// A device that cannot be kept apart from it is in use by the kernel.
+    /// The kernel uses another device of its IOMMU group.
     #[error(
-        "{address} shares IOMMU group {group} with {neighbour}, which has the driver {driver}: no \
-         IOMMU can keep the two apart, so give that one to vfio-pci too, or to no driver: \
+        "{address} shares IOMMU group {group} with {neighbour}, which has the driver {driver}: the \
+         IOMMU cannot isolate the two, so bind that one to vfio-pci too, or unbind it: \
          echo {neighbour} > /sys/bus/pci/devices/{neighbour}/driver/unbind"
     )]
     Neighbour {
@@ -59,15 +58,15 @@ pub enum OpenError {
         address: String,
         /// The group.
         group: u32,
-        /// The other one.
+        /// The other device.
         neighbour: String,
         /// Its driver.
         driver: String,
     },
-    /// The kernel says that a device of the group is in use.
+    /// The kernel reports that a device of the group is in use.
     #[error(
-        "the kernel uses a device of IOMMU group {group}, in which {address} is: see the drivers of \
-         those in /sys/kernel/iommu_groups/{group}/devices"
+        "the kernel uses a device of IOMMU group {group}, which {address} is in: check the drivers of \
+         the devices in /sys/kernel/iommu_groups/{group}/devices"
     )]
     NotViable {
         /// The device.
@@ -75,8 +74,8 @@ pub enum OpenError {
         /// The group.
         group: u32,
     },
-    /// A file of the interface is not there.
-    #[error("there is no {path}: modprobe {module}, or a kernel that has it")]
+    /// A file of the interface does not exist.
+    #[error("there is no {path}: run modprobe {module}, or use a kernel that has it")]
     NoInterface {
         /// The file.
         path: PathBuf,
@@ -84,7 +83,9 @@ pub enum OpenError {
         module: &'static str,
     },
     /// This process may not open a file of the interface.
-    #[error("{path} may not be opened by this user: chown or chmod it, by a udev rule to last")]
+    #[error(
+        "{path} may not be opened by this user: chown or chmod it (a udev rule makes that last)"
+    )]
     NoAccess {
         /// The file.
         path: PathBuf,
@@ -95,10 +96,10 @@ pub enum OpenError {
         /// The file, or the device.
         what: String,
     },
-    /// Interrupts of the device cannot be kept from others.
+    /// The interrupts of the device cannot be isolated.
     #[error(
         "the interrupts of {address} cannot be isolated, so the kernel refuses it: turn on interrupt \
-         remapping, or, where the device is trusted: \
+         remapping, or, if the device is trusted: \
          echo 1 > /sys/module/{module}/parameters/allow_unsafe_interrupts"
     )]
     UnsafeInterrupts {
@@ -107,13 +108,13 @@ pub enum OpenError {
         /// The module that refuses.
         module: &'static str,
     },
-    /// The kernel does not have what is needed.
+    /// The kernel does not have a required feature.
     #[error("{what} cannot be used")]
     Unsupported {
         /// The part of the kernel or the device that cannot be used.
         what: &'static str,
     },
-    /// The kernel refused something else.
+    /// The kernel returned another error.
     #[error("{operation}: {source}")]
     Io {
         /// The operation that was requested.
@@ -129,7 +130,7 @@ impl OpenError {
         move |source| Self::Io { operation, source }
     }
 
-    /// A file of the interface, which `module` provides, could not be opened.
+    /// Returns the error for a file of the interface, which `module` provides, that could not be opened.
     pub(super) fn opening(path: PathBuf, module: &'static str, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Self::NoInterface { path, module },
@@ -139,17 +140,17 @@ impl OpenError {
         }
     }
 
-    /// A device, opened by `path`, could not be bound.
+    /// Returns the error for a device, opened by `path`, that could not be bound.
     #[cfg(feature = "iommufd")]
     pub(super) fn binding(found: &Found, path: &std::path::Path, source: io::Error) -> Self {
         match source.raw_os_error() {
             // Linux 6.12 returns EINVAL for a device that is bound already.
             Some(libc::EBUSY | libc::EINVAL) => Self::InUse { what: path.display().to_string() },
-            _ => Self::isolation(found, "iommufd", "taking the device for an iommufd", source),
+            _ => Self::isolation(found, "iommufd", "binding the device to an iommufd", source),
         }
     }
 
-    /// A device, or its group, could not be put into an address space.
+    /// Returns the error for a device, or its group, that could not be attached to an address space.
     pub(super) fn isolation(
         found: &Found,
         module: &'static str,
@@ -166,7 +167,7 @@ impl OpenError {
 /// A device that is safe to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// As sysfs has it.
+    /// The name of the device in sysfs.
     pub(super) address: String,
     pub(super) group: u32,
 }
@@ -182,7 +183,7 @@ impl Sysfs {
         Self { root: PathBuf::from("/sys") }
     }
 
-    /// The device, and that no device of its group is in use by the kernel.
+    /// Finds the device, and checks that the kernel uses no device of its group.
     pub(super) fn find(&self, address: &str) -> Result<Found, OpenError> {
         if !is_pci_address(address) {
             return Err(OpenError::Name { address: address.to_owned() });
@@ -203,7 +204,7 @@ impl Sysfs {
         Ok(Found { address, group })
     }
 
-    /// The number of a device that is opened without its group: `vfio-dev/vfio7` is 7.
+    /// Returns the number in the device's own file of VFIO: 7 for `vfio-dev/vfio7`.
     #[cfg(feature = "iommufd")]
     pub(super) fn device_number(&self, found: &Found) -> Result<u32, OpenError> {
         let folder = self.folder(&found.address).join("vfio-dev");
@@ -214,8 +215,8 @@ impl Sysfs {
             .ok_or(OpenError::NoInterface { path: folder, module: "vfio_pci" })
     }
 
-    /// Returns the bus addresses of registers of devices, and of windows of bridges. A device that
-    /// uses such an address may reach another device, or itself, and never reach the IOMMU.
+    /// Returns the bus addresses of registers of devices, and of windows of bridges. A DMA to such an
+    /// address may reach another device, or the same one, without passing the IOMMU.
     pub(super) fn bus_windows(&self) -> Vec<AddrRange<Iova>> {
         /// `IORESOURCE_MEM` of the kernel.
         const MEMORY: u64 = 0x200;
@@ -263,24 +264,24 @@ impl Sysfs {
         self.root.join("bus/pci/devices").join(address)
     }
 
-    /// The last name of what a link in the device's folder leads to.
+    /// Returns the last component of the target of a link in the device's folder.
     fn link(&self, address: &str, name: &str) -> Option<String> {
         let target = fs::read_link(self.folder(address).join(name)).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())
     }
 }
 
-/// vfio-pci, and those that know more of one kind of device.
+/// Returns true for vfio-pci, and for its variants for certain devices.
 fn is_of_vfio(driver: &str) -> bool {
     driver.replace('_', "-").contains("vfio-pci")
 }
 
-/// Drivers that do no DMA: the kernel accepts them beside VFIO's.
+/// Returns true for drivers that the kernel accepts beside VFIO's, because they do no DMA.
 fn is_harmless(driver: &str) -> bool {
     is_of_vfio(driver) || matches!(driver, "pci-stub" | "pcieport")
 }
 
-/// `DDDD:BB:DD.F` in hexadecimal digits.
+/// Returns true for an address `DDDD:BB:DD.F` in hexadecimal digits.
 fn is_pci_address(address: &str) -> bool {
     let bytes = address.as_bytes();
     let Some(domain_len) = bytes.len().checked_sub(8) else { return false };
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_checked_before_they_are_paths() {
+    fn names_are_checked_before_they_are_used_in_paths() {
         for good in ["0000:01:00.0", "10000:E1:1f.7"] {
             assert!(is_pci_address(good), "{good}");
         }
@@ -394,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_the_bus_is_no_memory() {
+    fn memory_resources_of_devices_are_bus_windows() {
         let machine = Machine::new();
         machine.device(DEVICE, Some(7), Some("vfio-pci"));
         machine.device("0000:02:00.0", Some(8), None);
@@ -421,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_is_translated() {
+    fn kernel_errors_are_translated() {
         let opening = |errno| {
             let source = io::Error::from_raw_os_error(errno);
             OpenError::opening("/dev/vfio/7".into(), "vfio_pci", source)

@@ -1,4 +1,4 @@
-//! The common part of VFIO and iommufd: they pin pages of this process.
+//! The common part of VFIO and iommufd, which both pin pages of this process.
 
 use std::io;
 use std::iter;
@@ -11,8 +11,7 @@ pub(super) fn access(prot: Prot) -> DmaAccess {
     DmaAccess { read: prot.contains(Prot::READ), write: prot.contains(Prot::WRITE) }
 }
 
-/// Returns the text for a call that failed: `operation`, with what can be done about the most
-/// common reason.
+/// Returns the text for a call that failed: advice for the most common reasons, otherwise `operation`.
 pub(super) fn memory_advice(source: &io::Error, operation: &'static str) -> &'static str {
     match (source.raw_os_error(), operation) {
         (Some(libc::ENOMEM), _) => {
@@ -20,13 +19,13 @@ pub(super) fn memory_advice(source: &io::Error, operation: &'static str) -> &'st
              -l` shows it, or give the process CAP_IPC_LOCK)"
         }
         (Some(libc::EFAULT), _) => {
-            "pinning memory (it cannot be pinned where it is mapped: it is a dma-buf, or is not there)"
+            "pinning memory (it cannot be pinned at its address: it is a dma-buf, or it is missing)"
         }
         _ => operation,
     }
 }
 
-/// Ranges that touch, as one: unmapped by one call, with one invalidation.
+/// Joins adjacent ranges, which one call then unmaps with one invalidation.
 pub(super) fn runs(ranges: &[AddrRange<Iova>]) -> impl Iterator<Item = AddrRange<Iova>> {
     let mut rest = ranges.iter().copied().peekable();
     iter::from_fn(move || {
@@ -45,7 +44,7 @@ fn joined(run: AddrRange<Iova>, next: AddrRange<Iova>) -> Option<AddrRange<Iova>
     touches.then(|| AddrRange::new(run.start(), len_bytes).ok()).flatten()
 }
 
-/// Memory that cannot be pinned where it is mapped, but where its file is.
+/// Pins memory through another mapping of its file, if it cannot be pinned at its own address.
 pub(super) mod at_file {
     use std::io;
     use std::ptr::NonNull;
@@ -55,14 +54,14 @@ pub(super) mod at_file {
 
     use super::super::Piece;
 
-    /// Returns whether that is what failed, and there is a file.
+    /// Returns true if pinning failed because of the address, and there is a file.
     pub(in super::super) fn is_called_for(done: &io::Result<()>, piece: &Piece<'_>) -> bool {
         let is_fault = done.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT));
         is_fault && piece.file.is_some()
     }
 
-    /// Calls `pin` with the address of a mapping of the part of the file that is the piece. The mapping
-    /// is gone afterwards, and pinned pages stay pinned.
+    /// Maps the piece's part of the file, calls `pin` with the address, and unmaps it again. Pinned
+    /// pages stay pinned.
     pub(in super::super) fn with(
         piece: &Piece<'_>,
         pin: impl FnOnce(NonNull<u8>) -> io::Result<()>,
@@ -89,7 +88,7 @@ mod tests {
     use super::super::Piece;
     use super::*;
 
-    /// The addresses of the whole file would be more than there are.
+    /// The whole file is too long to be mapped.
     #[test]
     #[cfg_attr(miri, ignore = "maps a file")]
     #[expect(unsafe_code, reason = "reads the mapping")]
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_touch_are_unmapped_as_one() {
+    fn adjacent_ranges_are_joined() {
         let range = |(start, len)| AddrRange::new(Iova::new(start), len).unwrap();
         let joined = |ranges: &[(u64, u64)]| {
             let ranges: Vec<_> = ranges.iter().copied().map(range).collect();
@@ -125,7 +124,7 @@ mod tests {
             joined(&[(0x1000, 0x1000), (0x2000, 0x3000), (0x5000, 0x1000), (0x7000, 0x1000)]),
             [(0x1000, 0x5000), (0x7000, 0x1000)]
         );
-        // Not in order, and up to the last address.
+        // Ranges that are not in order, and one that ends at the last address.
         let last = (u64::MAX - 0xfff, 0x1000);
         assert_eq!(joined(&[(0x2000, 0x1000), (0x1000, 0x1000), last, (0, 0x1000)]).len(), 4);
     }

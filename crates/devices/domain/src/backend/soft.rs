@@ -1,4 +1,4 @@
-//! In this process: the devices are models, and reach memory through sessions of a space.
+//! The backend in this process: device models reach memory through sessions of a space.
 #![expect(unsafe_code, reason = "maps memory that the domain keeps")]
 
 use std::mem;
@@ -10,15 +10,15 @@ use longshore_pagetable::Prot;
 
 use super::{Backend, BackendError, EachUnused, Limits, Piece};
 
-/// Page tables of this process. A domain takes it; device models keep its [`space`](Self::space) and
-/// open sessions of it.
+/// Page tables in this process. A domain owns the backend; device models keep its
+/// [`space`](Self::space), and open sessions in it.
 #[derive(Debug)]
 pub struct Soft {
     space: Space,
 }
 
 impl Soft {
-    /// With 48 bits of IOVA.
+    /// Returns a backend with 48 bits of IOVA.
     ///
     /// # Errors
     /// As [`Space::new`].
@@ -26,7 +26,8 @@ impl Soft {
         Self::with_config(SpaceConfig::new())
     }
 
-    /// As asked; but only the domain maps and unmaps, whatever `config` says of it.
+    /// Returns a backend with this configuration. Only the domain maps and unmaps, even if
+    /// [`raw_only`](SpaceConfig::raw_only) is not set in `config`.
     ///
     /// # Errors
     /// As [`Space::with_config`].
@@ -35,14 +36,15 @@ impl Soft {
         Ok(Self { space: Space::with_config(config)? })
     }
 
-    /// Returns the space, in which device models open sessions, and which has logs and counters.
+    /// Returns the space, in which device models open sessions. It also has dirty logs and counters.
     pub fn space(&self) -> &Space {
         &self.space
     }
 }
 
-// SAFETY: a space's unmapping returns when no session can reach what was unmapped, and sessions
-// check permissions; the safe API is closed, so no other code maps or unmaps without a promise.
+// SAFETY: unmapping returns when no session can reach the memory any more, and sessions check
+// permissions. The safe functions that map and unmap return an error (`raw_only`), so other code can
+// change the mappings only by an unsafe call.
 unsafe impl Backend for Soft {
     fn name(&self) -> &'static str {
         "soft"
@@ -56,7 +58,7 @@ unsafe impl Backend for Soft {
             usable: vec![usable],
             reserved: Vec::new(),
             denies_reads: true,
-            // 54 ns for 4 KiB, where a bounce takes 52 to 92 (`bench/results/bounce-quiet.jsonl`).
+            // It takes 54 ns for 4 KiB, and a bounce 52 to 92 ns (`bench/results/bounce-quiet.jsonl`).
             maps_cheaply: true,
             in_process: true,
         }
@@ -64,17 +66,17 @@ unsafe impl Backend for Soft {
 
     unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError> {
         let bus = BusAddr::new(piece.host.expose_provenance().get() as u64);
-        // SAFETY: the caller keeps the memory, and has the addresses for itself.
+        // SAFETY: the caller keeps the memory, and no other code uses the addresses.
         Ok(unsafe { self.space.map_raw(iova, bus, piece.len_bytes, prot) }?)
     }
 
     unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError> {
         contained(|| {
             if let [range] = ranges {
-                // SAFETY: mapped by `map` above, and the caller has the addresses for itself.
+                // SAFETY: mapped by `map` above, and no other code uses the addresses.
                 return unsafe { self.space.unmap_raw(range.start(), range.len()) };
             }
-            // SAFETY: the same, of each.
+            // SAFETY: the same holds for each.
             unsafe { self.space.unmap_raw_each(ranges) }
         })
     }
@@ -91,8 +93,8 @@ unsafe impl Backend for Soft {
 
 /// Calls `unmap`, and returns an error if a callback of the program panics in it.
 ///
-/// Mappings end in destructors, also in those of thread-local values, and on a thread of this crate. A
-/// panic there would end the process or the thread. A space stays usable after a panic.
+/// Mappings end in destructors, also in those of thread-local values, and on a thread of this crate,
+/// where a panic would end the process or the thread. A space stays usable after a panic.
 #[inline(always)]
 fn contained(
     unmap: impl FnOnce() -> Result<(), longshore_access::Error>,

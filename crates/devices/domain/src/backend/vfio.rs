@@ -1,4 +1,4 @@
-//! The kernel's address spaces by VFIO: a container of type 1, with one group in it.
+//! Address spaces of the kernel through VFIO: a container of type 1 with one group.
 #![expect(unsafe_code, reason = "maps memory that the domain keeps")]
 
 use std::io;
@@ -12,12 +12,12 @@ use super::open::{Found, OpenError, Sysfs};
 use super::pinned::{access, at_file, memory_advice, runs};
 use super::{Backend, BackendError, Limits, Piece};
 
-/// An address space that the kernel makes for the devices of one group.
+/// An address space of the kernel for the devices of one IOMMU group.
 ///
-/// Mapping pins pages, which count as locked memory of the user (`RLIMIT_MEMLOCK`), and there can be
-/// [`available_mappings`](Self::available_mappings) of them. Memory that cannot be pinned where this
-/// process has it mapped, as the mapping of a dma-buf, is pinned by the memfd behind it, where the
-/// memory has one.
+/// Mapping pins pages, which are charged to the locked memory of the user (`RLIMIT_MEMLOCK`). The number
+/// of mappings is limited ([`available_mappings`](Self::available_mappings)). Memory that cannot be
+/// pinned at its address in this process, such as a mapped dma-buf, is pinned through its memfd, if it
+/// has one.
 ///
 /// ```no_run
 /// use longshore_domain::{Direction, Domain, backend::Vfio};
@@ -37,17 +37,17 @@ use super::{Backend, BackendError, Limits, Piece};
 #[derive(Debug)]
 pub struct Vfio {
     container: Container,
-    // Held, so that no other process opens it.
+    // Held, so that no other process can open it.
     _group: Group,
     limits: Limits,
 }
 
 impl Vfio {
-    /// Opens the PCI device at `address`, such as `0000:01:00.0`, in an address space of its group. It
-    /// does no DMA before [`Device::set_bus_master`].
+    /// Opens the PCI device at `address`, such as `0000:01:00.0`, in an address space of its group. The
+    /// device does no DMA before [`Device::set_bus_master`].
     ///
-    /// The descriptors that a device holds keep its address space, so a device that outlives the
-    /// domain reaches what the domain has leaked, and nothing else.
+    /// The descriptors of a device keep its address space alive, so a device that outlives the domain
+    /// can reach only memory that the domain has leaked.
     ///
     /// # Errors
     /// [`OpenError`], which says what the administrator of the machine must do.
@@ -56,7 +56,8 @@ impl Vfio {
         let found = sysfs.find(address)?;
         let container = Container::open()
             .map_err(|source| OpenError::opening(CONTAINER.into(), "vfio_iommu_type1", source))?;
-        let version = container.api_version().map_err(OpenError::io("asking VFIO's version"))?;
+        let version =
+            container.api_version().map_err(OpenError::io("asking for VFIO's version"))?;
         if version != API_VERSION {
             return Err(OpenError::Unsupported { what: "another version of VFIO's interface" });
         }
@@ -68,18 +69,18 @@ impl Vfio {
         }
         group
             .set_container(&container)
-            .map_err(OpenError::io("putting the group into a container"))?;
+            .map_err(OpenError::io("adding the group to a container"))?;
         set_iommu(&container, &found)?;
         let limits = Limits { reserved: sysfs.bus_windows(), ..limits(&container)? };
         let device = group.device(&found.address).map_err(OpenError::io("opening the device"))?;
         Ok((Self { container, _group: group, limits }, Device::new(device)))
     }
 
-    /// Returns how many more mappings there can be now, if the kernel reports it (Linux 5.10): the
-    /// parameter `dma_entry_limit` of `vfio_iommu_type1`, less the present mappings.
+    /// Returns how many more mappings can be made now, if the kernel reports it (from Linux 5.10 on):
+    /// the parameter `dma_entry_limit` of `vfio_iommu_type1`, less the present mappings.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The errors of the kernel.
     pub fn available_mappings(&self) -> io::Result<Option<u32>> {
         Ok(self.container.info()?.available_mappings)
     }
@@ -99,9 +100,9 @@ fn set_iommu(container: &Container, found: &Found) -> Result<(), OpenError> {
 }
 
 fn limits(container: &Container) -> Result<Limits, OpenError> {
-    let info = container.info().map_err(OpenError::io("asking what can be mapped"))?;
+    let info = container.info().map_err(OpenError::io("asking for the usable IOVAs"))?;
     let usable = info.iova_ranges.ok_or(OpenError::Unsupported {
-        what: "a kernel that does not say which addresses can be mapped (Linux 5.4 does)",
+        what: "a kernel that does not report the usable IOVAs (Linux 5.4 and later do)",
     })?;
     let smallest = info.page_sizes & info.page_sizes.wrapping_neg();
     let page_bytes = (longshore_sys::page_size_bytes() as u64).max(smallest);
@@ -116,9 +117,9 @@ fn limits(container: &Container) -> Result<Limits, OpenError> {
     })
 }
 
-// SAFETY: type 1 unmaps, and invalidates, before the call returns; it unmaps all of a range or fails,
-// so a range in which nothing is mapped cannot be reached either. What may be
-// written is as the call says.
+// SAFETY: type 1 unmaps and invalidates before the call returns, and it unmaps all of a range or fails.
+// After a call that succeeds, no device can reach the range, also if nothing was mapped in it. A device
+// can write only to mappings that were made writable.
 unsafe impl Backend for Vfio {
     fn name(&self) -> &'static str {
         "vfio"
@@ -134,7 +135,7 @@ unsafe impl Backend for Vfio {
         let mut done = unsafe { self.container.map(iova, piece.host, piece.len_bytes, access) };
         if at_file::is_called_for(&done, &piece) {
             done = at_file::with(&piece, |host| {
-                // SAFETY: these are the pages of `piece`, of which the caller makes the same promise.
+                // SAFETY: these are the pages of `piece`, for which the caller makes the same promise.
                 unsafe { self.container.map(iova, host, piece.len_bytes, access) }
             });
         }
@@ -152,7 +153,7 @@ unsafe impl Backend for Vfio {
 
     unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError> {
         for run in runs(ranges) {
-            // What is not there any more was unmapped by a call that failed later on.
+            // This succeeds if an earlier call unmapped the range, and failed at a later one.
             let done = self.container.unmap(run.start(), run.len());
             done.map_err(|source| BackendError::Io { operation: "unmapping by VFIO", source })?;
         }

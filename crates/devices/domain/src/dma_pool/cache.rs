@@ -1,6 +1,6 @@
-//! A thread's cache of a pool. Its own accesses take no lock; other threads empty it by a claim
+//! A thread's cache of one pool. The thread uses it without a lock; other threads empty it by a claim
 //! ([`OwnerBiased`]) when the pool is dropped, shrunk or exhausted.
-#![expect(unsafe_code, reason = "is called by the owner of the elements")]
+#![expect(unsafe_code, reason = "only the owning thread may call some functions")]
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,7 +14,7 @@ pub(super) struct Cache<T> {
     len_max: usize,
     /// The number of elements, for other threads.
     len: AtomicU32,
-    /// `true` if the pool was dropped: nothing is kept any more. Changed by a claim alone.
+    /// `true` if the pool was dropped: the cache keeps no elements then. Only a claim changes it.
     is_closed: AtomicBool,
 }
 
@@ -28,6 +28,8 @@ impl<T> Cache<T> {
         }
     }
 
+    /// Takes an element out of the cache.
+    ///
     /// # Safety
     /// Only the thread whose cache this is may call it.
     #[inline]
@@ -57,7 +59,8 @@ impl<T> Cache<T> {
         let _within_itself = unsafe { self.elements.own(push) }.is_none();
     }
 
-    /// Moves all elements to `to`, by any thread. If `closes`, no more are kept from then on.
+    /// Moves all elements to `to`. Any thread may call it. If `closes`, the cache keeps no elements from
+    /// then on.
     pub(super) fn empty(&self, closes: bool, to: &mut Vec<T>) {
         // Allocated before the claim: an allocator that uses the pool itself would wait for the claim.
         let mut taken = Vec::with_capacity(self.len_max);

@@ -22,20 +22,20 @@ use super::threads;
 ///
 /// [`split_to`](Self::split_to) divides it; [`freeze`](Self::freeze) turns it into a [`DmaSlice`],
 /// which can be cloned. The element returns to the pool when the last part of it is dropped.
-#[must_use = "dropped, the element returns to the pool"]
+#[must_use = "if dropped, the element returns to the pool"]
 pub struct DmaElement(Part);
 
-/// A counted reference to bytes of an element, as `bytes::Bytes` is of ordinary memory. This process
-/// only reads through it. Cloning and slicing copy nothing.
-#[must_use = "dropped, the element may return to the pool"]
+/// A reference-counted, read-only slice of an element, like `bytes::Bytes` for ordinary memory. Cloning
+/// and slicing copy nothing.
+#[must_use = "if dropped, the element may return to the pool"]
 #[derive(Clone)]
 pub struct DmaSlice(Part);
 
-/// A range that a [`DmaSlice`] does not have.
+/// The error for a range that does not lie in a [`DmaSlice`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SliceError {
-    /// The range asked for, in bytes from the start of the slice.
+    /// The range that was requested, in bytes from the start of the slice.
     pub range: Range<usize>,
     /// The length of the slice in bytes.
     pub len: usize,
@@ -62,7 +62,7 @@ struct Part {
 }
 
 impl DmaElement {
-    /// All of an element that has no other handle.
+    /// Returns a handle to all of an element that has no other handle.
     #[inline]
     pub(super) fn whole(element: Spare) -> Self {
         let len = element.state().pool().element_len();
@@ -94,8 +94,8 @@ impl DmaElement {
     /// Returns a view to read and write.
     pub fn view_mut(&mut self) -> VolatileSliceMut<'_> {
         let view = self.0.view();
-        // SAFETY: as in `Part::view`; no other handle that is alive has these bytes, so this process
-        // reads and writes them by this view alone.
+        // SAFETY: as in `Part::view`; no other live handle has these bytes, so this process reads and
+        // writes them only through this view.
         unsafe { VolatileSliceMut::from_raw_parts(view.start(), view.len()) }
     }
 
@@ -139,7 +139,7 @@ impl DmaElement {
         Ok(Self(tail))
     }
 
-    /// Ends writing by this process, so that the bytes can be shared.
+    /// Converts the element into a read-only slice, which can be cloned and shared.
     pub fn freeze(self) -> DmaSlice {
         DmaSlice(self.0)
     }
@@ -183,7 +183,7 @@ impl DmaSlice {
         self.view().read(offset, into)
     }
 
-    /// Returns some of the bytes, as one more reference to the element.
+    /// Returns the bytes in `range`, as another reference to the element.
     ///
     /// # Errors
     /// [`SliceError`] if the range ends beyond the last byte, or before it begins.
@@ -194,12 +194,12 @@ impl DmaSlice {
             .ok_or(SliceError { range, len: self.len() })
     }
 
-    /// Returns the bytes for writing if this is the only handle of the element.
+    /// Converts the slice into a writable element if it is the only handle to its element.
     ///
     /// # Errors
-    /// The slice, if there are others: clones and slices, and also parts that
-    /// [`split_to`](DmaElement::split_to) or [`split_off`](DmaElement::split_off) made, although they
-    /// have no byte in common with this one. Handles are counted for the whole element.
+    /// The slice, if there are other handles. They are counted for the whole element: clones and slices,
+    /// and also parts that [`split_to`](DmaElement::split_to) or [`split_off`](DmaElement::split_off)
+    /// made, although they have no byte in common with this one.
     pub fn try_into_element(self) -> Result<DmaElement, Self> {
         if self.0.element.state().refs.is_only() { Ok(DmaElement(self.0)) } else { Err(self) }
     }
@@ -214,8 +214,8 @@ impl Part {
     fn view(&self) -> VolatileSlice<'_> {
         // SAFETY: within the element, or at its end.
         let start = unsafe { self.element.host().add(self.offset as usize) };
-        // SAFETY: the element is mapped as long as a part of it lives. Written by devices, and by views
-        // of a `DmaElement`, which shares no bytes with any other handle.
+        // SAFETY: the element is mapped as long as a part of it lives. It is written by devices, and
+        // through views of a `DmaElement`, which shares no bytes with any other handle.
         unsafe { VolatileSlice::from_raw_parts(start, self.len as usize) }
     }
 
@@ -235,7 +235,7 @@ impl Clone for Part {
     #[inline]
     fn clone(&self) -> Self {
         self.element.state().refs.add();
-        // SAFETY: counted, and the last to end gives the element back.
+        // SAFETY: the new handle is counted, and the last one that ends gives the element back.
         let element = unsafe { self.element.share() };
         Self { element, offset: self.offset, len: self.len }
     }
@@ -245,7 +245,7 @@ impl Drop for Part {
     #[inline]
     fn drop(&mut self) {
         if self.element.state().refs.end() {
-            // SAFETY: this was the last, and is not used again.
+            // SAFETY: this was the last handle, and is not used again.
             threads::keep(unsafe { self.element.share() });
         }
     }

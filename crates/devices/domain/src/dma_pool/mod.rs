@@ -1,6 +1,6 @@
 //! DMA pools: elements of one length in memory that stays mapped.
 //!
-//! The chunks are those of the bounce buffers (`crate::pool`), with elements of any length in them.
+//! A pool uses the chunks of bounce buffers (`crate::pool`), with elements of any length in them.
 
 mod cache;
 mod element;
@@ -26,14 +26,14 @@ pub use options::DmaPoolOptions;
 use shared::Shared;
 pub use usage::DmaPoolUsage;
 
-/// A pool of elements of one length that the device can reach all the time, as the kernel's `dma_pool`
-/// and DPDK's mempools.
+/// A pool of elements of one length that the device can reach all the time, like the kernel's
+/// `dma_pool` and DPDK's mempools.
 ///
 /// ```text
 ///   a thread      its cache: up to 64 elements               no lock
 ///                    │  ▲
 ///                    ▼  │  half of them at once
-///   the pool      chunks: which elements are free            a lock
+///   the pool      chunks with their free elements            a lock
 ///                    │  ▲
 ///                    ▼  │  2 MiB at once
 ///   the domain    memory, IOVAs, the backend                 map, unmap
@@ -44,14 +44,14 @@ pub use usage::DmaPoolUsage;
 /// and another drops, each takes a lock once for half a cache. An element longer than 2 MiB has a
 /// chunk of its own length.
 ///
-/// The device can reach every element of the pool at any time, also those that are free: a pool spares
-/// the map and the unmap of each transfer, and with it the protection that they give. Elements of a
-/// pool for [`Direction::ToDevice`] are read-only for it.
+/// The device can reach every element of the pool at any time, also free ones: a pool saves mapping and
+/// unmapping each transfer, but also gives up the protection by them. Elements of a pool for
+/// [`Direction::ToDevice`] are read-only for the device.
 ///
 /// A pool can be dropped before its elements, and before or after its domain: each chunk stays mapped
-/// until its last element is dropped, and is unmapped and freed then. If that thread cannot unmap it,
-/// because it holds a pin for example, a thread of this crate does so later. An element that is forgotten
-/// keeps its chunk, and the domain's backend, for ever.
+/// until its last element is dropped, and is unmapped and freed then. If the dropping thread cannot
+/// unmap it, for example because it holds a pin, a thread of this crate does so later. An element that
+/// is leaked ([`mem::forget`](std::mem::forget)) keeps its chunk and the domain's backend for ever.
 ///
 /// ```
 /// use longshore_domain::{DmaPoolOptions, Domain, backend::Soft};
@@ -91,13 +91,13 @@ impl Domain {
     /// 2048 bytes at multiples of 64. The pool takes memory as it is needed, a chunk of 2 MiB at a
     /// time, unless [some is reserved](DmaPoolOptions::reserve).
     ///
-    /// Its chunks count against the budget of the process ([`set_process_budget`](crate::set_process_budget)),
-    /// with what the pool keeps for each element (some 50 bytes); and those that have been idle for a time are freed like those of bounce buffers
-    /// ([`Builder::free_after`](crate::Builder::free_after), [`shrink`](Self::shrink)).
+    /// Its chunks, and some 50 bytes of state for each element, are charged to the budget of the process
+    /// ([`set_process_budget`](crate::set_process_budget)). Idle chunks are freed like those of bounce
+    /// buffers ([`Builder::free_after`](crate::Builder::free_after), [`shrink`](Self::shrink)).
     ///
     /// # Errors
-    /// [`Error::PoolLayout`] if no chunk can be laid out as asked; [`Error::Pool`] if the reserve
-    /// cannot be had.
+    /// [`Error::PoolLayout`] if the lengths and options do not fit together; [`Error::Pool`] if the
+    /// reserve could not be allocated.
     pub fn dma_pool(
         &self,
         element_len: u64,
@@ -114,12 +114,12 @@ impl Domain {
 }
 
 impl DmaPool {
-    /// Takes an element of zero bytes.
+    /// Takes an element whose bytes are all zero.
     ///
     /// # Errors
     /// [`Error::Pool`]: [`PoolError::Exhausted`](crate::PoolError::Exhausted) if all elements that the
-    /// limit allows are in use, else the reason that there is no further chunk. [`Error::Copy`] if its
-    /// memory is missing.
+    /// limit allows are in use, otherwise the reason that no chunk could be added. [`Error::Copy`] if
+    /// the element's memory is missing.
     #[inline]
     pub fn take(&self) -> Result<DmaElement, Error> {
         let mut element = self.take_unzeroed()?;
@@ -129,9 +129,11 @@ impl DmaPool {
         }
     }
 
-    /// Takes an element with the bytes of its last use, which may be another transfer's, or zero bytes
-    /// if there was none. That spares writing it twice where all of it is written anyway, and is never
-    /// right where the device could read more than what was written.
+    /// Takes an element without clearing it. It has the bytes of its last use, which may belong to
+    /// another transfer, or zeros if it is new.
+    ///
+    /// This avoids writing an element twice if all of it is overwritten anyway. Do not use it if the
+    /// device could read bytes that were not overwritten.
     ///
     /// # Errors
     /// [`Error::Pool`], as [`take`](Self::take).
@@ -145,7 +147,7 @@ impl DmaPool {
         self.shared.element_len() as usize
     }
 
-    /// Returns who reads and who writes.
+    /// Returns the direction of the transfers.
     pub fn direction(&self) -> Direction {
         self.shared.direction()
     }
@@ -155,9 +157,8 @@ impl DmaPool {
         self.shared.usage()
     }
 
-    /// Frees the chunks of which no element is in use, but for the
-    /// [reserve](DmaPoolOptions::reserve), also those whose elements threads keep for their next use.
-    /// Returns how many bytes they had.
+    /// Frees the chunks of which no element is in use, except the [reserve](DmaPoolOptions::reserve).
+    /// Elements in the caches of threads are not in use. Returns the number of bytes that were freed.
     ///
     /// # Errors
     /// [`BackendError`] if a chunk could not be unmapped; it is leaked. If this thread cannot unmap it

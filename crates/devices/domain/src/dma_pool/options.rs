@@ -25,38 +25,41 @@ impl Default for DmaPoolOptions {
 }
 
 impl DmaPoolOptions {
-    /// Elements that the device reads and writes, with no boundary, no limit and no reserve.
+    /// Returns options for elements that the device reads and writes, with no boundary, no limit and no
+    /// reserve.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets who reads and who writes. For `ToDevice` the elements are mapped read-only for the device.
+    /// Sets the direction. With `ToDevice`, the elements are mapped read-only for the device.
     #[must_use]
     pub fn direction(self, direction: Direction) -> Self {
         Self { direction, ..self }
     }
 
-    /// Sets a power of two. The IOVAs of an element do not cross a multiple of it.
+    /// Sets the boundary in bytes, a power of two. The IOVAs of an element do not cross a multiple of
+    /// it.
     #[must_use]
     pub fn boundary(self, boundary_bytes: u64) -> Self {
         Self { boundary: Some(boundary_bytes), ..self }
     }
 
-    /// Sets how many elements there may be, rounded up to whole chunks: a chunk has 2 MiB, or is as
-    /// long as this many elements if that is less, in whole granules.
+    /// Sets the maximum number of elements, rounded up to whole chunks. A chunk has 2 MiB, or the whole
+    /// granules that this many elements need if that is less.
     #[must_use]
     pub fn limit(self, elements: u64) -> Self {
         Self { limit: elements, ..self }
     }
 
-    /// Sets how many elements are allocated and mapped when the pool is made, rounded up to whole
-    /// chunks. They stay mapped until the pool is dropped.
+    /// Sets the number of elements that are allocated and mapped when the pool is made, rounded up to
+    /// whole chunks. They stay mapped until the pool is dropped.
     #[must_use]
     pub fn reserve(self, elements: u64) -> Self {
         Self { reserve: elements, ..self }
     }
 
-    /// Checks the options, and computes the layout of a chunk, the most chunks and the fewest.
+    /// Checks the options. Returns the layout of a chunk, and the maximum and the minimum number of
+    /// chunks.
     pub(super) fn layout(
         &self,
         element_len: u64,
@@ -96,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_chunk_can_have_is_refused() {
+    fn impossible_layouts_are_refused() {
         let layout = |len, align, options: DmaPoolOptions| {
             options.layout(len, align, Granule::SIZE_4K).map(|(_, most, fewest)| (most, fewest))
         };

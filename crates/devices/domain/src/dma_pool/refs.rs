@@ -1,4 +1,4 @@
-//! The count of the handles of one element.
+//! The reference count of one element.
 #![cfg_attr(not(loom), allow(unreachable_pub, reason = "public for the loom tests"))]
 
 use longshore_sync::primitives::{AtomicU32, Ordering, fence};
@@ -8,8 +8,8 @@ use longshore_sync::primitives::{AtomicU32, Ordering, fence};
 #[derive(Debug)]
 pub struct Refs(AtomicU32);
 
-/// So many handles end the process, as `Arc` does: they can only be had by forgetting them, and one
-/// more for each other thread does not make the count overflow.
+/// The process is aborted at this many handles, as by `Arc`. Only a program that leaks handles gets
+/// there, and one more handle from each other thread does not make the count overflow.
 const MOST: u32 = i32::MAX as u32;
 
 impl Default for Refs {
@@ -19,26 +19,26 @@ impl Default for Refs {
 }
 
 impl Refs {
-    /// One more handle.
+    /// Counts one more handle.
     pub fn add(&self) {
-        // A thread with a handle to clone has seen everything that came before it.
+        // Relaxed as in `Arc`: the caller has a handle, so all that came before is visible to it.
         if self.0.fetch_add(1, Ordering::Relaxed) >= MOST {
             std::process::abort();
         }
     }
 
-    /// `true` if the caller's handle is the only one. Everything done through the others has been done
-    /// then.
+    /// Returns true if the caller's handle is the only one. All accesses through other handles happened
+    /// before that.
     pub fn is_only(&self) -> bool {
         self.0.load(Ordering::Acquire) == 1
     }
 
-    /// Ends a handle. Returns true if it was the last: its element is free then, and what was done
-    /// through the others has been done.
+    /// Ends a handle. Returns true if it was the last: its element is free then, and all accesses
+    /// through other handles happened before that.
     #[inline]
-    #[must_use = "the element is the caller's to give back"]
+    #[must_use = "the caller must give the element back"]
     pub fn end(&self) -> bool {
-        // No other thread has a handle to clone, so it stays one, and spares a locked instruction.
+        // No other thread has a handle to clone, so the count stays 1, without a locked instruction.
         if self.is_only() {
             return true;
         }

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   DmaPool ──► Shared ──► chunks ──► elements ──► Shared
-//!                 ▲                                  │ an address, no count: an element that is out
-//!                 └──────────────────────────────────┘ of its chunk keeps the chunk
+//!                 ▲                                  │ an uncounted pointer: an element that was
+//!                 └──────────────────────────────────┘ taken keeps its chunk, which keeps this
 //! ```
 //!
-//! While the pool is open, the `DmaPool` keeps this. From when it is dropped, this keeps itself until
-//! the last chunk is gone.
+//! The `DmaPool` owns this. After the `DmaPool` is dropped, this owns itself until the last chunk is
+//! gone.
 #![expect(unsafe_code, reason = "elements find their pool by its address")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,17 +42,17 @@ pub(super) struct Element {
     pool: *const Shared,
 }
 
-// SAFETY: the pool that the address is of may be used by any thread.
+// SAFETY: any thread may use the pool that the pointer leads to.
 unsafe impl Send for Element {}
 // SAFETY: as above.
 unsafe impl Sync for Element {}
 
 impl Element {
-    /// The pool, as long as the element is not given back.
+    /// Returns the pool, which lives at least until the element is given back.
     #[inline]
     pub(super) fn pool(&self) -> &Shared {
-        // SAFETY: an element that is out of its chunk keeps the chunk, and so the pool's shared part:
-        // either the pool is there, or `More::itself` is.
+        // SAFETY: an element that was taken keeps its chunk, and so the pool's shared part, which
+        // the `DmaPool` or `More::itself` owns.
         unsafe { &*self.pool }
     }
 }
@@ -64,10 +64,10 @@ pub(crate) struct Shared {
     layout: Layout,
     direction: Direction,
     chunks_max: u64,
-    /// So many chunks are never freed while the pool is there.
+    /// The number of chunks that are kept as long as the pool lives.
     chunks_min: u64,
     cached_max: usize,
-    /// Chunks, and which of their elements are neither in use nor cached.
+    /// The chunks, with the elements that are neither in use nor cached.
     chunks: Chunks<Element, More>,
     caches: Mutex<Caches>,
 }
@@ -77,13 +77,14 @@ type Locked = chunks::Locked<Element, More>;
 /// The state under the lock of the chunks.
 #[derive(Default)]
 struct More {
-    /// With those that are being made or freed, and those that could not be unmapped.
+    /// The number of chunks, including those that are being made or freed, and those that could not be
+    /// unmapped.
     held_chunks: u64,
-    /// The most elements that were in use or cached.
+    /// The maximum number of elements that were in use or cached.
     peak: u64,
-    /// The pool was dropped: idle chunks are freed at once.
+    /// `true` if the pool was dropped: idle chunks are freed at once.
     is_closed: bool,
-    /// From when the pool was dropped until the last chunk is gone.
+    /// The pool itself, from its drop until the last chunk is gone.
     itself: Option<Arc<Shared>>,
 }
 
@@ -93,7 +94,7 @@ struct Caches {
     is_closed: bool,
 }
 
-/// The most elements that a thread keeps, and the most bytes they have; but two at least.
+/// The limits of a thread's cache, in elements and in bytes. A cache keeps at least two elements.
 pub(super) const CACHED_MAX: usize = 64;
 const CACHED_BYTES: u64 = 256 << 10;
 
@@ -127,9 +128,9 @@ impl Shared {
         (0..self.chunks_min).try_for_each(|_| self.grow(&mut []))
     }
 
-    /// The pool of an element. Kept, so that the element may be given back.
+    /// Returns the pool of an element as an owner, so that it lives on when the element is given back.
     pub(super) fn of(element: &Spare) -> Arc<Self> {
-        // Not by way of a reference, from which the count beside what it refers to is out of reach.
+        // The raw pointer, because a pointer made from a `&Shared` may not access the reference counts.
         let shared = element.state().pool;
         // SAFETY: it came from an `Arc`, which the element keeps (see `Element::pool`).
         unsafe { Arc::increment_strong_count(shared) };
@@ -154,8 +155,8 @@ impl Shared {
         self.layout.slot_bytes() as u32
     }
 
-    /// Has a thread's cache emptied when elements are needed or the pool is dropped. Returns false if
-    /// it was dropped already.
+    /// Registers a thread's cache, which is emptied when elements are needed or the pool is dropped.
+    /// Returns false if the pool was dropped already.
     pub(super) fn register(&self, cache: &Arc<Cache<Spare>>) -> bool {
         let mut caches = lock(&self.caches);
         if !caches.is_closed {
@@ -165,7 +166,7 @@ impl Shared {
         !caches.is_closed
     }
 
-    /// Takes as many elements as `to` has room for, or fewer, but one at least.
+    /// Takes at least one element, and at most as many as `to` has room for.
     pub(super) fn take(self: &Arc<Self>, to: &mut [Option<Spare>]) -> Result<(), PoolError> {
         if self.chunks.lock().take(to) {
             return Ok(());
@@ -225,7 +226,7 @@ impl Shared {
 
     /// Takes back elements of this pool.
     pub(super) fn give(&self, elements: impl IntoIterator<Item = Spare>) {
-        // Dropped without the lock: it may free memory, and the program's allocator take elements.
+        // Dropped after the lock, because it may free memory, and the program's allocator may use pools.
         let mut elements = elements.into_iter();
         let mut locked = self.chunks.lock();
         elements.by_ref().for_each(|element| locked.list.give(element));
@@ -237,7 +238,7 @@ impl Shared {
         }
     }
 
-    /// Takes the elements that threads keep.
+    /// Takes the elements out of the caches of all threads.
     fn collect_cached(&self, closes: bool) -> Vec<Spare> {
         let mut registered = lock(&self.caches);
         registered.is_closed |= closes;
@@ -245,7 +246,7 @@ impl Shared {
         drop(registered);
         let mut elements = Vec::new();
         for cache in caches {
-            // A claim interrupts all threads, so only where it is of use.
+            // A claim interrupts all threads, so empty caches are skipped.
             if closes || cache.len() != 0 {
                 cache.empty(closes, &mut elements);
             }
@@ -261,8 +262,8 @@ impl Shared {
         Ok(freed_bytes)
     }
 
-    /// Takes out a chunk to be unmapped by this thread, unless there are no more than `chunks_min`. The
-    /// lock is not held while it is unmapped.
+    /// Takes out an idle chunk if there are more than `chunks_min`. The calling thread unmaps it without
+    /// the lock.
     fn take_idle(
         &self,
         idle: Duration,
@@ -272,8 +273,8 @@ impl Shared {
         self.chunks.take_idle(&self.domain.core, idle, may)
     }
 
-    /// The pool is dropped: nothing is cached any more, and chunks are freed as their last elements
-    /// come back.
+    /// Closes the pool when it is dropped: threads cache no more elements, and each chunk is freed when
+    /// its last element comes back.
     pub(super) fn close(self: &Arc<Self>) {
         let cached = self.collect_cached(true);
         let mut locked = self.chunks.lock();
@@ -283,7 +284,8 @@ impl Shared {
         self.give(cached);
     }
 
-    /// As [`end`](DmaChunks::end), by the reclaim thread if this thread cannot unmap a chunk now.
+    /// As [`end`](DmaChunks::end), but if this thread cannot unmap a chunk now, the reclaim thread does
+    /// so later.
     fn end_or_later(&self) -> u64 {
         self.end().unwrap_or_else(|_| {
             reclaim_thread::end_later(Arc::clone(&self.domain) as _);
@@ -332,7 +334,7 @@ impl DmaChunks for Shared {
         }
         self.give(self.collect_cached(false));
         let freed = self.free_idle(idle);
-        // The pool may have been dropped while a chunk was out of it.
+        // The pool may have been dropped while this thread had a chunk of it.
         freed_bytes += self.end_or_later();
         Ok(freed_bytes + freed?)
     }
@@ -359,7 +361,7 @@ impl DmaChunks for Shared {
 }
 
 impl Locked {
-    /// Takes free elements of chunks that are there. Returns false if there is none.
+    /// Takes free elements of existing chunks. Returns false if there is none.
     fn take(&mut self, to: &mut [Option<Spare>]) -> bool {
         let mut places = to.iter_mut();
         let count = places.len();

@@ -1,5 +1,5 @@
-//! Tests of private state: locks that a warm pool does not take, threads that wait, and the shared
-//! part that ends with its last chunk.
+//! Tests that need private state: a warm pool takes no lock, threads wait for each other, and the shared
+//! part is freed with its last chunk.
 #![expect(unsafe_code, reason = "implements a backend")]
 
 use std::fmt;
@@ -21,7 +21,7 @@ fn pool(options: DmaPoolOptions) -> (Domain, DmaPool) {
     (domain, pool)
 }
 
-/// Every lock of the pool is held here while another thread, which is warm, takes and drops.
+/// This thread holds every lock of the pool while another one, whose cache is warm, takes and drops.
 #[test]
 #[cfg_attr(miri, ignore = "allocates memory by the kernel")]
 fn a_warm_thread_takes_no_lock() {
@@ -52,7 +52,7 @@ fn a_warm_thread_takes_no_lock() {
     });
 }
 
-/// The shared part goes with the last element of a dropped pool, whichever thread drops it.
+/// The shared part is freed with the last element of a dropped pool, whichever thread drops it.
 #[test]
 #[cfg_attr(miri, ignore = "allocates memory by the kernel")]
 fn nothing_is_left_of_a_pool_whose_elements_are_dropped() {
@@ -73,7 +73,7 @@ fn nothing_is_left_of_a_pool_whose_elements_are_dropped() {
     }
 }
 
-/// A list of caches has no entry for pools that are gone, however many there were.
+/// A thread's list of caches keeps no entries for pools that are gone, however many there were.
 #[test]
 #[cfg_attr(miri, ignore = "allocates memory by the kernel")]
 fn a_thread_forgets_pools_that_are_gone() {
@@ -93,7 +93,7 @@ fn process_is_at_rest(domain: &Domain) -> (usize, u64) {
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// Calls a function before it maps.
+/// A backend that calls a function before it maps.
 #[derive(Clone)]
 struct Hooked(Arc<Soft>, Arc<Mutex<Option<Hook>>>);
 
@@ -140,7 +140,7 @@ unsafe impl Backend for Hooked {
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A pool with two elements a chunk, none of which a thread keeps until it has dropped one.
+/// Returns a pool with two elements per chunk. A thread caches no element before it has dropped one.
 fn hooked_pool() -> (Hooked, Arc<DmaPool>) {
     let backend = Hooked::new();
     let domain = Domain::builder(backend.clone()).free_after(None).build();
@@ -165,7 +165,7 @@ fn a_backend_may_take_an_element_while_it_maps_a_chunk() {
 
 #[test]
 #[cfg_attr(miri, ignore = "allocates memory by the kernel")]
-fn an_element_that_comes_back_is_taken_though_a_backend_is_slow() {
+fn a_returned_element_is_taken_while_a_slow_backend_maps() {
     let (backend, pool) = hooked_pool();
     let elements = [pool.take().unwrap(), pool.take().unwrap()];
     let iovas = [&elements[0], &elements[1]].map(DmaElement::iova);
@@ -183,7 +183,7 @@ fn an_element_that_comes_back_is_taken_though_a_backend_is_slow() {
     while pool.shared.waiting() == 0 {
         thread::yield_now();
     }
-    // A thread that ends gives back what it keeps.
+    // A thread that ends gives back its cached elements.
     thread::spawn(move || drop(elements)).join().unwrap();
     let taken = is_done.recv_timeout(LONG).expect("a free element waits for the backend");
     assert!(iovas.contains(&taken.iova()));

@@ -1,6 +1,5 @@
-//! The elements that a thread keeps for its next use of a pool: a list of caches, one for each pool that
-//! the thread uses.
-#![expect(unsafe_code, reason = "is the owner of what its thread keeps")]
+//! The caches of a thread: one for each pool that the thread uses.
+#![expect(unsafe_code, reason = "uses the caches as their owning thread")]
 
 use std::cell::RefCell;
 use std::iter;
@@ -17,14 +16,14 @@ thread_local! {
 
 /// A thread's cache of one pool. Its elements go back to the pool when the thread ends.
 struct Entry {
-    /// Never the id of another pool.
+    /// Ids are never used twice.
     pool_id: u64,
     cache: Arc<Cache<Spare>>,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // SAFETY: the list that this was in is this thread's.
+        // SAFETY: this was in the list of this thread.
         let mut all = iter::from_fn(|| unsafe { self.cache.pop() });
         if let Some(first) = all.next() {
             let pool = Shared::of(&first);
@@ -33,17 +32,17 @@ impl Drop for Entry {
     }
 }
 
-/// Takes an element that this thread keeps, or else one of the pool.
+/// Takes an element from this thread's cache, or from the pool if the cache is empty.
 #[inline]
 pub(super) fn take(pool: &Arc<Shared>) -> Result<Spare, PoolError> {
-    // SAFETY: it is this thread's.
+    // SAFETY: the cache is this thread's.
     match with(pool.id(), |cache| unsafe { cache.pop() }).flatten() {
         Some(element) => Ok(element),
         None => refill(pool),
     }
 }
 
-/// Takes several elements of the pool: one to be used, and the others to be kept.
+/// Takes several elements of the pool, returns one, and caches the others.
 #[cold]
 #[inline(never)]
 fn refill(pool: &Arc<Shared>) -> Result<Spare, PoolError> {
@@ -55,19 +54,19 @@ fn refill(pool: &Arc<Shared>) -> Result<Spare, PoolError> {
     Ok(first)
 }
 
-/// Keeps an element for this thread.
+/// Puts an element into this thread's cache.
 #[inline]
 pub(super) fn keep(element: Spare) {
     let pool_id = element.state().pool().id();
     let mut left = Some(element);
-    // SAFETY: it is this thread's.
+    // SAFETY: the cache is this thread's.
     with(pool_id, |cache| unsafe { cache.push(&mut left) });
     if let Some(element) = left {
         keep_slowly(element);
     }
 }
 
-/// The same where the cache is full or closed, or there is none.
+/// As [`keep`], if the cache is full or closed, or there is none.
 #[cold]
 #[inline(never)]
 fn keep_slowly(element: Spare) {
@@ -76,23 +75,23 @@ fn keep_slowly(element: Spare) {
     if with(pool.id(), |_| ()).is_none() {
         open(&pool);
     } else {
-        // Half of them, so that the next ones find room, and the next to be taken are there.
-        // SAFETY: it is this thread's.
+        // Half of them, so that the next drops find room and the next takes find elements.
+        // SAFETY: the cache is this thread's.
         let all = iter::from_fn(|| with(pool.id(), |cache| unsafe { cache.pop() })?);
         pool.give(all.take(pool.cached_max().div_ceil(2)));
     }
-    // SAFETY: it is this thread's.
+    // SAFETY: the cache is this thread's.
     with(pool.id(), |cache| unsafe { cache.push(&mut left) });
-    // The pool was dropped, or this thread ends.
+    // The pool was dropped, or this thread is ending.
     if left.is_some() {
         pool.give(left);
     }
 }
 
-/// Gives this thread a cache, unless it ends or the pool was dropped.
+/// Opens a cache for this thread, unless the thread is ending or the pool was dropped.
 fn open(pool: &Shared) {
     let _ = CACHES.try_with(|caches| {
-        // In use only where an allocator that is called from here uses a pool itself.
+        // It is in use only if an allocator that is called from here uses a pool itself.
         let Ok(mut caches) = caches.try_borrow_mut() else { return };
         caches.retain(|entry| !entry.cache.is_closed());
         let cache = Arc::new(Cache::new(pool.cached_max()));
@@ -102,7 +101,7 @@ fn open(pool: &Shared) {
     });
 }
 
-/// Calls `then` with this thread's cache of a pool. `None` if there is none.
+/// Calls `then` with this thread's cache of a pool. Returns `None` if there is none.
 #[inline]
 fn with<R>(pool_id: u64, then: impl FnOnce(&Cache<Spare>) -> R) -> Option<R> {
     let look = |caches: &RefCell<Vec<Entry>>| {

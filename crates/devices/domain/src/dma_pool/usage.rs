@@ -1,10 +1,10 @@
-//! Figures of a DMA pool.
+//! Statistics of a DMA pool.
 
 use std::fmt;
 
 use crate::direction::Direction;
 
-/// The state of a [`DmaPool`](crate::DmaPool) at one time, as exact as may be while others use it.
+/// A snapshot of a [`DmaPool`](crate::DmaPool). It may be inexact while other threads use the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DmaPoolUsage {
@@ -24,7 +24,7 @@ pub struct DmaPoolUsage {
     pub cached: u64,
     /// Elements that any thread can take.
     pub free: u64,
-    /// The most elements that were in use or cached at once.
+    /// The maximum number of elements that were in use or cached at once.
     pub peak: u64,
 }
 

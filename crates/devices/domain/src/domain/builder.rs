@@ -45,25 +45,26 @@ impl Builder {
 
     /// Sets which transfers go through bounce buffers.
     ///
-    /// Without this call, transfers are bounced that are faster by a copy: the first domain of the
-    /// process on a kind of backend is [calibrated](Domain::calibrate) when it is built, and
-    /// [`Domain::calibration`] returns the result. In this process mapping is cheap, and the
-    /// default is [`Bounce::Never`]. If unmapping has to wait for busy sessions, another choice may
-    /// be better.
+    /// Without this call, a transfer is bounced if that is faster: the first domain of the process on a
+    /// kind of backend is [calibrated](Domain::calibrate) when it is built, and
+    /// [`Domain::calibration`] returns the result. On a backend that
+    /// [maps cheaply](crate::backend::Limits::maps_cheaply), such as [`Soft`](crate::backend::Soft), the
+    /// default is [`Bounce::Never`]; another choice may be better if unmapping has to wait for busy
+    /// sessions.
     ///
-    /// The device does not see bounced memory itself while it is mapped: read it after
-    /// [`sync_for_cpu`](crate::Mapping::sync_for_cpu).
+    /// The device accesses a copy of bounced memory. While it is mapped, call
+    /// [`sync_for_cpu`](crate::Mapping::sync_for_cpu) before you read the memory.
     pub fn bounce(self, bounce: Bounce) -> Self {
         Self { bounce: Some(bounce), ..self }
     }
 
     /// Trusts the device with the bytes that share a granule with a transfer, so that no transfer is
-    /// bounced for their sake.
+    /// bounced to protect them.
     ///
     /// An IOMMU maps whole granules. While a transfer is mapped, a trusted device can therefore read
-    /// the other bytes of its first and its last granule, and in the directions in which it writes
-    /// also overwrite them: other objects of the heap, and of [borrowed](Domain::lend) bytes their
-    /// neighbors. No check stands between the device and them.
+    /// the other bytes of its first and its last granule. If the direction lets the device write, it can
+    /// also overwrite them. They are other objects of the heap, or the neighbors of
+    /// [borrowed](Domain::lend) bytes. Nothing else protects them from the device.
     ///
     /// If the devices are code of this process
     /// ([`Limits::in_process`](crate::backend::Limits::in_process), as with
@@ -77,7 +78,7 @@ impl Builder {
     /// give it, also from safe code, which can write to the registers of a device.
     #[expect(
         unsafe_code,
-        reason = "the caller answers for devices that no IOMMU confines to bytes"
+        reason = "the caller vouches for the device, because an IOMMU protects only whole granules"
     )]
     pub unsafe fn trusted(self) -> Self {
         Self { trusted: true, ..self }
@@ -86,20 +87,20 @@ impl Builder {
     /// Sets the bits of an address that a bounced transfer keeps: `iova & mask` is then the memory's
     /// address in this process `& mask`, as with `dma_set_min_align_mask` of the kernel.
     ///
-    /// Some devices derive the shape of a transfer from the low bits of its address, and a driver
+    /// Some devices derive the layout of a transfer from the low bits of its address, while their driver
     /// computes it from the address of the memory: Linux sets `0xfff` for NVMe controllers with pages
     /// of 4 KiB. A driver that computes it from the IOVA needs no mask. Without this call the mask is
-    /// zero, and bounced transfers begin at the start of a granule, which most devices can take.
+    /// zero, and bounced transfers begin at the start of a granule, which suits most devices.
     /// Transfers that are mapped keep all bits below the granule in any case, and so do those of which
-    /// only the ends are bounced. Of a scattered transfer each place keeps the bits, so it can have
+    /// only the ends are bounced. In a scattered transfer each place keeps the bits, so it can have
     /// more segments than without a mask.
     ///
-    /// A bounce buffer then has unused bytes before the transfer: they are zero, and they count
-    /// towards the size of the buffer.
+    /// With a mask, a bounce buffer can have unused bytes before the transfer. They are zero, and they
+    /// are part of the size of the buffer.
     ///
     /// # Errors
-    /// [`Error::AlignMask`] if the mask has bits of the backend's granule or above: no transfer keeps
-    /// those.
+    /// [`Error::AlignMask`] if the mask has bits of the backend's granule or above, which no transfer
+    /// keeps.
     pub fn min_align_mask(self, mask: u64) -> Result<Self, Error> {
         let granule = self.backend.limits().granule;
         if mask >= granule.bytes() {
@@ -108,17 +109,18 @@ impl Builder {
         Ok(Self { align_mask: mask, ..self })
     }
 
-    /// Limits the bytes of this domain's bounce buffers, and sets what happens to transfers at the
+    /// Limits the bytes of this domain's bounce buffers, and sets the handling of transfers at the
     /// limit. The default is no limit, and [`WhenFull::MapDirectly`].
     pub fn pool_limit(self, bytes: u64, when_full: WhenFull) -> Self {
         Self { pool_limit_bytes: bytes, when_full, ..self }
     }
 
-    /// Sets after how long bounce buffers that no transfer uses, and chunks of DMA pools of which no
-    /// element is in use, are freed. The default is one second; with `None` they are never freed.
+    /// Sets the time after which idle memory is freed: bounce buffers that no transfer uses, and chunks
+    /// of DMA pools of which no element is in use. The default is one second; with `None` they are never
+    /// freed.
     ///
     /// One thread of the process does this for all domains, and runs only while one of them has
-    /// such memory. If the kernel reports that memory is scarce, it frees all idle memory at once.
+    /// such memory. If the kernel reports memory pressure, it frees all idle memory at once.
     pub fn free_after(self, idle: Option<Duration>) -> Self {
         Self { idle, ..self }
     }
@@ -174,7 +176,7 @@ fn below(usable: &[AddrRange<Iova>], bits: u32) -> Vec<AddrRange<Iova>> {
 }
 
 impl Domain {
-    /// Begins the setup of a domain over a backend.
+    /// Returns a builder of a domain on this backend.
     pub fn builder(backend: impl Backend + 'static) -> Builder {
         Builder {
             backend: Box::new(backend),
@@ -190,8 +192,9 @@ impl Domain {
         }
     }
 
-    /// Begins the setup of a domain over an address space of the kernel with the PCI device at
-    /// `address`, such as `0000:01:00.0`: by iommufd if the kernel has it, otherwise by VFIO type 1.
+    /// Opens the PCI device at `address`, such as `0000:01:00.0`, and returns a builder of its domain.
+    /// The address space is in the kernel: through iommufd if the kernel has it, otherwise through VFIO
+    /// type 1.
     ///
     /// # Errors
     /// [`OpenError`](crate::backend::OpenError), which says what the administrator of the machine must

@@ -1,4 +1,4 @@
-//! Measures the length from which on a transfer is better mapped than copied.
+//! Measures from which length on mapping a transfer is faster than copying it.
 #![expect(unsafe_code, reason = "maps parts of a buffer that it keeps")]
 
 use std::os::fd::BorrowedFd;
@@ -22,7 +22,7 @@ use crate::transfer::mapping::Mapping;
 /// cannot be unmapped and is leaked.
 struct Part(Arc<Buffer>, usize);
 
-// SAFETY: the part keeps the buffer, which stays where it is and to which nobody has a reference.
+// SAFETY: the part keeps the buffer, which stays at its address, and to which there is no reference.
 unsafe impl DmaMemory for Part {
     fn host(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.0.host().cast(), self.1)
@@ -37,7 +37,7 @@ unsafe impl DmaMemory for Part {
     }
 }
 
-/// The time of one measurement, of which there are several.
+/// The duration of a measurement, and the number of measurements.
 const TIME: Duration = Duration::from_micros(200);
 const TIMES: u32 = 5;
 
@@ -59,7 +59,7 @@ impl Domain {
     /// ```
     ///
     /// # Errors
-    /// [`Error`] if there is no memory, or the backend does not map.
+    /// [`Error`] if there is no memory, or the backend cannot map.
     pub fn calibrate(&self) -> Result<Calibration, Error> {
         let _span = span!("calibrate", backend = self.state().core.backend.name());
         let granule_bytes = self.limits().granule.bytes();
@@ -88,8 +88,8 @@ impl Domain {
 static MEASURED: Mutex<Vec<(&'static str, Arc<Calibration>)>> = Mutex::new(Vec::new());
 
 impl Domain {
-    /// Sets the best policy for this kind of backend. The domain is as new afterwards. If the
-    /// backend does not map, the first mapping returns the error.
+    /// Sets the fastest policy for this kind of backend, and resets the domain's pools and counters. If
+    /// the backend cannot map, the first mapping of the program returns the error.
     pub(crate) fn use_calibration(&self) {
         let name = self.state().core.backend.name();
         let measured = || MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -196,10 +196,10 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "measures time")]
-    fn what_is_costly_to_map_is_bounced_unless_told_otherwise() {
+    fn transfers_are_bounced_by_default_if_mapping_is_slow() {
         let (backend, maps) = slow("slow");
         let domain = Domain::builder(backend).free_after(None).build();
-        let calibration = domain.calibration().expect("nothing was said of bouncing");
+        let calibration = domain.calibration().expect("the builder set no policy");
         // 4 KiB are copied in less than 500 us on any machine.
         assert!(matches!(calibration.bounce, Bounce::Below(5000..)), "{calibration}");
         assert_eq!(domain.counters(), crate::Counters::default(), "it is as new");

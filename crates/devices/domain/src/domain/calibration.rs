@@ -1,21 +1,21 @@
-//! The length from which on a transfer is better mapped than copied, as measured.
+//! The measured costs of mapping and of copying.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::policy::Bounce;
 
-/// The measured costs of a domain's mappings, and the use of bounce buffers that follows from them.
+/// The measured costs of a domain's transfers, and the policy that follows from them.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Calibration {
-    /// The costs by length, ascending.
+    /// The costs for each length, the shortest first.
     pub steps: Vec<CalibrationStep>,
-    /// The best use of bounce buffers by these costs, for [`Domain::set_bounce`](crate::Domain::set_bounce).
+    /// The fastest policy by these costs, for [`Domain::set_bounce`](crate::Domain::set_bounce).
     pub bounce: Bounce,
 }
 
-/// The costs of a transfer of one length towards the device, which one thread maps and unmaps.
+/// The time that one thread needs to map and unmap a transfer of one length to the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct CalibrationStep {
@@ -28,9 +28,8 @@ pub struct CalibrationStep {
 }
 
 impl Calibration {
-    /// Bounces up to the longest transfer for which that was faster by a quarter, it and all that are
-    /// shorter. If both cost about the same, a copy gains nothing, and the choice should not depend on
-    /// chance.
+    /// Chooses the longest length up to which bouncing was faster by a quarter at all lengths. With a
+    /// smaller difference a copy gains little, and the choice would depend on noise.
     pub(crate) fn new(steps: Vec<CalibrationStep>) -> Self {
         let is_faster = |step: &&CalibrationStep| step.bounced * 5 <= step.mapped * 4;
         let bounce = match steps.iter().take_while(is_faster).last() {
@@ -65,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_faster_is_chosen_up_to_the_first_that_is_not() {
+    fn transfers_are_bounced_up_to_the_first_length_that_is_not_faster() {
         let best = |steps: &[CalibrationStep]| Calibration::new(steps.to_vec()).bounce;
         assert_eq!(best(&[step(4096, 50, 40), step(8192, 50, 60)]), Bounce::Never);
         assert_eq!(best(&[step(4096, 50, 60)]), Bounce::Never);

@@ -1,4 +1,4 @@
-//! A snapshot of a domain, to be printed.
+//! A snapshot of a domain for printing.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub struct Dump {
     pub limits: Limits,
     /// The policy of bounce buffers.
     pub bounce: Bounce,
-    /// The use of the addresses.
+    /// The usage of the addresses.
     pub iovas: IovaUsage,
     /// The pools that have chunks.
     pub pools: Vec<PoolUsage>,
@@ -34,8 +34,8 @@ pub struct Dump {
 }
 
 impl Domain {
-    /// Returns a snapshot to be printed: limits, addresses, pools, counters, and the mappings if
-    /// the domain is [checked](crate::Builder::on_misuse).
+    /// Returns a snapshot for printing: limits, addresses, pools, counters, and the mappings if the
+    /// domain is [checked](crate::Builder::on_misuse).
     pub fn dump(&self) -> Dump {
         Dump {
             backend: self.state().core.backend.name(),

@@ -1,4 +1,4 @@
-//! A device's view of memory, and operations of all of it.
+//! A domain: the memory that a device can reach.
 
 pub(crate) mod builder;
 mod calibrate;
@@ -24,8 +24,8 @@ use crate::state::State;
 use crate::trace::span;
 use calibration::Calibration;
 
-/// The memory that one device, or one group of devices which cannot be isolated from each other,
-/// can reach: only memory that is mapped here.
+/// The memory that a device can reach, or a group of devices that cannot be isolated from each other.
+/// Only memory that is mapped in the domain is reachable.
 ///
 /// Any number of threads can share it. A thread that maps often makes a [`local`](Self::local) handle of
 /// its own, which takes no lock.
@@ -38,16 +38,16 @@ impl Domain {
         Self { state: Arc::new(state) }
     }
 
-    /// Has the reclaim thread free idle chunks of the domain.
+    /// Registers the domain with the reclaim thread, which frees its idle chunks.
     pub(crate) fn reclaim_when_idle(&self) {
         let state: Weak<State> = Arc::downgrade(&self.state);
         reclaim_thread::add(state);
     }
 
     /// Frees bounce buffers that no transfer has used for `idle`, and chunks of DMA pools of which no
-    /// element was in use, and takes back the addresses, bounce buffers and elements that other threads
-    /// keep for their next transfers. Returns how many bytes were freed. [`reclaim`](Self::reclaim)
-    /// also frees page tables.
+    /// element was in use for that time. It also takes back addresses, bounce buffers and elements from
+    /// the caches of other threads. Returns the number of bytes that were freed.
+    /// [`reclaim`](Self::reclaim) also frees page tables.
     ///
     /// # Errors
     /// [`BackendError`] if a chunk could not be unmapped; it is leaked. If this thread cannot unmap it
@@ -57,13 +57,13 @@ impl Domain {
         self.state.shrink(idle)
     }
 
-    /// Changes which transfers go through bounce buffers, of those that begin from here on.
+    /// Sets which transfers go through bounce buffers, for all transfers that begin after this call.
     pub fn set_bounce(&self, bounce: Bounce) {
         self.state.policy.set(bounce);
     }
 
-    /// Returns the measurement that chose the policy when the domain was built. `None` if the
-    /// builder set the policy, if mapping is cheap, or if the backend did not map.
+    /// Returns the measurement that chose the policy when the domain was built. Returns `None` if the
+    /// builder set the policy, if mapping is cheap, or if the backend could not map.
     pub fn calibration(&self) -> Option<&Calibration> {
         self.state.calibration.get().map(Arc::as_ref)
     }
@@ -73,12 +73,12 @@ impl Domain {
         &self.state.core.limits
     }
 
-    /// Returns a view of the addresses: how many there are, and how many are free.
+    /// Returns a view of the IOVAs, which reports how many there are and how many are free.
     pub fn iovas(&self) -> Iovas<'_> {
         Iovas::new(&self.state.core.iovas)
     }
 
-    /// Returns which transfers go through bounce buffers now.
+    /// Returns the current policy of bounce buffers.
     pub fn bounce(&self) -> Bounce {
         self.state.policy.bounce()
     }

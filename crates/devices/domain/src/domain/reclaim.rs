@@ -1,4 +1,4 @@
-//! Freeing all memory that is not in use.
+//! Frees all memory of a domain that is not in use.
 #![expect(unsafe_code, reason = "tells a backend which addresses are not mapped")]
 
 use std::time::Duration;
@@ -30,11 +30,11 @@ impl Domain {
     ///   transfers;
     /// * page tables of [`Soft`](crate::backend::Soft) that map nothing.
     ///
-    /// [`shrink`](Self::shrink) does the same without the tables, which a domain keeps otherwise: a
-    /// table is freed when one unmapping covers all of it, and pages that are unmapped one by one leave
-    /// empty tables. The search reads all tables, and threads that run out of addresses of their own
-    /// wait for it, so call this where memory matters more than the next transfers: after a burst, or
-    /// before a long pause. Transfers that are mapped are not disturbed.
+    /// [`shrink`](Self::shrink) does the same, except for the page tables. Unmapping frees a table only
+    /// if one call covers all of it; pages that are unmapped one by one leave empty tables. The search
+    /// reads all tables, and threads whose caches run out of addresses wait for it. So call this when
+    /// memory matters more than the next transfers: after a burst, or before a long pause. Transfers
+    /// that are mapped are not disturbed.
     ///
     /// ```
     /// use longshore_domain::{Bounce, Direction, Domain, backend::Soft};
@@ -53,9 +53,9 @@ impl Domain {
     /// ```
     ///
     /// # Errors
-    /// [`BackendError`] if a chunk of bounce buffers or of a DMA pool could not be unmapped, which is
-    /// leaked; or if this thread holds a pin of a session of the space, or a lease of a chunk, which is
-    /// kept then and can be freed later.
+    /// [`BackendError`] if a chunk of bounce buffers or of a DMA pool could not be unmapped; the chunk
+    /// is leaked. If this thread cannot unmap it because it holds a pin of a session of the space, or a
+    /// lease of the chunk, the chunk is kept instead, and can be freed later.
     pub fn reclaim(&self) -> Result<Reclaimed, BackendError> {
         let _span = span!("reclaim",);
         let state = self.state();
@@ -66,7 +66,8 @@ impl Domain {
         let mut each_unused =
             |each: &mut dyn FnMut(AddrRange<_>)| core.iovas.each_unused(end, each);
         // SAFETY: the domain maps at addresses that it has taken, and gives them back after they are
-        // unmapped. `each_unused` passes on none that is taken, and none can be taken while it runs.
+        // unmapped. `each_unused` passes only addresses that are not taken, and none can be taken while
+        // it runs.
         let tables = unsafe { core.backend.reclaim(&mut each_unused) }?;
         Ok(Reclaimed { pool_bytes: pool_bytes?, tables })
     }

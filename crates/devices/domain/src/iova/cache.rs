@@ -1,4 +1,4 @@
-//! Ranges that a thread keeps for its next mappings.
+//! A thread's cache of ranges.
 
 use std::fmt;
 
@@ -6,33 +6,32 @@ use longshore_mem::Iova;
 
 use super::{IovaAllocator, IovaError, IovaRange, Placement};
 
-/// Powers of two that are kept: 1 to 64 granules.
+/// The number of lengths that are cached: the powers of two from 1 to 64 granules.
 const CLASSES: usize = 7;
 
-/// Ranges of one length that are kept at most.
+/// The maximum number of ranges of one length.
 const KEPT: usize = 64;
 
-/// A cache holds at most one of so many parts of all addresses, in each class: what a thread keeps
-/// no other can have.
+/// A cache holds at most 1/1024 of all addresses in each class, because no other thread can use them.
 const SHARE: u64 = 1024;
 
-/// One thread's ranges, all of one allocator, which each call names. As long as they suffice, taking
-/// and giving back costs no lock. Before it is dropped they must be given back
-/// ([`clear`](Self::clear)).
+/// A thread's ranges of one allocator, which is passed to each call. While the cache is neither empty
+/// nor full, taking and giving back take no lock. The ranges must be given back
+/// ([`clear`](Self::clear)) before the cache is dropped.
 pub(crate) struct IovaCache {
     classes: [Stack; CLASSES],
 }
 
-/// Granule numbers of ranges of one length, the last given back on top.
+/// A stack of ranges of one length, by the numbers of their first granules.
 struct Stack {
     starts: [u64; KEPT],
     count: usize,
-    /// At most so many; 0 where the addresses are too few to keep any.
+    /// The maximum of `count`: 0 if there are too few addresses to cache any.
     most: usize,
 }
 
 impl IovaCache {
-    /// Without ranges at first.
+    /// Returns an empty cache.
     pub(crate) fn new(allocator: &IovaAllocator) -> Self {
         let share = allocator.all / SHARE;
         let stack = |class: usize| {
@@ -42,8 +41,8 @@ impl IovaCache {
         Self { classes: std::array::from_fn(stack) }
     }
 
-    /// Takes a range of at least `len_bytes` that is kept here; `None` if there is none. A short one is rounded
-    /// up to a power of two, and aligned to that.
+    /// Takes a range of at least `len_bytes` out of the cache, or returns `None`. Its length is a power
+    /// of two of granules, and its start is a multiple of that.
     #[inline(always)]
     pub(crate) fn take_kept(
         &mut self,
@@ -110,14 +109,14 @@ impl IovaCache {
         stack.count += 1;
     }
 
-    /// Gives all that is kept to the allocator.
+    /// Gives all ranges back to the allocator.
     pub(crate) fn clear(&mut self, allocator: &IovaAllocator) {
         for class in 0..CLASSES {
             self.flush(allocator, class, 0);
         }
     }
 
-    /// Takes half a stack, as far as there is room.
+    /// Fills a stack to half of its maximum, as far as the allocator has room.
     #[cold]
     fn refill(&mut self, allocator: &IovaAllocator, class: usize) {
         let granules = 1 << class;
@@ -131,7 +130,7 @@ impl IovaCache {
         }
     }
 
-    /// Gives back what was given first, until `kept` are left.
+    /// Gives the oldest ranges back to the allocator, until `kept` are left.
     #[cold]
     fn flush(&mut self, allocator: &IovaAllocator, class: usize, kept: usize) {
         let stack = &mut self.classes[class];
@@ -146,7 +145,7 @@ impl IovaCache {
         stack.count -= going;
     }
 
-    /// From the allocator; where it is full, after giving it what is kept here.
+    /// Takes a range from the allocator. If that is full, gives it all cached ranges and tries again.
     #[cold]
     fn take_elsewhere(
         &mut self,
@@ -171,9 +170,9 @@ impl fmt::Debug for IovaCache {
     }
 }
 
-/// The least power of two of granules that `granules` fit into.
+/// Returns the exponent of the smallest power of two that is not less than `granules`.
 #[inline]
 fn class_of(granules: u64) -> usize {
-    // `granules` is 1 at least.
+    // `granules` is at least 1.
     (u64::BITS - (granules - 1).leading_zeros()) as usize
 }

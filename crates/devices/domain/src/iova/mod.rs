@@ -11,9 +11,9 @@
 //!                     free ranges, in granules
 //! ```
 //!
-//! As in Linux's IOVA allocator short ranges are rounded to a power of two and kept by threads
-//! (Bonwick and Adams, "Magazines and Vmem", USENIX 2001). Long ones, and those with wishes, come
-//! from the free ranges each time.
+//! As in Linux's IOVA allocator, short ranges are rounded up to a power of two and cached by threads
+//! (Bonwick and Adams, "Magazines and Vmem", USENIX 2001). Long ranges, and those below a limit, always
+//! come from the free ranges.
 
 mod cache;
 mod ranges;
@@ -26,27 +26,27 @@ use longshore_mem::{AddrRange, Granule, Iova};
 pub(crate) use cache::IovaCache;
 use ranges::{FreeRanges, Wanted};
 
-/// Wishes for a range of IOVAs.
+/// The requirements for a range of IOVAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Placement {
     /// The alignment of its start, if it is more than the allocator's granule.
     pub align: Granule,
-    /// The last address that may be in it, for devices with short addresses.
+    /// The last address that may be in it, for devices with few address bits.
     pub last: Iova,
 }
 
 impl Placement {
-    /// Wherever there is room.
+    /// No requirements.
     pub const ANYWHERE: Self = Self { align: Granule::SIZE_4K, last: Iova::new(u64::MAX) };
 
-    /// The same, at multiples of `align`.
+    /// Returns the same requirements with this alignment.
     #[must_use]
     pub const fn aligned(self, align: Granule) -> Self {
         Self { align, ..self }
     }
 
-    /// The same, at addresses of so many bits: 32 for a device that has no more.
+    /// Returns the same requirements for addresses of at most this many bits, such as 32.
     #[must_use]
     pub const fn address_bits(self, bits: u32) -> Self {
         let last = if bits < 64 { (1 << bits) - 1 } else { u64::MAX };
@@ -54,7 +54,7 @@ impl Placement {
     }
 }
 
-/// The reason that there is no range.
+/// The reason that a range of IOVAs could not be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IovaError {
@@ -68,35 +68,36 @@ pub enum IovaError {
         /// The length that was requested, with the guard gap, rounded up to granules; `u64::MAX` if
         /// it is more.
         len_bytes: u64,
-        /// The alignment asked for.
+        /// The alignment that was requested.
         align: Granule,
         /// The last address that was allowed.
         last: Iova,
         /// The number of free bytes.
         free_bytes: u64,
-        /// The longest free range.
+        /// The length of the longest free range in bytes.
         longest_bytes: u64,
     },
-    /// The range is not free, or not usable at all.
+    /// The range is in use, or cannot be used at all.
     #[error(
         "the IOVAs {start:#x} to {last:#x} are not free: they are in use, reserved by the IOMMU, or \
          beyond its addresses"
     )]
     NotFree {
-        /// The first address asked for.
+        /// The first address that was requested.
         start: Iova,
-        /// The last.
+        /// The last address that was requested.
         last: Iova,
     },
     /// The range has no bytes.
     #[error("a range of zero bytes of IOVAs was requested; a range has at least one byte")]
     Empty,
-    /// The range ends beyond all addresses, or its start is no multiple of the granule.
+    /// The range ends beyond all addresses, or its start is not a multiple of the granule.
     #[error(
-        "{len_bytes:#x} bytes from IOVA {start:#x} cannot be mapped: they are no whole granules of {granule}"
+        "{len_bytes:#x} bytes from IOVA {start:#x} cannot be mapped: the start is not a multiple of \
+         {granule}, or the end is beyond all addresses"
     )]
     Claim {
-        /// The first address asked for.
+        /// The first address that was requested.
         start: Iova,
         /// The length in bytes.
         len_bytes: u64,
@@ -105,37 +106,38 @@ pub enum IovaError {
     },
 }
 
-/// A range of IOVAs that its owner has for itself until it gives it back. Dropped, it stays taken.
+/// A range of IOVAs that belongs to its owner until it is given back. If it is dropped, the addresses
+/// stay in use for ever.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "dropped, the addresses are in use for ever"]
+#[must_use = "if dropped, the addresses are in use for ever"]
 pub struct IovaRange {
     start: Iova,
-    /// With the gap.
+    /// The length, with the guard gap.
     granules: u64,
 }
 
 impl IovaRange {
-    /// Its first address.
+    /// Returns the first address.
     pub fn start(&self) -> Iova {
         self.start
     }
 }
 
-/// The use of a domain's addresses. Addresses in caches count as used.
+/// The usage of a domain's addresses. Cached addresses count as used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IovaUsage {
-    /// All addresses, in bytes.
+    /// The number of all addresses, in bytes.
     pub all_bytes: u64,
-    /// The free addresses.
+    /// The number of free addresses, in bytes.
     pub free_bytes: u64,
-    /// The longest free range.
+    /// The length of the longest free range in bytes.
     pub longest_free_bytes: u64,
 }
 
 /// A view of the IOVAs of a [`Domain`](crate::Domain).
 ///
-/// It only looks: a program that could take and give back the addresses of a domain could free those
+/// It is read-only: a program that could take and give back the addresses of a domain could free those
 /// of a mapping.
 ///
 /// ```compile_fail
@@ -159,17 +161,17 @@ impl<'d> Iovas<'d> {
         self.0.granule()
     }
 
-    /// Returns how many bytes are free, without those in caches of threads.
+    /// Returns the number of free bytes, without those in caches of threads.
     pub fn free_bytes(&self) -> u64 {
         self.0.free_bytes()
     }
 
-    /// Returns how many bytes there are, in use or not.
+    /// Returns the number of all bytes, in use or not.
     pub fn all_bytes(&self) -> u64 {
         self.0.all_bytes()
     }
 
-    /// Returns how much is in use, and how long the longest free range is.
+    /// Returns the numbers of all and of free bytes, and the length of the longest free range.
     pub fn usage(&self) -> IovaUsage {
         self.0.usage()
     }
@@ -177,21 +179,22 @@ impl<'d> Iovas<'d> {
 
 /// The IOVAs of one domain.
 ///
-/// All lengths are rounded up to granules. Each range is followed by a gap that is never mapped,
-/// where the allocator was made with one: a device that runs past the end of a mapping then faults.
+/// All lengths are rounded up to granules. If the allocator has a guard gap, it follows each range and
+/// is never mapped, so that a device faults that runs past the end of a mapping.
 pub struct IovaAllocator {
     granule: Granule,
     guard: u64,
     /// The number of all granules, free or not.
     all: u64,
-    /// The ranges that are free if nothing is in use: first granules and those behind the last, in order.
+    /// The ranges that are free if nothing is in use, in order: the first granule of each, and the one
+    /// after its last.
     usable: Vec<(u64, u64)>,
     free: Mutex<FreeRanges>,
 }
 
 impl IovaAllocator {
-    /// Of the addresses in `usable` that are in none of `reserved`. Only whole granules are used.
-    /// `guard_bytes`, rounded up to granules, stay free behind each range.
+    /// Returns an allocator of the addresses in `usable` that are not in `reserved`. Only whole granules
+    /// are used. `guard_bytes`, rounded up to granules, stay unmapped after each range.
     pub fn new(
         granule: Granule,
         usable: &[AddrRange<Iova>],
@@ -203,11 +206,11 @@ impl IovaAllocator {
         for range in usable {
             let Some(last) = range.last() else { continue };
             let first = range.start().raw().div_ceil(granule.bytes());
-            // One past the last whole granule. At 2^64 it ends one granule early.
+            // One past the last whole granule. A range up to 2^64 loses its last granule.
             let end = (last.raw().saturating_add(1)) >> log2;
             free.add(first, end);
         }
-        // IOVA zero is never handed out: drivers and devices take it for "none".
+        // IOVA zero is never handed out: drivers and devices use it as "no address".
         free.subtract(0, 1);
         for range in reserved {
             if let Some(last) = range.last() {
@@ -219,7 +222,7 @@ impl IovaAllocator {
         Self { granule, guard, all: free.free(), usable, free: Mutex::new(free) }
     }
 
-    /// The unit of all ranges.
+    /// Returns the unit of all ranges.
     pub fn granule(&self) -> Granule {
         self.granule
     }
@@ -229,7 +232,7 @@ impl IovaAllocator {
         self.lock().free() << self.granule.log2()
     }
 
-    /// Returns how much is in use, and the longest free range.
+    /// Returns the numbers of all and of free bytes, and the length of the longest free range.
     pub fn usage(&self) -> IovaUsage {
         let log2 = self.granule.log2();
         let free = self.lock();
@@ -245,7 +248,7 @@ impl IovaAllocator {
         self.all << self.granule.log2()
     }
 
-    /// A range of at least `len_bytes`.
+    /// Takes a range of at least `len_bytes`.
     ///
     /// # Errors
     /// [`IovaError::Full`], [`IovaError::Empty`].
@@ -254,7 +257,7 @@ impl IovaAllocator {
         self.take_granules(granules, placement)
     }
 
-    /// Exactly this range, with the gap behind it.
+    /// Takes exactly this range, with the guard gap after it.
     ///
     /// # Errors
     /// [`IovaError::NotFree`], [`IovaError::Claim`], [`IovaError::Empty`].
@@ -269,18 +272,19 @@ impl IovaAllocator {
     /// Gives a range back.
     ///
     /// # Panics
-    /// If the range is another allocator's, and free here: two owners of one range would write to
-    /// each other's memory.
-    #[expect(clippy::needless_pass_by_value, reason = "the caller has it no more")]
+    /// If the range came from another allocator and is free in this one: two owners of one range would
+    /// write to each other's memory.
+    #[expect(clippy::needless_pass_by_value, reason = "the caller gives its range up")]
     pub fn give(&self, range: IovaRange) {
         self.give_locked(&mut self.lock(), &range);
     }
 
-    /// Calls `each` with the longest ranges of addresses below `end`, a multiple of the granule, that
-    /// are not in use: free, or not usable at all. No address can be taken before this returns.
+    /// Calls `each` with the longest possible ranges below `end` that are not in use: they are free, or
+    /// cannot be used at all. `end` is a multiple of the granule. No address can be taken before this
+    /// returns.
     pub(crate) fn each_unused(&self, end: u64, each: &mut dyn FnMut(AddrRange<Iova>)) {
         let log2 = self.granule.log2();
-        // Behind the last range that is in use.
+        // The end of the last range in use.
         let mut at = 0;
         let mut used = |start: u64, behind: u64| {
             if start == behind {
@@ -330,14 +334,14 @@ impl IovaAllocator {
         assert!(given, "{range:?} is given back, and free already");
     }
 
-    /// Granules of a range with its gap.
+    /// Returns the number of granules of a range with its gap.
     #[inline(always)]
     fn granules(&self, start: Iova, len_bytes: u64) -> Result<u64, IovaError> {
         if len_bytes == 0 {
             return Err(IovaError::Empty);
         }
         let claim = IovaError::Claim { start, len_bytes, granule: self.granule };
-        // A shift, since a division takes longer than all the rest of a map.
+        // A shift, because a division takes longer than all the rest of a map.
         let before_last = (len_bytes - 1) >> self.granule.log2();
         let len = before_last.checked_add(1).and_then(|len| len.checked_add(self.guard));
         let is_aligned = self.granule.is_aligned(start.raw());
@@ -348,7 +352,7 @@ impl IovaAllocator {
         }
     }
 
-    /// The last granule that lies below `last` with all its bytes.
+    /// Returns the last granule whose last byte is not above `last`.
     fn last_granule(&self, last: Iova) -> u64 {
         match last.raw().checked_add(1) {
             Some(end) => (end >> self.granule.log2()).saturating_sub(1),
@@ -357,7 +361,7 @@ impl IovaAllocator {
     }
 
     fn lock(&self) -> MutexGuard<'_, FreeRanges> {
-        // What is done under the lock does not panic halfway.
+        // Code under the lock does not panic halfway.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,17 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which addresses are free. Two orders of the same ranges: by where they begin, so that neighbours
-/// are found and merged, and by how long they are, so that the best fit is found without a search.
-///
-/// No two ranges touch.
+/// The free ranges in two orders: by start, so that neighbours are found and merged, and by length, so
+/// that the best fit is found without a search. No two ranges are adjacent.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FreeRanges {
     /// The length of each range, by its start.
     by_start: BTreeMap<u64, u64>,
-    /// Length and start.
+    /// The length and the start of each range.
     by_len: BTreeSet<(u64, u64)>,
-    /// Of all of them together.
+    /// The number of granules of all ranges.
     free: u64,
 }
 
@@ -32,18 +30,18 @@ impl FreeRanges {
         self.free
     }
 
-    /// The ranges in order: the first granule of each, and the one behind its last.
+    /// Returns the ranges in order: the first granule of each, and the one after its last.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         self.by_start.iter().map(|(start, len)| (*start, start + len))
     }
 
-    /// The length of the longest free range.
+    /// Returns the length of the longest free range.
     pub(super) fn longest(&self) -> u64 {
         self.by_len.last().map_or(0, |(len, _)| *len)
     }
 
-    /// Takes the end of the shortest free range that has room, or, below a limit, of the highest.
-    /// `None` where no range has room.
+    /// Takes the end of the shortest free range that has room. If `wanted.last` excludes free granules,
+    /// it is the highest range instead. Returns `None` if no range has room.
     pub(super) fn take(&mut self, wanted: Wanted) -> Option<u64> {
         let start = if self
             .by_start
@@ -60,11 +58,11 @@ impl FreeRanges {
     }
 
     fn best_fit(&self, wanted: Wanted) -> Option<u64> {
-        /// Ranges that are looked at which may be too short for the alignment.
+        /// The number of ranges that are tried although they may be too short for the alignment.
         const TRIES: usize = 8;
         let fits = |&(len, start): &(u64, u64)| highest_in(start, len, wanted);
         let close = self.by_len.range((wanted.len, 0)..).take(TRIES).find_map(fits);
-        // From here on every range has room, so it is the first that is looked at.
+        // Every range of this length has room.
         let sure = (wanted.len.saturating_add(wanted.align - 1), 0);
         close
             .or_else(|| self.by_len.range(sure..).find_map(fits))
@@ -79,7 +77,7 @@ impl FreeRanges {
         })
     }
 
-    /// Takes exactly these granules. Whether they were free; if not, nothing has changed.
+    /// Takes exactly these granules. Returns false, and changes nothing, if one of them is not free.
     pub(super) fn take_at(&mut self, start: u64, len: u64) -> bool {
         let Some(end) = start.checked_add(len).filter(|_| len != 0) else { return false };
         let Some((&found, &found_len)) = self.by_start.range(..=start).next_back() else {
@@ -99,7 +97,7 @@ impl FreeRanges {
         true
     }
 
-    /// Gives granules back. Whether none of them was free; if one was, nothing has changed.
+    /// Gives granules back. Returns false, and changes nothing, if one of them is free already.
     pub(super) fn give(&mut self, start: u64, len: u64) -> bool {
         let Some(end) = start.checked_add(len).filter(|_| len != 0) else { return false };
         let before = self.by_start.range(..start).next_back().map(|(start, len)| (*start, *len));
@@ -122,16 +120,16 @@ impl FreeRanges {
         true
     }
 
-    /// Makes all granules up to `end` free that are not.
+    /// Makes all granules from `start` up to `end` free, also if some of them are free already.
     pub(super) fn add(&mut self, start: u64, end: u64) {
         self.subtract(start, end);
         if start < end {
             let given = self.give(start, end - start);
-            debug_assert!(given, "nothing of it is free");
+            debug_assert!(given, "none of them is free");
         }
     }
 
-    /// Makes none of the granules up to `end` free.
+    /// Removes the granules from `start` up to `end` from the free ones.
     pub(super) fn subtract(&mut self, start: u64, end: u64) {
         while let Some((&at, &len)) = self.by_start.range(..end).next_back() {
             let (first, last) = (at.max(start), (at + len).min(end));
@@ -156,7 +154,7 @@ impl FreeRanges {
     }
 }
 
-/// The highest place in a free range where `wanted` fits.
+/// Returns the highest start in a free range at which `wanted` fits.
 fn highest_in(start: u64, len: u64, wanted: Wanted) -> Option<u64> {
     let highest = start + len.checked_sub(wanted.len)?;
     let aligned = highest & !(wanted.align - 1);
@@ -194,8 +192,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_aligned_is_found_wherever_it_is() {
-        // Long enough, and none of them has a multiple of 64 but the last.
+    fn an_aligned_place_is_found_in_every_range_that_has_one() {
+        // All ranges are long enough, but only some have room at a multiple of 64.
         let ranges: Vec<_> = (0..40).map(|nth| (nth * 1000 + 1, 62)).collect();
         let mut free = free(&ranges);
         let aligned = |(start, len): (u64, u64)| start.next_multiple_of(64) + 32 <= start + len;
@@ -216,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_cannot_be_given_back() {
+    fn free_granules_cannot_be_given_back() {
         let mut free = free(&[(10, 10)]);
         for (start, len) in [(10, 10), (0, 11), (19, 1), (5, 100), (12, 3), (u64::MAX, 2), (30, 0)]
         {
@@ -231,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_twice_is_free_once() {
+    fn granules_that_are_added_twice_are_free_once() {
         let mut free = free(&[(10, 10), (30, 10)]);
         free.add(5, 35);
         assert_eq!((free.free(), free.longest()), (35, 35));
@@ -246,10 +244,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 256 }))]
 
-        /// Against a list of granules: nothing is handed out twice, nothing is lost, and what is not
-        /// found is not there.
+        /// Compares with a list of granules: no granule is handed out twice, none is lost, and a range
+        /// is found if there is one.
         #[test]
-        fn as_a_list_of_granules(calls in prop::collection::vec((0u64..4, 1u64..20, 0u32..4, 0u64..96), 1..if cfg!(miri) { 20 } else { 80 })) {
+        fn equals_a_list_of_granules(calls in prop::collection::vec((0u64..4, 1u64..20, 0u32..4, 0u64..96), 1..if cfg!(miri) { 20 } else { 80 })) {
             const END: u64 = 96;
             let mut ranges = free(&[(0, END)]);
             let mut is_free = [true; END as usize];

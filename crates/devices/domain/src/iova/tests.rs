@@ -39,7 +39,7 @@ fn only_usable_addresses_that_are_not_reserved_are_given() {
 }
 
 #[test]
-fn wishes_are_met() {
+fn placements_are_respected() {
     let allocator = IovaAllocator::new(Granule::SIZE_4K, &[range(0, 1 << 40)], &[], 0);
     let below = Placement::ANYWHERE.address_bits(32);
     let taken = allocator.take(3 * PAGE, below).unwrap();
@@ -59,7 +59,7 @@ fn wishes_are_met() {
 }
 
 #[test]
-fn an_error_names_a_length_of_more_bytes_than_there_are_addresses() {
+fn the_error_for_a_length_beyond_all_addresses_has_the_largest_length() {
     // Rounded up to granules, and with a gap, the length is 2^64 or more.
     for guard_bytes in [0, PAGE, u64::MAX] {
         let usable = [range(0, 1 << 40)];
@@ -71,7 +71,7 @@ fn an_error_names_a_length_of_more_bytes_than_there_are_addresses() {
 }
 
 #[test]
-fn a_full_space_says_what_is_left() {
+fn the_error_of_a_full_space_reports_the_free_bytes() {
     let allocator = allocator(8);
     let mut pages: Vec<_> =
         (0..8).map(|_| allocator.take(PAGE, Placement::ANYWHERE).unwrap()).collect();
@@ -100,7 +100,7 @@ fn a_gap_follows_each_range() {
 
 #[test]
 #[should_panic(expected = "free already")]
-fn another_allocators_range_is_noticed() {
+fn giving_back_a_range_of_another_allocator_panics() {
     let (one, other) = (allocator(8), allocator(8));
     other.give(one.take(PAGE, Placement::ANYWHERE).unwrap());
 }
@@ -114,7 +114,7 @@ fn a_cache_takes_no_lock_once_it_is_warm() {
         let warm = cache.take(&allocator, len, Placement::ANYWHERE).unwrap();
         cache.give(&allocator, warm);
     }
-    // Held, so a thread that needs the lock would wait for ever.
+    // A cache that takes the lock would now wait for ever.
     let held = allocator.lock();
     for _ in 0..1000 {
         let ranges = lens.map(|len| cache.take(&allocator, len, Placement::ANYWHERE).unwrap());
@@ -126,7 +126,7 @@ fn a_cache_takes_no_lock_once_it_is_warm() {
 }
 
 #[test]
-fn what_a_cache_keeps_is_had_before_the_space_is_full() {
+fn a_cache_gives_its_ranges_back_before_the_space_counts_as_full() {
     let allocator = allocator(4096);
     let mut cache = IovaCache::new(&allocator);
     let single = cache.take(&allocator, PAGE, Placement::ANYWHERE).unwrap();
@@ -139,7 +139,7 @@ fn what_a_cache_keeps_is_had_before_the_space_is_full() {
 }
 
 #[test]
-fn a_small_space_is_not_kept_by_its_threads() {
+fn ranges_of_a_small_space_are_not_cached() {
     let allocator = allocator(512);
     let mut caches: Vec<_> = (0..8).map(|_| IovaCache::new(&allocator)).collect();
     for cache in &mut caches {
@@ -149,8 +149,8 @@ fn a_small_space_is_not_kept_by_its_threads() {
     assert_eq!(allocator.free_bytes(), allocator.all_bytes());
 }
 
-/// Threads that take and give at random, and one that gives what others took: no two ever have an
-/// address in common, and all are free in the end.
+/// Threads take and give back at random, also ranges that other threads took: no two ranges ever have an
+/// address in common, and all addresses are free in the end.
 #[test]
 fn threads_never_share_an_address() {
     let (threads, turns) = if cfg!(miri) { (2, 60) } else { (4, 20_000) };

@@ -1,4 +1,4 @@
-//! The limit of memory for the pools of all domains of the process together.
+//! A common limit for the memory of the pools of all domains of the process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,15 +36,15 @@ impl Budget {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Bytes beyond a lower limit stay taken until they are given back.
+    /// Sets the limit. If more bytes are taken already, they stay taken until they are given back.
     pub(crate) fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 }
 
-/// Bounds the memory of the bounce buffers and DMA pools of all domains of this process together.
-/// Without a call only each domain and each pool has a limit of its own. Pools that have more already
-/// do not grow.
+/// Limits the total memory of the bounce buffers and DMA pools of all domains of this process. Without
+/// this call, there are only the limits of each domain and each pool. If the pools have more memory
+/// already, they do not grow.
 pub fn set_process_budget(bytes: u64) {
     PROCESS.set_limit(bytes);
 }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_is_taken_than_there_is() {
+    fn no_more_is_taken_than_the_limit() {
         let budget = Budget::new(100);
         assert!(budget.take(60) && !budget.take(41) && budget.take(40));
         assert!(!budget.take(u64::MAX));

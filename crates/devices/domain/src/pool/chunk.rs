@@ -18,11 +18,10 @@ use crate::direction::Direction;
 use crate::iova::{IovaRange, Placement};
 use crate::undo::Undo;
 
-/// A part of a chunk with one owner. Not `Clone`: its holder owns the bytes.
+/// A part of a chunk with one owner. It is not `Clone`, because its holder owns the bytes.
 ///
-/// It is the address of its state, which lies beside the chunk, so that it is short: it moves with
-/// every transfer.
-#[must_use = "dropped, it is never used again"]
+/// It is a pointer to its state beside the chunk, so that it is small: it moves with every transfer.
+#[must_use = "if dropped, it is never used again"]
 pub(crate) struct Slot<T = Bounced>(NonNull<Known<T>>);
 
 /// The state of a slot.
@@ -50,14 +49,14 @@ impl Bounced {
     }
 }
 
-// SAFETY: the bytes and what is known of them are the slot's alone, wherever it is.
+// SAFETY: the slot alone owns its bytes and their state, in any thread.
 unsafe impl<T: Send> Send for Slot<T> {}
-// SAFETY: a shared slot only tells what does not change, and shares its state.
+// SAFETY: a shared slot gives access to values that do not change, and to `T`.
 unsafe impl<T: Sync> Sync for Slot<T> {}
 
 impl<T> Slot<T> {
     fn known(&self) -> &Known<T> {
-        // SAFETY: a chunk, and what is known of its slots, lives until all of them are given back.
+        // SAFETY: a chunk and the states of its slots live until all slots are given back.
         unsafe { self.0.as_ref() }
     }
 
@@ -80,11 +79,11 @@ impl<T> Slot<T> {
         &self.known().state
     }
 
-    /// Returns the same slot again.
+    /// Returns another handle to the same slot.
     ///
     /// # Safety
-    /// Only one of them may be given back, when none of the others is used any more, and `T` must
-    /// not be changed through them.
+    /// Only one of the handles may be given back, after the last use of the others, and `T` must not be
+    /// changed through any of them.
     pub(crate) unsafe fn share(&self) -> Self {
         Self(self.0)
     }
@@ -95,13 +94,13 @@ impl Slot {
         self.state().kind
     }
 
-    /// The number of bytes from the start that may be non-zero.
+    /// Returns the number of bytes from the start that may be non-zero.
     pub(crate) fn stale_bytes(&self) -> u64 {
         self.state().stale_bytes.into()
     }
 
     pub(crate) fn set_stale_bytes(&mut self, bytes: u64) {
-        // SAFETY: as in `known`; and no other slot is this one: bounce slots are not shared.
+        // SAFETY: as in `known`; bounce slots are not shared, so no other handle leads to this state.
         unsafe { self.0.as_mut() }.state.stale_bytes = bytes as u32;
     }
 }
@@ -120,13 +119,13 @@ pub(crate) struct Chunk<T> {
     free_count: u32,
     /// A bit for each slot, which is set if it is free.
     free: Vec<u64>,
-    /// The states of the slots. They are only reached by slots' addresses until all slots are back.
+    /// The states of the slots. Until all slots are back, only the slots access them.
     known: NonNull<[Known<T>]>,
     /// The time since which all slots are free.
     idle_since: Option<Instant>,
 }
 
-// SAFETY: what is known of a slot is its owner's, who may be anywhere; the rest is the chunk's alone.
+// SAFETY: the owner of a slot, in any thread, owns its state; the chunk owns all else.
 unsafe impl<T: Send> Send for Chunk<T> {}
 
 impl<T> Chunk<T> {
@@ -152,10 +151,10 @@ impl<T> Chunk<T> {
             core.iovas.take(len_bytes, placement.aligned(placement.align.max(layout.align())))
         };
         let iovas = core.take_for(start, len_bytes, take).map_err(PoolError::Iova)?;
-        // SAFETY: nobody writes through the descriptor but the device, to what it is given.
+        // SAFETY: only the device writes through the descriptor, and only to memory that it may write.
         let piece = Piece { host, len_bytes, file: unsafe { memory.file() } };
         let iovas = Undo::new(iovas, |iovas| core.iovas.give(iovas));
-        // SAFETY: the memory is kept until it is unmapped, and nobody has a reference to it.
+        // SAFETY: the memory is kept until it is unmapped, and there is no reference to it.
         unsafe { core.backend.map(iovas.get().start(), piece, direction.prot()) }
             .map_err(PoolError::Backend)?;
         // From here on the device can reach it.
@@ -206,12 +205,12 @@ impl<T> Chunk<T> {
         self.free_count -= 1;
         self.idle_since = None;
         let nth = word * 64 + bit as usize;
-        // SAFETY: there are as many as bits.
+        // SAFETY: there is a state for each bit.
         Some(Slot(unsafe { self.known.cast::<Known<T>>().add(nth) }))
     }
 
     /// Takes a slot of this chunk back.
-    #[expect(clippy::needless_pass_by_value, reason = "the caller has it no more")]
+    #[expect(clippy::needless_pass_by_value, reason = "the caller gives its slot up")]
     pub(super) fn give(&mut self, slot: Slot<T>) {
         let nth = slot.known().nth;
         let (word, bit) = ((nth / 64) as usize, nth % 64);
@@ -231,16 +230,16 @@ impl<T> Chunk<T> {
     /// Unmaps the chunk and frees its memory. All slots must be free.
     ///
     /// # Errors
-    /// [`BackendError`]; memory and addresses are leaked then, because a device may still reach them.
+    /// [`BackendError`]; memory and addresses are leaked then, because a device may still use them.
     pub(crate) fn destroy(mut self, core: &Core) -> Result<(), BackendError> {
         debug_assert_eq!(self.free_count, self.count, "a slot is in use");
-        // SAFETY: mapped by `new` as it is; no other has these addresses.
+        // SAFETY: `new` mapped exactly this range, and no other code uses it.
         unsafe { core.backend.unmap(&[self.range()]) }?;
         // SAFETY: taken once: `self` ends here.
         core.iovas.give(unsafe { ManuallyDrop::take(&mut self.iovas) });
         // SAFETY: unmapped, and dropped once.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
-        // SAFETY: leaked by `new`; all slots are back, so nobody has the address of one.
+        // SAFETY: leaked by `new`; all slots are back, so no pointer to a state is left.
         drop(unsafe { Box::from_raw(self.known.as_ptr()) });
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! The chunks of one kind, and how they come and go.
+//! The chunks of one kind.
 //!
-//! The lock is not held while a chunk is made, nor while the backend is asked whether one can be
-//! unmapped, because the backend may be slow or use the domain itself. One thread makes a chunk at a
-//! time; others wait for it, so that they do not make one each.
+//! The lock is not held while a chunk is made, nor while the backend checks whether one can be unmapped,
+//! because the backend may be slow or use the domain itself. One thread makes a chunk at a time; the
+//! others wait for it, so that they do not make one each.
 
 use std::mem;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,7 @@ pub(crate) struct Locked<T, M> {
     pub(crate) more: M,
     /// The thread that makes a chunk.
     growing: Option<ThreadId>,
-    /// The number of threads that wait for it.
+    /// The number of threads that wait for that thread.
     waiting: usize,
 }
 
@@ -52,8 +52,9 @@ impl<T, M> Chunks<T, M> {
         }
     }
 
-    /// Waits until `take` has taken slots, or for the turn to make a chunk, and takes that. A backend
-    /// that needs slots while it maps a chunk makes another one.
+    /// Waits until `take` has taken slots, or until the calling thread may make a chunk, and returns its
+    /// turn in that case. A thread that makes a chunk gets another turn at once, because a backend may
+    /// need slots while it maps.
     pub(crate) fn turn(
         &self,
         mut take: impl FnMut(&mut Locked<T, M>) -> bool,
@@ -72,8 +73,8 @@ impl<T, M> Chunks<T, M> {
         None
     }
 
-    /// Adds the chunk that `make` makes with the number it is given. Returns the lock, so that the
-    /// caller takes slots of that chunk.
+    /// Calls `make` with the number of a new chunk, and adds the chunk. Returns the lock, so that the
+    /// caller can take slots of that chunk first.
     ///
     /// # Errors
     /// The error of `make`. The number is free again then, and also if `make` panics.
@@ -100,11 +101,11 @@ impl<T, M> Chunks<T, M> {
         }
     }
 
-    /// Takes out a chunk all of whose slots have been free for `idle`, for the calling thread to unmap,
-    /// unless `may` returns false.
+    /// Takes out a chunk whose slots have all been free for `idle`, unless `may` returns false. The
+    /// calling thread unmaps it.
     ///
     /// # Errors
-    /// [`BackendError`] if this thread cannot unmap it now; it is back then.
+    /// [`BackendError`] if this thread cannot unmap it now; the chunk is in the list again then.
     pub(crate) fn take_idle(
         &self,
         core: &Core,
@@ -148,16 +149,16 @@ impl<T, M> Drop for Turn<'_, T, M> {
     }
 }
 
-/// The chunks whose slots are alike. Its methods do not allocate, because they are called with a lock
-/// that the program's allocator may need.
+/// A list of chunks whose slots are alike. Its methods do not allocate, because they are called under a
+/// lock that the program's allocator may need.
 pub(crate) struct ChunkList<T> {
-    /// The number of a chunk is the index of its place.
+    /// The places of chunks. The number of a chunk is the index of its place.
     places: Vec<Place<T>>,
 }
 
 pub(crate) enum Place<T> {
     Empty,
-    /// The chunk is being made, or the backend is asked whether it can be unmapped.
+    /// The chunk is being made, or the backend checks whether it can be unmapped.
     Reserved,
     Taken(Chunk<T>),
 }
@@ -187,7 +188,7 @@ impl<T> Default for ChunkList<T> {
 }
 
 impl<T> ChunkList<T> {
-    /// Passes up to `count` free slots to `to`. Returns how many.
+    /// Passes up to `count` free slots to `to`, and returns their number.
     pub(crate) fn take(&mut self, count: usize, mut to: impl FnMut(Slot<T>)) -> usize {
         let mut taken = 0;
         for chunk in self.places.iter_mut().filter_map(Place::chunk_mut) {
@@ -206,9 +207,9 @@ impl<T> ChunkList<T> {
         chunk.expect("a chunk lives while a slot of it does").give(slot);
     }
 
-    /// Returns the number of a chunk that is to be made. It is given to no other until
-    /// [`put`](Self::put) or [`cancel`](Self::cancel). If the list is full, the places move to `room`,
-    /// and the caller frees what is there then, without the lock.
+    /// Reserves the number of a chunk that is to be made, until [`put`](Self::put) or
+    /// [`cancel`](Self::cancel). If the list is full, its places move to the memory of `room`, and the
+    /// caller frees the old memory, which is in `room` then, without the lock.
     ///
     /// # Errors
     /// The number of places that `room` must have, which the caller allocates without the lock.
@@ -238,12 +239,12 @@ impl<T> ChunkList<T> {
         }
     }
 
-    /// Adds the chunk for which that number was reserved.
+    /// Adds the chunk for which this number was reserved.
     pub(crate) fn put(&mut self, number: u32, chunk: Chunk<T>) {
         self.places[number as usize] = Place::Taken(chunk);
     }
 
-    /// Takes out a chunk all of whose slots have been free for `idle`, with its number, which stays
+    /// Takes out a chunk whose slots have all been free for `idle`, with its number, which stays
     /// reserved.
     pub(crate) fn take_idle(&mut self, idle: Duration) -> Option<(u32, Chunk<T>)> {
         let is_idle =

@@ -3,9 +3,9 @@
 /// The largest slot in granules: 256 KiB with granules of 4 KiB.
 pub(crate) const LARGEST: u64 = 64;
 
-/// There are four sizes for each doubling, so that no transfer of whole granules takes more than a
-/// quarter more than it needs, including the unused end of its chunk. That needs one more size: a
-/// chunk of 512 has room for 12 slots of 40, in which 12 transfers of 33 waste 29%.
+/// The sizes in granules: four for each doubling, so that a transfer of whole granules occupies at most
+/// a quarter more than its length, including the unused end of the chunk. Size 36 is an additional one:
+/// without it, a chunk of 512 granules has room for 12 transfers of 33 (in slots of 40) and wastes 29%.
 const SIZES: [u64; COUNT] =
     [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40, 48, 56, LARGEST];
 
@@ -64,7 +64,7 @@ mod tests {
             let class = Class::of(granules).unwrap();
             let smallest = Class::all().find(|class| class.granules() >= granules).unwrap();
             assert_eq!(class, smallest, "{granules}");
-            // A chunk of 2 MiB, where a granule is 4 KiB.
+            // A chunk of 2 MiB in granules of 4 KiB.
             let slots = 512 / class.granules();
             assert!(512 * 4 <= slots * granules.max(1) * 5, "{granules}");
         }

@@ -27,7 +27,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Slots of whole granules, one behind the other.
+    /// Returns the layout of adjacent slots of whole granules.
     pub(crate) fn of_granules(slot_bytes: u64, granule: Granule) -> Self {
         // Granules of 64 KiB have slots that are larger than the usual chunk.
         let chunk_bytes = CHUNK_BYTES.max(slot_bytes).next_multiple_of(granule.bytes());
@@ -41,10 +41,10 @@ impl Layout {
         }
     }
 
-    /// Slots of `slot_bytes` whose IOVAs are multiples of `align`, and none of which crosses a multiple
-    /// of `boundary`, in chunks that have room for no more than about `count_max` of them.
+    /// Returns the layout of slots of `slot_bytes` whose IOVAs are multiples of `align`, and of which
+    /// none crosses a multiple of `boundary`. A chunk has room for about `count_max` of them at most.
     ///
-    /// No length may be zero or above 2^30, and `boundary` not be shorter than a slot.
+    /// No length may be zero or above 2^30, and `boundary` must not be shorter than a slot.
     pub(crate) fn of_elements(
         slot_bytes: u64,
         align: Granule,
@@ -53,10 +53,10 @@ impl Layout {
         granule: Granule,
     ) -> Self {
         let stride_bytes = slot_bytes.next_multiple_of(align.bytes());
-        // A boundary below the alignment is never crossed by an element that is no longer than it is.
+        // No element crosses a boundary below the alignment, because none is longer than the boundary.
         let boundary = boundary.map(|boundary| boundary.bytes().max(stride_bytes));
         let per_block = |block_bytes: u64| (block_bytes - slot_bytes) / stride_bytes + 1;
-        // In a chunk of the usual size there are no more than this.
+        // The index of the last slot, which in a chunk of the usual size is not above this.
         let last = (count_max - 1).min(CHUNK_BYTES / stride_bytes);
         let start_of_last = match boundary {
             Some(block) => last / per_block(block) * block + last % per_block(block) * stride_bytes,
@@ -118,7 +118,7 @@ mod tests {
         Granule::new(1 << log2).unwrap()
     }
 
-    /// The offsets that a scan of the chunk finds, from the lowest on.
+    /// Returns the offsets that a scan of the chunk finds, from the lowest on.
     fn oracle(layout: &Layout, align: Granule, boundary: Option<Granule>) -> Vec<u64> {
         let (len, mut at, mut found) = (layout.slot_bytes, 0, Vec::new());
         while at + len <= layout.chunk_bytes {
@@ -156,13 +156,13 @@ mod tests {
             }
             prop_assert!(granule.is_aligned(layout.chunk_bytes));
             prop_assert!(layout.chunk_bytes <= CHUNK_BYTES.max(len.next_multiple_of(granule.bytes())));
-            // Offsets say it of IOVAs only if the chunk begins at such a multiple.
+            // Offsets hold for IOVAs only if the chunk begins at a multiple of these.
             prop_assert!(layout.align >= align && layout.align >= granule);
             if let Some(boundary) = boundary {
                 let span = layout.chunk_bytes.next_power_of_two();
                 prop_assert!(layout.align.bytes() >= boundary.bytes().min(span));
             }
-            // As many as asked for, and no more than fill the last granule, or the last block.
+            // There are as many as requested; more are only in the last granule, or the last block.
             if count_max < u64::from(layout.count()) {
                 let one_less = layout.chunk_bytes - granule.bytes();
                 let fitting = found.iter().filter(|at| **at + len <= one_less).count() as u64;

@@ -1,4 +1,4 @@
-//! Slots that a `Local` handle keeps for its next transfers.
+//! The slots that a `Local` handle caches for its next transfers.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use super::error::PoolError;
 use super::kind::{KINDS, Kind};
 use crate::core::Core;
 
-/// The most slots of one kind that are kept, and the most granules that they have together.
+/// The maximum number of cached slots of one kind, and of their granules together.
 const SLOTS: u64 = 8;
 const GRANULES: u64 = 16;
 
-/// The slots of one thread. As long as they suffice, taking and giving back takes no lock. They
-/// must be given back ([`clear`](Self::clear)) before this is dropped.
+/// The cached slots of one thread. While there are neither none nor too many, taking and giving back
+/// take no lock. The slots must be given back ([`clear`](Self::clear)) before this is dropped.
 pub(crate) struct Magazines {
     /// The slots by kind. A kind that was never used has no memory.
     kept: Box<[Vec<Slot>]>,
@@ -50,11 +50,11 @@ impl Magazines {
     }
 }
 
-/// Slots that were taken together: one for a transfer, and others to be kept.
+/// Slots that were taken together: one for a transfer, and others for the cache.
 pub(crate) struct Refill(pub(crate) Slot, pub(crate) [Option<Slot>; SLOTS as usize / 2]);
 
-/// Takes slots from the pools for magazines that have none of this kind. This is not a method,
-/// because the cache must not be in use during the call.
+/// Takes slots from the pools for magazines that have none of this kind. It is not a method, because
+/// the cache must not be in use during the call.
 pub(crate) fn refill(core: &Core, pools: &Pools, kind: Kind) -> Result<Refill, PoolError> {
     let (mut first, mut others, mut count) = (None, [const { None }; SLOTS as usize / 2], 0);
     pools.take(core, kind, most(kind).div_ceil(2), |slot| match first {

@@ -46,7 +46,7 @@ use layout::Layout;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolUsage {
-    /// The length of a bounce buffer.
+    /// The length of a bounce buffer in bytes.
     pub slot_bytes: u64,
     /// The direction of the transfers.
     pub direction: Direction,
@@ -85,8 +85,8 @@ impl Pools {
         }
     }
 
-    /// Waits until a slot was given back, at most for `time`: slots that go to a handle's cache are
-    /// not notified.
+    /// Waits until a slot is given back, at most for `time`. Slots that go to the cache of a handle do
+    /// not wake waiting threads.
     pub(crate) fn wait(&self, time: Duration) {
         let mut waiting = self.lock_waiting();
         *waiting += 1;
@@ -100,9 +100,9 @@ impl Pools {
         }
     }
 
-    /// Passes up to `count` slots of a kind to `to`, at least one. If none is free, it makes a
-    /// chunk, whose span runs code of the program, which may map: the caller may hold neither a
-    /// lock nor the value of a [`OwnerBiased`](longshore_sync::OwnerBiased).
+    /// Passes at least one slot of a kind to `to`, and at most `count`. If none is free, it makes a
+    /// chunk. That enters a span, whose subscriber may map memory, so the caller must hold neither a
+    /// lock nor the value of an [`OwnerBiased`](longshore_sync::OwnerBiased).
     pub(crate) fn take(
         &self,
         core: &Core,
@@ -137,12 +137,12 @@ impl Pools {
         self.tell();
     }
 
-    /// Frees the chunks all of whose slots have been free for `idle`. Returns how many bytes they
-    /// had.
+    /// Frees the chunks whose slots have all been free for `idle`. Returns the number of bytes that were
+    /// freed.
     ///
     /// # Errors
-    /// [`NotFreed`] of the first chunk that could not be unmapped. A chunk that is leaked counts as
-    /// held for ever.
+    /// [`NotFreed`] of the first chunk that could not be unmapped. A leaked chunk stays charged to the
+    /// limits for ever.
     pub(crate) fn shrink(&self, core: &Core, idle: Duration) -> Result<u64, NotFreed> {
         let mut freed = 0;
         for chunks in &self.by_kind {
@@ -211,7 +211,7 @@ impl Pools {
         self.process.give(len_bytes);
     }
 
-    /// Returns the use of each pool that has chunks.
+    /// Returns the usage of each pool that has chunks.
     pub(crate) fn usage(&self, granule_bytes: u64) -> Vec<PoolUsage> {
         let kinds = DIRECTIONS
             .iter()

@@ -1,9 +1,9 @@
-//! The thread that frees memory of pools which nothing uses.
+//! The reclaim thread, which frees unused memory of pools.
 //!
 //! One thread serves all domains of the process. It runs while one of their pools has a chunk that can
-//! be freed later. It visits each domain twice in the idle time after which chunks are freed, and at
-//! least twice a second to read the kernel's memory pressure: if tasks wait for memory, it frees all
-//! idle chunks at once.
+//! be freed later. It visits a domain twice in the time after which the domain's idle chunks are freed,
+//! and at least twice a second to read the kernel's memory pressure: if tasks wait for memory, it frees
+//! all idle chunks at once.
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,13 +15,13 @@ use longshore_sys::memory_pressure::MemoryPressure;
 
 use crate::backend::BackendError;
 
-/// The pools of a domain, as this thread sees them.
+/// The operations of this thread on a domain.
 pub(crate) trait Reclaim: Send + Sync {
-    /// Returns the time after which chunks that nothing uses are freed; `None` if they are kept.
+    /// Returns the time after which unused chunks are freed; `None` if they are kept.
     fn idle(&self) -> Option<Duration>;
 
-    /// Frees the chunks that nothing has used for `idle`, and returns how many bytes they had. No span
-    /// is entered: a subscriber may drop the domain, which waits for this thread.
+    /// Frees the chunks that were not used for `idle`, and returns the number of bytes that were freed.
+    /// It enters no span: a subscriber may drop the domain, which waits for this thread.
     ///
     /// # Errors
     /// [`BackendError`] of the first chunk that could not be unmapped.
@@ -30,15 +30,15 @@ pub(crate) trait Reclaim: Send + Sync {
     /// Returns true if there are chunks that can be freed later.
     fn may_shrink(&self) -> bool;
 
-    /// Frees the chunks that nothing can use any more: idle ones of DMA pools that were dropped, and
-    /// bounce buffers if the domain was.
+    /// Frees the chunks that cannot be used any more: idle chunks of dropped DMA pools, and bounce
+    /// buffers if the domain was dropped.
     ///
     /// # Errors
     /// [`BackendError`] if this thread cannot unmap one of them now; it is kept.
     fn end(&self) -> Result<(), BackendError>;
 
-    /// Returns true if the calling thread waits for itself when it waits for another thread to unmap
-    /// memory of this domain.
+    /// Returns true if the calling thread would deadlock if it waited for another thread to unmap memory
+    /// of this domain, because it holds a pin, for example.
     fn is_held_by_caller(&self) -> bool;
 }
 
@@ -49,7 +49,7 @@ static VISITED: Condvar = Condvar::new();
 
 struct Domains {
     kept: Vec<Weak<dyn Reclaim>>,
-    /// Domains with memory that nothing uses any more, but whose last owner could not unmap it.
+    /// Domains with unused memory that its last owner could not unmap.
     ending: Vec<Arc<dyn Reclaim>>,
     /// The address of each domain that is visited now, and the visiting thread.
     visited: Vec<(usize, ThreadId)>,
@@ -76,7 +76,7 @@ pub(crate) fn add(domain: Weak<dyn Reclaim>) {
 }
 
 /// Removes a domain that is dropped. When this returns, the reclaim thread does not use it any more,
-/// unless that thread calls this, from a callback of the domain, or waits for the caller.
+/// unless the reclaim thread itself calls this (in a callback of the domain), or waits for the caller.
 pub(crate) fn remove(domain: &dyn Reclaim) {
     let (address, me) = (address(domain), thread::current().id());
     // The reclaim thread may be unmapping memory that the caller pins.
@@ -92,8 +92,7 @@ pub(crate) fn remove(domain: &dyn Reclaim) {
     drop(removed.unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Frees memory of a domain that nothing uses any more, and that the calling thread could not unmap, by
-/// the reclaim thread.
+/// Has the reclaim thread free unused memory of a domain that the calling thread could not unmap.
 pub(crate) fn end_later(domain: Arc<dyn Reclaim>) {
     add_ending(domain);
     wake();
@@ -107,9 +106,10 @@ fn add_ending(domain: Arc<dyn Reclaim>) {
     }
 }
 
-/// A domain that is visited, until this is dropped.
+/// A visit to a domain, which ends when this is dropped.
 struct Visit {
-    // Dropped first: the last reference is that of the thread which waits, so that it frees the backend.
+    // Dropped before `_noted`, so that a thread that waits in `remove` has the last reference then, and
+    // frees the backend.
     domain: Arc<dyn Reclaim>,
     _noted: Noted,
 }
@@ -118,7 +118,7 @@ struct Visit {
 struct Noted(usize, ThreadId);
 
 impl Visit {
-    /// Returns `None` if the domain was removed.
+    /// Begins a visit. Returns `None` if the domain was removed.
     fn begin(address: usize) -> Option<Self> {
         let mut domains = lock(&DOMAINS);
         let domain = domains.kept.iter().find(|kept| self::address(kept.as_ptr()) == address)?;
@@ -126,7 +126,7 @@ impl Visit {
         Some(Self::note(domain, &mut domains))
     }
 
-    /// Takes a domain of those whose memory is to be unmapped.
+    /// Begins a visit to a domain whose last owner could not unmap its memory.
     fn begin_ending() -> Option<Self> {
         let mut domains = lock(&DOMAINS);
         let domain = domains.ending.pop()?;
@@ -157,7 +157,7 @@ fn address(domain: *const (dyn Reclaim + '_)) -> usize {
 }
 
 /// Notes that a pool has grown, and starts the thread if it does not run. If no thread can be started,
-/// chunks are freed on request alone.
+/// chunks are freed only on request.
 pub(crate) fn wake() {
     let mut signal = lock(&SIGNAL);
     signal.has_grown = true;
@@ -188,13 +188,13 @@ fn run() {
     }
 }
 
-/// Frees what has been idle for long enough. Returns when to do so again; `None` if there is nothing
-/// left.
+/// Frees chunks that have been idle for long enough. Returns the time until the next visit, or `None` if
+/// no chunk is left to be freed.
 fn visit_all(pressure: &mut Pressure) -> Option<Duration> {
     let is_short = pressure.is_high();
     let mut refused = Vec::new();
     while let Some(visit) = Visit::begin_ending() {
-        // It is refused only if a callback has made a lease on this thread.
+        // This fails only if a callback has taken a lease on this thread.
         if contained(|| visit.domain.end().is_err()) == Some(true) {
             refused.push(Arc::clone(&visit.domain));
         }
@@ -207,7 +207,7 @@ fn visit_all(pressure: &mut Pressure) -> Option<Duration> {
         let visit = Visit::begin(address)?;
         let domain = &visit.domain;
         let idle = domain.idle()?;
-        // Memory that cannot be unmapped is leaked, and counts as held.
+        // Memory that cannot be unmapped is leaked, and stays charged to the limits.
         let _ = domain.shrink(if is_short { Duration::ZERO } else { idle });
         domain.may_shrink().then(|| (idle / 2).clamp(SHORTEST, LONGEST))
     };
@@ -215,8 +215,8 @@ fn visit_all(pressure: &mut Pressure) -> Option<Duration> {
     next.chain(again).min()
 }
 
-/// Calls `work`, which runs code of a backend of the program, and returns `None` if it panics: the
-/// thread goes on with the other domains.
+/// Calls `work`, which may run a backend of the program. Returns `None` if it panics, so that the thread
+/// goes on with the other domains.
 fn contained<R>(work: impl FnOnce() -> R) -> Option<R> {
     // Its destructor may panic too.
     catch_unwind(AssertUnwindSafe(work)).map_err(mem::forget).ok()
@@ -236,7 +236,7 @@ impl Pressure {
         Self { stalls, asked: Instant::now() }
     }
 
-    /// Returns true if tasks have waited for memory for a tenth of the time since the last call.
+    /// Returns true if tasks waited for memory for more than a tenth of the time since the last call.
     fn is_high(&mut self) -> bool {
         let since = self.asked.elapsed();
         self.asked += since;
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "opens files")]
-    fn where_memory_is_short_what_is_idle_is_freed_at_once() {
+    fn idle_chunks_are_freed_at_once_under_memory_pressure() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pressure");
         let write = |total: u64| fs::write(&path, format!("some avg10=0.00 total={total}\n"));

@@ -1,4 +1,4 @@
-//! Many mappings that are unmapped with one invalidation.
+//! Deferred invalidation: several mappings that are unmapped with one invalidation.
 #![expect(unsafe_code, reason = "unmaps what its mappings own")]
 
 use std::{fmt, vec};
@@ -13,18 +13,20 @@ use crate::handle::Handle;
 use crate::local::Local;
 use crate::trace::span;
 
-/// Mappings that the device has finished with, and that are unmapped together: deferred
+/// A list of mappings that the device has finished with, and that are unmapped together with one
 /// invalidation. The device can reach the memory until [`flush`](Self::flush) returns.
 ///
-/// A batch that is used again allocates nothing once it is warm. Dropped, it drops its mappings.
-#[must_use = "what is in it stays mapped until it is flushed"]
+/// A batch that is used again allocates nothing once it is warm. If it is dropped, it drops its
+/// mappings.
+#[must_use = "its mappings stay mapped until it is flushed"]
 pub struct Batch<'d, B: DmaMemory + 'static, D: Handle = Domain> {
     handle: &'d D,
     mappings: Vec<Mapping<'d, B, D>>,
     ranges: Vec<AddrRange<Iova>>,
 }
 
-/// Mappings that the backend has unmapped. If a panic ends the flush, the others are not unmapped again.
+/// Mappings that the backend has unmapped. If a panic ends the flush, this marks the remaining ones, so
+/// that they are not unmapped again.
 struct Unmapped<'v, 'd, B: DmaMemory + 'static, D: Handle>(vec::Drain<'v, Mapping<'d, B, D>>);
 
 impl<B: DmaMemory + 'static, D: Handle> Drop for Unmapped<'_, '_, B, D> {
@@ -76,7 +78,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Batch<'d, B, D> {
         self.mappings.iter().for_each(|mapping| mapping.add_mapped(&mut self.ranges));
         if let Some(first) = self.ranges.first() {
             let len_bytes = self.ranges.iter().map(|range| range.len()).sum();
-            // SAFETY: each is a mapping of this batch, as it was mapped, and its alone.
+            // SAFETY: each is exactly a range that a mapping of this batch has mapped, and owns alone.
             let unmapped = unsafe { self.handle.state().core.backend.unmap(&self.ranges) };
             unmapped.map_err(|source| Error::Backend {
                 operation: "unmapping a batch of",
@@ -107,7 +109,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     /// Puts the mapping into `batch`, which unmaps it when it is flushed.
     ///
     /// # Errors
-    /// [`Error::OtherHandle`] with the mapping, if another handle made it than the batch.
+    /// [`Error::OtherHandle`] with the mapping, if it was made by another handle than the batch.
     pub fn unmap_deferred(self, batch: &mut Batch<'d, B, D>) -> Result<(), Failed<Self>> {
         if !std::ptr::eq(self.handle(), batch.handle) {
             let error = Error::OtherHandle { iova: self.iova() };

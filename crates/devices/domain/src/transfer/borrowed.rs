@@ -1,5 +1,5 @@
 //! Bytes that a caller lends to a mapping.
-#![expect(unsafe_code, reason = "names borrowed bytes by their address")]
+#![expect(unsafe_code, reason = "refers to borrowed bytes by their address")]
 
 use std::any::TypeId;
 use std::os::fd::BorrowedFd;
@@ -20,7 +20,7 @@ pub(crate) struct Borrowed {
 // SAFETY: the function that lends the bytes keeps them borrowed for as long as the value lives.
 unsafe impl Send for Borrowed {}
 
-// SAFETY: the bytes stay borrowed, mutably where the device writes, until the mapping has ended.
+// SAFETY: the bytes stay borrowed, mutably if the device writes, until the mapping has ended.
 unsafe impl DmaMemory for Borrowed {
     fn host(&self) -> NonNull<[u8]> {
         self.bytes
@@ -35,22 +35,21 @@ unsafe impl DmaMemory for Borrowed {
     }
 }
 
-/// Ends the process: the bytes go back to their owner whatever happens, and the device may still write
-/// to them.
+/// Ends the process, because the borrow ends in any case, and the device may still write to the bytes.
 #[cold]
 pub(crate) fn abort(error: &Error) -> ! {
-    eprintln!("longshore: memory of the caller cannot be taken from a device: {error}");
+    eprintln!("longshore: borrowed memory could not be unmapped, so the process ends: {error}");
     process::abort();
 }
 
-/// Returns whether memory of type `B` is borrowed bytes.
+/// Returns true if `B` is the type of borrowed bytes.
 #[inline(always)]
 pub(crate) fn is_borrowed<B: 'static>() -> bool {
     TypeId::of::<B>() == TypeId::of::<Borrowed>()
 }
 
-/// Ends the process if memory of type `B`, which cannot be unmapped, is borrowed. Other memory can be
-/// leaked.
+/// Ends the process if memory of type `B`, which could not be unmapped, is borrowed. Other memory is
+/// leaked instead.
 #[cold]
 pub(crate) fn abort_if_borrowed<B: 'static>(error: &Error) {
     if is_borrowed::<B>() {

@@ -13,7 +13,7 @@ use crate::core::Core;
 use crate::direction::Direction;
 use crate::pool::chunk::Slot;
 
-/// Bytes of a transfer that the device finds in a slot, and not in the memory.
+/// Bytes of a transfer that the device accesses in a slot, and not in the memory.
 pub(crate) struct Elsewhere {
     pub(crate) host: NonNull<u8>,
     /// The offset in the transfer, and the length.
@@ -21,15 +21,15 @@ pub(crate) struct Elsewhere {
     pub(crate) len_bytes: u64,
 }
 
-/// Copies `len_bytes` from `from` to a slot, `offset` bytes behind its start. The other bytes that the
-/// device could read in the slot are zero then.
+/// Copies `len_bytes` from `from` to a slot, `offset` bytes after its start. Afterwards, the other bytes
+/// that the device could read in the slot are zero.
 ///
 /// # Errors
-/// [`CopyFault`], where memory is missing.
+/// [`CopyFault`] if memory is missing.
 ///
 /// # Safety
-/// The slot must have as many bytes behind `offset`, and so must `from`; no other thread may write to
-/// them meanwhile.
+/// The slot must have `len_bytes` bytes from `offset` on, and so must the memory at `from`. No other
+/// thread may write to them meanwhile.
 #[inline]
 pub(crate) unsafe fn copy_in(
     slot: &mut Slot,
@@ -45,14 +45,13 @@ pub(crate) unsafe fn copy_in(
     unsafe { copy::copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize) }
 }
 
-/// Makes a slot ready for bytes that are copied to `ranges` of it next: the other bytes that the device
-/// could read in the slot are zero then.
+/// Prepares a slot for copies to these ranges of it: clears the other bytes that the device could read.
 ///
 /// # Errors
-/// [`CopyFault`], where memory is missing.
+/// [`CopyFault`] if memory is missing.
 ///
 /// # Safety
-/// The ranges must be in order, not overlap, and lie in the slot.
+/// The ranges must be in order, must not overlap, and must lie in the slot.
 #[inline]
 pub(crate) unsafe fn prepare(
     slot: &mut Slot,
@@ -70,7 +69,7 @@ pub(crate) unsafe fn prepare(
         end = range.end;
     }
     if is_readable {
-        // SAFETY: no more of the slot was ever written than its stale bytes.
+        // SAFETY: the stale bytes lie in the slot.
         unsafe { wipe(slot, end, stale_bytes) }?;
         slot.set_stale_bytes(end);
     } else {
@@ -88,17 +87,17 @@ unsafe fn wipe(slot: &Slot, start: u64, end: u64) -> Result<(), CopyFault> {
     let Some(count) = end.checked_sub(start).filter(|count| *count != 0) else { return Ok(()) };
     // SAFETY: within the slot, by the caller's promise.
     let start = unsafe { slot.host().add(start as usize) };
-    // SAFETY: the same; the slot is ours.
+    // SAFETY: the same, and the caller owns the slot.
     dispatch_isa!(IsaToken::active(), isa => unsafe { copy::fill(isa, start.as_ptr(), 0, count as usize) })
 }
 
 /// Copies `len_bytes` of a slot, from `offset` on, to `to`.
 ///
 /// # Errors
-/// [`CopyFault`], where memory is missing.
+/// [`CopyFault`] if memory is missing.
 ///
 /// # Safety
-/// As [`copy_in`], the other way.
+/// As [`copy_in`], in the other direction.
 #[inline]
 pub(crate) unsafe fn copy_out(
     slot: &Slot,
@@ -112,7 +111,7 @@ pub(crate) unsafe fn copy_out(
     unsafe { copy::copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize) }
 }
 
-/// Returns the slot after a transfer, in which the device may have written all bytes that it can.
+/// Marks all bytes that the device may have written in a transfer as stale, and returns the slot.
 #[inline]
 pub(crate) fn used(mut slot: Slot, core: &Core) -> Slot {
     if slot.kind().direction != Direction::ToDevice {
@@ -122,10 +121,10 @@ pub(crate) fn used(mut slot: Slot, core: &Core) -> Slot {
     slot
 }
 
-/// Returns the start of the granule that contains `at`, which is `offset` bytes behind it.
+/// Returns the start of the granule that contains `at`; `offset` is the offset of `at` in it.
 #[inline]
 pub(crate) fn granule_of(at: NonNull<u8>, offset: u64) -> NonNull<u8> {
     let start = at.as_ptr().wrapping_sub(offset as usize);
-    // Below it there is no granule but the first, and memory does not begin there.
+    // Only the granule at address 0 has a null start, and no memory is mapped there.
     NonNull::new(start).unwrap_or(at)
 }

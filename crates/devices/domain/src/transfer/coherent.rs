@@ -14,14 +14,14 @@ use crate::direction::Direction;
 use crate::domain::Domain;
 use crate::error::Error;
 
-/// Zeroed memory that the device can read and write as long as this lives. CPU and device see each
-/// other's writes; the user's memory barriers determine their order.
+/// Memory that CPU and device can read and write as long as this lives. It is zeroed first. CPU and
+/// device see each other's writes; the driver orders them by memory barriers.
 pub struct Coherent<'d> {
     mapping: Mapping<'d, Buffer>,
     start: NonNull<u8>,
 }
 
-// SAFETY: the memory is accessed by volatile views alone, and a mapping of a domain may go to another
+// SAFETY: the memory is accessed only by volatile views, and a mapping of a domain may go to another
 // thread.
 unsafe impl Send for Coherent<'_> {}
 
@@ -53,14 +53,14 @@ impl Coherent<'_> {
     }
 
     /// Returns the length in bytes, which is not zero.
-    #[expect(clippy::len_without_is_empty, reason = "it has a byte at least")]
+    #[expect(clippy::len_without_is_empty, reason = "it has at least one byte")]
     pub fn len(&self) -> u64 {
         self.mapping.len()
     }
 
     /// Returns a view to read.
     pub fn view(&self) -> VolatileSlice<'_> {
-        // SAFETY: mapped as long as this lives; written by views and devices alone.
+        // SAFETY: the memory is mapped as long as this lives, and only views and devices write to it.
         unsafe { VolatileSlice::from_raw_parts(self.start, self.len() as usize) }
     }
 

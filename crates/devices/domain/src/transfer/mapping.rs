@@ -30,10 +30,10 @@ use crate::watch::{MappingInfo, Slack};
 
 /// Memory that a device can reach at [`iova`](Self::iova), until this is unmapped or dropped.
 ///
-/// It owns the memory, so that no code can free it meanwhile, even if the mapping is forgotten;
-/// [`unmap`](Self::unmap) gives it back. If a mapping is dropped and cannot be unmapped, its memory
-/// and its addresses are leaked, because the device may still write to them.
-#[must_use = "dropped, the memory is unmapped"]
+/// It owns the memory, so that no code can free it meanwhile, even if the mapping is leaked;
+/// [`unmap`](Self::unmap) gives it back. If a dropped mapping cannot be unmapped, its memory and its
+/// addresses are leaked, because the device may still write to them.
+#[must_use = "if dropped, the memory is unmapped"]
 #[repr(C)]
 pub struct Mapping<'d, B: DmaMemory + 'static, D: Handle = Domain> {
     memory: ManuallyDrop<B>,
@@ -43,7 +43,7 @@ pub struct Mapping<'d, B: DmaMemory + 'static, D: Handle = Domain> {
 }
 
 impl Domain {
-    /// Lets the device reach all of `memory` in this direction, until the mapping is unmapped.
+    /// Maps all of `memory` for the device in this direction, until the mapping is unmapped.
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
@@ -56,8 +56,8 @@ impl Domain {
         Mapping::new(self, memory, direction, false)
     }
 
-    /// Maps memory that the device only writes, and of which it reports how much it has written:
-    /// the previous bytes are not copied, and [`Mapping::complete`] takes the memory back.
+    /// Maps memory that the device only writes, if it reports how many bytes it has written. The
+    /// previous bytes are not copied to a bounce buffer. [`Mapping::complete`] takes the memory back.
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
@@ -69,7 +69,7 @@ impl Domain {
         Mapping::new(self, memory, Direction::FromDevice, true)
     }
 
-    /// As [`map`](Self::map), at an address that the caller chooses; never bounced.
+    /// Maps memory as [`map`](Self::map), at an address that the caller chooses. It is never bounced.
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
@@ -85,7 +85,7 @@ impl Domain {
 }
 
 impl Local<'_> {
-    /// As [`Domain::map`], without a lock once it is warm.
+    /// Maps memory as [`Domain::map`], without a lock once the handle is warm.
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
@@ -99,7 +99,7 @@ impl Local<'_> {
         Mapping::new(self, memory, direction, false)
     }
 
-    /// As [`Domain::map_reported`], without a lock once it is warm.
+    /// Maps memory as [`Domain::map_reported`], without a lock once the handle is warm.
     ///
     /// # Errors
     /// [`Error`](crate::Error), with the memory.
@@ -130,8 +130,8 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         made
     }
 
-    /// As [`new`](Self::new), without a span. A subscriber that panics when a span is left leaks the value
-    /// that its function returns: a mapping of borrowed bytes must not be leaked.
+    /// As [`new`](Self::new), without a span. If a subscriber panics when a span is left, the function's
+    /// return value is leaked, and a mapping of borrowed bytes must not be leaked.
     #[inline(always)]
     #[track_caller]
     pub(crate) fn make(
@@ -147,7 +147,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         }
     }
 
-    /// Maps the granules of the memory, never bounced.
+    /// Maps the granules of the memory, without a bounce buffer.
     #[track_caller]
     pub(crate) fn direct(
         handle: &'d D,
@@ -161,8 +161,8 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         }
     }
 
-    /// Makes a mapping through a slot that `copy` fills. Returns the memory if the policy asks for
-    /// none.
+    /// Makes a mapping through a slot that `copy` fills. Returns the memory if the transfer is to be
+    /// mapped instead.
     #[track_caller]
     pub(crate) fn slotted(
         handle: &'d D,
@@ -197,7 +197,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         Ok(Ok(Self::of(handle, memory, Place::Slot(slot), direction, false)))
     }
 
-    /// Makes a mapping through a slot, which must exist for the length.
+    /// Makes a mapping through a slot. There must be slots of that length.
     #[track_caller]
     pub(crate) fn bounced(
         handle: &'d D,
@@ -247,8 +247,8 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         mapping
     }
 
-    /// The checker's path takes the mapping by value: a mapping whose address is taken cannot stay
-    /// in registers, which costs more than to make and end it.
+    /// Registers the mapping with the checker. It takes the mapping by value: a mapping whose address
+    /// is taken cannot stay in registers, which costs more than making and ending it.
     #[cold]
     #[inline(never)]
     fn watched(self, by: &'static Location<'static>) -> Self {
@@ -257,14 +257,14 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
             let (len_bytes, direction) = (self.len(), self.way.direction());
             let host = self.host().addr().get() as u64;
             let made = MappingInfo { iova, len_bytes, direction, is_bounced, by };
-            // SAFETY: it is this mapping's, which is just made.
+            // SAFETY: the bytes belong to this mapping, which was just made.
             unsafe { watch.begin(made, host, self.slack(0)) };
         }
         self
     }
 
-    /// As [`end`](Self::end), with a checker. `said` is the place where the program reports the
-    /// written bytes.
+    /// As [`end`](Self::end), with a checker. `said` is the source location at which the program reports
+    /// the written bytes.
     #[cold]
     #[inline(never)]
     fn end_watched(
@@ -279,8 +279,8 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         }
     }
 
-    /// The rest of that, for a mapping that the device cannot reach any more. A report that panics
-    /// drops the mapping.
+    /// Does the rest of `end_watched`, when the device cannot reach the mapping any more. If a report
+    /// panics, the mapping is dropped.
     fn take_watched(
         mut self,
         written_bytes: u64,
@@ -295,7 +295,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
                 None if self.way.is_reported() => watch.silent(iova),
                 None => {}
             }
-            // SAFETY: it is this mapping's.
+            // SAFETY: the bytes belong to this mapping.
             unsafe { watch.ending(iova, self.slack(written_bytes)) };
         }
         if let Err(error) = copy_back(&self) {
@@ -331,7 +331,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
 
     /// Returns the length in bytes, which is not zero.
     #[inline(always)]
-    #[expect(clippy::len_without_is_empty, reason = "a mapping has a byte at least")]
+    #[expect(clippy::len_without_is_empty, reason = "a mapping has at least one byte")]
     pub fn len(&self) -> u64 {
         let (_, len_bytes) = extent(&*self.memory);
         len_bytes
@@ -342,7 +342,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         self.way.direction()
     }
 
-    /// Returns true if the transfer, or an end of it, goes through bounce buffers.
+    /// Returns true if the transfer or one of its ends goes through a bounce buffer.
     pub fn is_bounced(&self) -> bool {
         !matches!(*self.place, Place::Direct(..))
     }
@@ -350,8 +350,9 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
     /// Unmaps the memory and returns it, with the bytes that the device has written. When this
     /// returns, the device cannot reach it any more.
     ///
-    /// If the device reports how much it has written ([`map_reported`](Domain::map_reported)), call
-    /// [`complete`](Self::complete) with that number instead: here all bytes count as not written.
+    /// If the device reports how many bytes it has written ([`map_reported`](Domain::map_reported)),
+    /// call [`complete`](Self::complete) with that number instead: this function assumes that it wrote
+    /// none.
     ///
     /// # Errors
     /// [`Error::Backend`] with the mapping, which may still be mapped; [`Error::Copy`] with the
@@ -366,9 +367,9 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         Self::end(ManuallyDrop::new(self), written_bytes, copy_back)
     }
 
-    /// Unmaps the memory of which the device has written `written_bytes` from the start. No more is
-    /// copied back from bounce buffers: the bytes after them are as before, whatever the device
-    /// wrote there.
+    /// Unmaps the memory, of which the device has written the first `written_bytes` bytes. Only these
+    /// are copied back from bounce buffers: the bytes after them are as before, even if the device wrote
+    /// there.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping if `written_bytes` is more
@@ -420,7 +421,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         Ok(Self::into_memory(this))
     }
 
-    /// As [`unmap`](Self::unmap), without a span, and dropped by a panic.
+    /// As [`unmap`](Self::unmap), without a span. A panic drops the mapping.
     pub(crate) fn unmap_lent(mut self) -> Result<(), Failed<Self>> {
         if let Err(error) = self.unreach() {
             return Err(Failed { error, value: self });
@@ -445,7 +446,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         self.way.set_unmapped();
     }
 
-    /// Returns true if the device reports how much it has written.
+    /// Returns true if the device reports how many bytes it has written.
     pub(crate) fn is_reported(&self) -> bool {
         self.way.is_reported()
     }
@@ -455,7 +456,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         host(&*self.memory)
     }
 
-    /// Returns the bytes that the device finds in slots, and not in the memory.
+    /// Returns the bytes that the device accesses in slots, and not in the memory.
     pub(crate) fn elsewhere(&self) -> [Option<Elsewhere>; 2] {
         match &*self.place {
             Place::Direct(..) => [None, None],
@@ -499,8 +500,8 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         self.handle
     }
 
-    /// Adds the ranges that the backend must unmap: none of a mapping that is bounced, and up to
-    /// three of one whose ends are.
+    /// Adds the ranges that the backend must unmap: none for a bounced mapping, and up to three for one
+    /// with bounced ends.
     pub(crate) fn add_mapped(&self, ranges: &mut Vec<AddrRange<Iova>>) {
         match &*self.place {
             Place::Direct(_) if self.way.is_unmapped() => {}
@@ -561,7 +562,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         unsafe { ManuallyDrop::take(&mut this.memory) }
     }
 
-    /// Puts the memory out of the device's reach, once.
+    /// Unmaps the memory, unless it was unmapped already.
     #[inline(always)]
     fn unreach(&mut self) -> Result<(), Box<Error>> {
         if self.way.is_unmapped() {
@@ -579,7 +580,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
 
     #[inline(always)]
     fn unmap_range(&self, range: AddrRange<Iova>) -> Result<(), Box<Error>> {
-        // SAFETY: mapped as it is, and this mapping's alone.
+        // SAFETY: exactly this range was mapped, and this mapping alone owns it.
         let unmapped = unsafe { self.handle.state().core.backend.unmap(&[range]) };
         let (iova, len_bytes) = (self.iova(), self.len());
         unmapped.map_err(|source| Error::Backend {
@@ -592,7 +593,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         Ok(())
     }
 
-    /// Copies the bytes that the device has written to bounce buffers.
+    /// Copies the bytes that the device has written from bounce buffers to the memory.
     #[inline(always)]
     fn copy_back(&self, written_bytes: u64) -> Result<(), Box<Error>> {
         if self.way.direction() == Direction::ToDevice || written_bytes == 0 {
@@ -602,13 +603,13 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         let copied = match &*self.place {
             Place::Direct(..) => return Ok(()),
             Place::Slot(slot) => {
-                // SAFETY: both have as many bytes; the memory is owned here, without a reference to
-                // it, and writable, as the direction is not towards the device.
+                // SAFETY: both have this many bytes. The mapping owns the memory, to which there is no
+                // reference, and which is writable, because the direction is not `ToDevice`.
                 let copied =
                     unsafe { bounce::copy_out(slot, self.slot_offset(), host, written_bytes) };
                 copied.map(|()| written_bytes)
             }
-            // SAFETY: it is what was mapped; the rest as above.
+            // SAFETY: `host` is the memory that was mapped; the rest is as above.
             Place::Unaligned(unaligned) => unsafe { unaligned.copy_back(host, written_bytes) },
         };
         let copied = copied.map_err(|source| Error::Copy { iova: self.iova(), source })?;
@@ -616,8 +617,10 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         Ok(())
     }
 
+    /// Gives the addresses or slots back.
+    ///
     /// # Safety
-    /// The memory must be the caller's again, and this not be called twice.
+    /// The memory must be unmapped, and this must not be called twice.
     #[inline(always)]
     unsafe fn give_back(&mut self) {
         self.handle.add(Event::Unmap, 1);
@@ -643,9 +646,9 @@ impl<B: DmaMemory + 'static, D: Handle> Drop for Mapping<'_, B, D> {
         if let Some(watch) = &self.handle.state().watch {
             watch.ended(self.iova());
         }
-        // SAFETY: unmapped, and this is the end.
+        // SAFETY: the memory is unmapped, and this is called once.
         unsafe { self.give_back() };
-        // SAFETY: the device cannot reach it any more, and this is the end.
+        // SAFETY: the device cannot reach the memory any more, and this is called once.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
     }
 }

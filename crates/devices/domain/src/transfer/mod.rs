@@ -1,9 +1,9 @@
-//! Transfers: memory that a device can reach for a time, and how its bytes get there.
+//! Transfers: memory that a device can reach for some time.
 //!
 //! A [`Mapping`](mapping::Mapping) owns memory in one [place](place::Place): its own granules, a bounce
 //! buffer, or its own granules with bounced ends ([`Unaligned`](unaligned::Unaligned)).
-//! [Scattered](sg::SgMapping) memory is one transfer, too. The other files add ways to begin and to end
-//! a mapping.
+//! [Scattered](sg::SgMapping) memory is one transfer, too. The other modules add ways to begin and to
+//! end a mapping.
 
 pub(crate) mod batch;
 mod borrowed;

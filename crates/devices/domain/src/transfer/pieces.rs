@@ -1,5 +1,5 @@
 //! Several ranges that are mapped together or not at all, and unmapped together.
-#![expect(unsafe_code, reason = "maps what its callers own")]
+#![expect(unsafe_code, reason = "maps memory that its callers own")]
 
 use std::process;
 use std::ptr::NonNull;
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::handle::Handle;
 use crate::undo::Undo;
 
-/// The error of pieces of which not all were mapped.
+/// The error if not all pieces could be mapped.
 pub(crate) struct Partly {
     pub(crate) error: Error,
     /// The number of pieces, from the first, that are still mapped because the backend did not
@@ -21,14 +21,15 @@ pub(crate) struct Partly {
     pub(crate) still_mapped: usize,
 }
 
-/// Maps whole granules of memory, each at its range.
+/// Maps pieces of whole granules, each at its range of IOVAs.
 ///
 /// # Errors
 /// [`Partly`]. Nothing is mapped if the calling thread could not unmap it.
 ///
 /// # Safety
-/// The ranges must be the caller's alone, and not mapped. The memory must stay, with no reference to
-/// it, until it is unmapped; that of pieces which are still mapped after an error, for ever.
+/// The ranges must belong to the caller alone, and must not be mapped. The memory must stay, with no
+/// reference to it, until it is unmapped. If pieces are still mapped after an error, their memory must
+/// stay for ever.
 pub(crate) unsafe fn map_all<D: Handle>(
     handle: &D,
     pieces: &(impl Iterator<Item = (AddrRange<Iova>, NonNull<u8>)> + Clone),
@@ -44,7 +45,7 @@ pub(crate) unsafe fn map_all<D: Handle>(
         before.is_empty() || unsafe { backend.unmap(&before) }.is_ok()
     };
     for (nth, (range, host)) in pieces.clone().enumerate() {
-        // Unwinding frees the memory of the first pieces, which a device may then still reach.
+        // Unwinding frees the memory of the first pieces, so a device must not reach it any more.
         let unwinding = Undo::new(nth, |nth| {
             if !unmap_first(nth) {
                 process::abort();
@@ -62,7 +63,7 @@ pub(crate) unsafe fn map_all<D: Handle>(
     Ok(())
 }
 
-/// Returns an error if the calling thread could not unmap these addresses if it mapped them now.
+/// Returns an error if the calling thread could not unmap these addresses after mapping them now.
 ///
 /// # Errors
 /// [`Error::Backend`].
@@ -78,7 +79,7 @@ pub(crate) fn check_unmap<D: Handle>(handle: &D, range: AddrRange<Iova>) -> Resu
 /// [`Error::Backend`]; each of them may still be mapped.
 ///
 /// # Safety
-/// Each was mapped as it is, and is the caller's alone.
+/// Each must be exactly a range that was mapped, and must belong to the caller alone.
 pub(crate) unsafe fn unmap_all<D: Handle>(
     handle: &D,
     ranges: &[AddrRange<Iova>],

@@ -1,4 +1,4 @@
-//! The places where a device finds the bytes of a mapping, and how the bytes get there.
+//! The place of a mapping's bytes for the device: the memory itself, a bounce buffer, or both.
 #![expect(unsafe_code, reason = "hands memory to a backend that a mapping keeps")]
 
 use std::ptr::NonNull;
@@ -21,10 +21,10 @@ use crate::pool::chunk::Slot;
 use crate::pool::kind::Kind;
 use crate::state::State;
 
-/// The place where the device finds the bytes.
+/// The place where the device accesses the bytes.
 ///
-/// All code that makes and ends a mapping is inlined, down to here: moved through memory from call
-/// to call, the parts of a mapping would be stored by words and loaded by vectors, which costs more
+/// All code that makes and ends a mapping is inlined, down to this module. Otherwise the parts of a
+/// mapping pass from call to call in memory, stored as words and loaded as vectors, which costs more
 /// than all the rest.
 pub(crate) enum Place {
     /// In the memory itself, whose granules are at these addresses.
@@ -36,8 +36,8 @@ pub(crate) enum Place {
 }
 
 /// Returns an error for a transfer of no bytes, and for one that would write to read-only memory.
-/// Each mapping is made after this check, whatever the policy, so the memory of a mapping whose
-/// direction is not [`Direction::ToDevice`] is writable.
+/// Every mapping is made after this check, so its memory is writable if its direction is not
+/// [`Direction::ToDevice`].
 ///
 /// # Errors
 /// [`Error::Empty`], [`Error::ReadOnly`].
@@ -50,7 +50,7 @@ pub(crate) fn check<B: DmaMemory>(memory: &B, direction: Direction) -> Result<()
     check_writable(memory, direction)
 }
 
-/// The part of [`check`] that each of several memories of one transfer must pass.
+/// Returns an error for a transfer that would write to read-only memory.
 ///
 /// # Errors
 /// [`Error::ReadOnly`].
@@ -106,7 +106,7 @@ pub(crate) fn place<B: DmaMemory + 'static, D: Handle>(
     }
 }
 
-/// Copies the memory into a slot, unless the device reports what it writes.
+/// Copies the memory into a slot, unless the device reports how many bytes it writes.
 #[inline(always)]
 pub(crate) fn fill<B: DmaMemory, D: Handle>(
     handle: &D,
@@ -118,7 +118,7 @@ pub(crate) fn fill<B: DmaMemory, D: Handle>(
     let (start, len_bytes) = extent(memory);
     let offset = handle.state().policy.slot_offset(start);
     if !is_reported {
-        // SAFETY: the slot has as many bytes there, and the memory is the caller's.
+        // SAFETY: the slot has this many bytes from `offset` on, and the caller owns the memory.
         let copied = unsafe { bounce::copy_in(&mut slot, offset, host(memory), len_bytes) };
         if let Err(source) = copied {
             let iova = Iova::new(slot.iova().raw() + offset);
@@ -168,7 +168,7 @@ pub(crate) fn map<B: DmaMemory + 'static, D: Handle>(
             return Err(error.into());
         }
     }
-    // SAFETY: nobody writes through it here, and it is not kept.
+    // SAFETY: no code here writes through the descriptor or keeps it.
     let file = unsafe { memory.file() };
     let file = file.filter(|(_, at)| at.raw() >= offset);
     let piece = Piece {

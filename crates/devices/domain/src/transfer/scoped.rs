@@ -19,11 +19,12 @@ use crate::trace::{Span, span};
 
 /// A mapping of borrowed bytes.
 pub(crate) trait Lent: Sized {
-    /// The span of unmapping. It is entered before the mapping is taken out of its [`Ending`]: a
-    /// subscriber may panic.
+    /// Enters the span of unmapping. This happens before the mapping is taken out of its [`Ending`],
+    /// because a subscriber may panic.
     fn unmap_span(&self) -> Span;
 
-    /// Unmaps without a span: one that is left by a panic leaks the mapping which is returned.
+    /// Unmaps without a span: if a subscriber panics when a span is left, the returned mapping is
+    /// leaked.
     fn unmap(self) -> Result<(), Failed<Self>>;
 }
 
@@ -37,7 +38,7 @@ impl<D: Handle> Lent for Mapping<'_, Borrowed, D> {
     }
 }
 
-/// Unmaps at the end of the scope, also when it ends by a panic.
+/// A mapping that is unmapped at the end of the scope, also if that ends by a panic.
 pub(crate) struct Ending<M: Lent>(pub(crate) Option<M>);
 
 impl<M: Lent> Ending<M> {
@@ -59,9 +60,11 @@ impl<M: Lent> Drop for Ending<M> {
     }
 }
 
+/// Maps the bytes while `work` runs.
+///
 /// # Safety
-/// No reference to the bytes may be used before this returns, other than to read bytes of a mapping
-/// towards the device.
+/// No reference to the bytes may be used before this returns, except to read bytes that are mapped
+/// [`ToDevice`](Direction::ToDevice).
 #[track_caller]
 unsafe fn map<D: Handle, R>(
     handle: &D,
@@ -86,25 +89,23 @@ unsafe fn map<D: Handle, R>(
 macro_rules! scoped {
     ($handle:ty) => {
         impl $handle {
-            /// Lets the device read `bytes` while `work` runs. Passes their address for the device to
-            /// `work`.
+            /// Lets the device read `bytes` while `work` runs, and passes their IOVA to `work`.
             ///
-            /// Memory that cannot be taken back from the device ends the process, because it belongs
-            /// to the caller. With the backend of this process that happens if `work` leaves a pin or
-            /// a lease of the bytes behind on this thread, or a `SpaceMemory` of the space; or if a
-            /// callback of a lease panics. If this thread holds a pin or a `SpaceMemory` before, the
-            /// bytes are not mapped.
+            /// If the bytes cannot be unmapped, this aborts the process, because their borrow ends. With
+            /// [`Soft`](crate::backend::Soft) that happens if `work` leaves a pin or a lease of the
+            /// bytes, or a `SpaceMemory` of the space, on this thread, or if a callback of a lease
+            /// panics. If this thread holds a pin or a `SpaceMemory` before, the bytes are not mapped.
             ///
             /// # Errors
             /// [`Error`]. If the bytes could not be mapped, `work` was not called.
             #[track_caller]
             pub fn lend<R>(&self, bytes: &[u8], work: impl FnOnce(Iova) -> R) -> Result<R, Error> {
-                // SAFETY: the device only reads, and `bytes` is borrowed until then.
+                // SAFETY: the device only reads, and `bytes` is borrowed until `map` returns.
                 unsafe { map(self, NonNull::from(bytes), Direction::ToDevice, work) }
             }
 
-            /// Lets the device write to `bytes` while `work` runs, as [`lend`](Self::lend); and read
-            /// them, if `direction` includes that.
+            /// Lets the device write to `bytes` while `work` runs, and read them if `direction` includes
+            /// that. All else is as in [`lend`](Self::lend).
             ///
             /// # Errors
             /// [`Error`]. If the bytes could not be mapped, `work` was not called.
@@ -115,7 +116,7 @@ macro_rules! scoped {
                 direction: Direction,
                 work: impl FnOnce(Iova) -> R,
             ) -> Result<R, Error> {
-                // SAFETY: `bytes` is borrowed until then, and nobody else can reach them.
+                // SAFETY: `bytes` is borrowed exclusively until `map` returns.
                 unsafe { map(self, NonNull::from(bytes), direction, work) }
             }
         }

@@ -1,4 +1,4 @@
-//! Checksums of the bytes that a device reads or has written, made in the pass that copies them.
+//! Checksums of the bytes that a device reads or has written, computed in the pass that copies them.
 #![expect(unsafe_code, reason = "views memory and slots of a mapping")]
 
 use std::iter;
@@ -23,7 +23,7 @@ use crate::handle::Handle;
 use crate::local::Local;
 use crate::pool::chunk::Slot;
 
-/// A sum over bytes that come one after the other: [`Checksum`] (RFC 1071), [`Crc32c`].
+/// A running checksum: [`Checksum`] (RFC 1071) or [`Crc32c`].
 pub trait Sum: sealed::Sum {}
 
 impl<S: sealed::Sum> Sum for S {}
@@ -78,10 +78,10 @@ unsafe fn view<'v>(start: NonNull<u8>, at: u64, len_bytes: u64) -> VolatileSlice
     unsafe { VolatileSlice::from_raw_parts(start, len_bytes as usize) }
 }
 
-/// As [`view`], to write.
+/// Returns a writable view of the bytes from `start + at` on.
 ///
 /// # Safety
-/// As [`view`]; and no other code may write to them.
+/// As [`view`], and no other code may write to them.
 unsafe fn view_mut<'v>(start: NonNull<u8>, at: u64, len_bytes: u64) -> VolatileSliceMut<'v> {
     // SAFETY: within the bytes, by the caller's promise.
     let start = unsafe { start.add(at as usize) };
@@ -116,9 +116,9 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
             // SAFETY: the slot was taken for the length and the offset.
             unsafe { bounce::prepare(slot, iter::once(range)) }
                 .map_err(|source| Error::Copy { iova, source })?;
-            // SAFETY: the memory is the caller's.
+            // SAFETY: the caller owns the memory.
             let from = unsafe { view(start, 0, len_bytes) };
-            // SAFETY: the slot has as many bytes there, and is this transfer's.
+            // SAFETY: the slot has this many bytes from `offset` on, and belongs to this transfer.
             let to = unsafe { view_mut(slot.host(), offset, len_bytes) };
             sum.transfer(from, to).map_err(|error| failed(iova, error))?;
             handle.add(Event::Copied, len_bytes);
@@ -127,7 +127,7 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         match Self::slotted(handle, memory, direction, copy)? {
             Ok(mapping) => Ok(mapping),
             Err(memory) => {
-                // SAFETY: the memory is the caller's.
+                // SAFETY: the caller owns the memory.
                 let walked = sum.walk(unsafe { view(start, 0, len_bytes) });
                 match walked {
                     Ok(_) => Self::new(handle, memory, direction, false),
@@ -140,9 +140,9 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         }
     }
 
-    /// As [`complete`](Self::complete), and adds the bytes that the device has written to `sum`.
+    /// Unmaps as [`complete`](Self::complete), and adds the bytes that the device has written to `sum`.
     /// Bytes from a bounce buffer are added in the pass that copies them, so the sum is that of the
-    /// bytes in the memory, whatever the device still writes.
+    /// bytes in the memory, even if the device writes again.
     ///
     /// ```
     /// # use longshore_domain::{Bounce, Domain, backend::Soft};
@@ -181,17 +181,17 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
         for part in self.elsewhere().into_iter().flatten() {
             let end = written_bytes.min(part.at + part.len_bytes);
             let Some(len_bytes) = end.checked_sub(part.at).filter(|len| *len != 0) else { break };
-            // SAFETY: before the part lies memory, which is this mapping's and out of the device's reach.
+            // SAFETY: the memory before the part belongs to this mapping; the device cannot reach it.
             let before = unsafe { view(start, at, part.at - at) };
-            // SAFETY: the part's bytes, which a device may still write to: the view is volatile.
+            // SAFETY: these are the part's bytes. The view is volatile, as a device may still write.
             let from = unsafe { view(part.host, 0, len_bytes) };
             let summed = sum.walk(before).and_then(|_| {
                 if self.direction() == Direction::ToDevice {
-                    // SAFETY: within the memory, which is this mapping's.
+                    // SAFETY: within the memory, which belongs to this mapping.
                     return sum.walk(unsafe { view(start, part.at, len_bytes) });
                 }
-                // SAFETY: the memory is this mapping's, without a reference to it, and writable, as
-                // the direction is not towards the device.
+                // SAFETY: the memory belongs to this mapping, there is no reference to it, and it is
+                // writable, because the direction is not `ToDevice`.
                 let to = unsafe { view_mut(start, part.at, len_bytes) };
                 copied += len_bytes;
                 sum.transfer(from, to)
@@ -210,8 +210,8 @@ impl<'d, B: DmaMemory + 'static, D: Handle> Mapping<'d, B, D> {
 macro_rules! summed {
     ($handle:ty) => {
         impl $handle {
-            /// As [`map`](Self::map), and adds the bytes to `sum`: those that go to a bounce buffer
-            /// in the pass that copies them.
+            /// Maps memory as [`map`](Self::map), and adds its bytes to `sum`. Bytes that go to a bounce
+            /// buffer are added in the pass that copies them.
             ///
             /// # Errors
             /// As [`map`](Self::map); `sum` must not be used then.

@@ -17,9 +17,9 @@ use crate::trace::span;
 
 impl<B: DmaMemory + 'static, D: Handle> Mapping<'_, B, D> {
     /// Makes the device's writes to these bytes visible in the memory. The device must have
-    /// finished with them. If it reports how much it has written
-    /// ([`map_reported`](crate::Domain::map_reported)), ask for no more: the bytes after that are
-    /// left from an earlier transfer.
+    /// finished with them. If it reports how many bytes it has written
+    /// ([`map_reported`](crate::Domain::map_reported)), `bytes` must not have more: the bytes after them
+    /// may be from an earlier transfer.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
@@ -35,8 +35,8 @@ impl<B: DmaMemory + 'static, D: Handle> Mapping<'_, B, D> {
         self.each_elsewhere(&bytes, |slot, memory| (slot, memory))
     }
 
-    /// Makes these bytes of the memory visible to the device. This does nothing for a mapping whose
-    /// device reports how much it has written: that device only writes.
+    /// Makes these bytes of the memory visible to the device. This does nothing if the device reports
+    /// how many bytes it has written, because it only writes then.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
@@ -46,14 +46,16 @@ impl<B: DmaMemory + 'static, D: Handle> Mapping<'_, B, D> {
         if let Some(watch) = &self.handle().state().watch {
             watch.synced(self.iova(), &bytes, false);
         }
-        // The slot is not wiped before the next transfer, which a device may be able to read.
+        // The bytes would stay in the slot: it is not wiped before its next transfer, although a device
+        // may be able to read it.
         if self.is_reported() {
             return Ok(());
         }
         self.each_elsewhere(&bytes, |slot, memory| (memory, slot))
     }
 
-    /// Reads memory from `offset` on, after [`sync_for_cpu`](Self::sync_for_cpu) of the bytes.
+    /// Fills `into` with the bytes of the memory from `offset` on. Call
+    /// [`sync_for_cpu`](Self::sync_for_cpu) for them first.
     ///
     /// # Errors
     /// [`Error::Outside`], [`Error::Copy`].
@@ -64,14 +66,14 @@ impl<B: DmaMemory + 'static, D: Handle> Mapping<'_, B, D> {
             let bytes = offset..offset + into.len() as u64;
             watch.touched(self.iova(), bytes, "read", Location::caller());
         }
-        // SAFETY: the memory is owned here, and nobody has a reference to it.
+        // SAFETY: the mapping owns the memory, and there is no reference to it.
         let copied = unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         copied.map_err(|source| Error::Copy { iova: self.iova(), source })
     }
 
-    /// Writes `from` to the memory at `offset`. The device must not use these bytes: call
-    /// [`sync_for_cpu`](Self::sync_for_cpu) for them before, or write before the device learns of them,
-    /// and call [`sync_for_device`](Self::sync_for_device) afterwards.
+    /// Writes `from` to the memory at `offset`. The device must not use these bytes meanwhile: call
+    /// [`sync_for_cpu`](Self::sync_for_cpu) for them first, or write before the device gets their
+    /// address. Call [`sync_for_device`](Self::sync_for_device) afterwards.
     ///
     /// # Errors
     /// [`Error::ReadOnly`] if the memory is [not writable](DmaMemory::is_writable);
@@ -84,13 +86,12 @@ impl<B: DmaMemory + 'static, D: Handle> Mapping<'_, B, D> {
             let bytes = offset..offset + from.len() as u64;
             watch.touched(self.iova(), bytes, "written", Location::caller());
         }
-        // SAFETY: the memory is writable and owned here, without a reference to it.
+        // SAFETY: the mapping owns the memory, which is writable, and to which there is no reference.
         let copied = unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), from.len()) };
         copied.map_err(|source| Error::Copy { iova: self.iova(), source })
     }
 
-    /// Copies those of the bytes that are in slots, between slot and memory; `order` returns source
-    /// and destination.
+    /// Copies bytes that are in slots between slot and memory; `order` returns source and destination.
     fn each_elsewhere(
         &self,
         bytes: &Range<u64>,
@@ -103,10 +104,10 @@ impl<B: DmaMemory + 'static, D: Handle> Mapping<'_, B, D> {
             let Some(len_bytes) = end.checked_sub(start).filter(|len| *len != 0) else { continue };
             // SAFETY: within the part, which lies in its slot.
             let slot = unsafe { part.host.add((start - part.at) as usize) };
-            // SAFETY: within the memory, as `check` has seen.
+            // SAFETY: within the memory, as `check` has verified.
             let memory = unsafe { self.host().add(start as usize) };
             let (from, to) = order(slot, memory);
-            // SAFETY: both have as many bytes; slot and memory are this mapping's.
+            // SAFETY: both have this many bytes, and belong to this mapping.
             let copied = unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize) };
             copied.map_err(|source| Error::Copy { iova: self.iova(), source })?;
             all_bytes += len_bytes;

@@ -72,10 +72,10 @@ impl End {
 }
 
 impl Unaligned {
-    /// Maps `len_bytes` at `host`, which are more than two granules.
+    /// Maps `len_bytes` at `host`, which must be more than two granules.
     ///
     /// # Safety
-    /// The bytes must stay there, and no reference to them be alive, until this was taken back.
+    /// Until they are unmapped, the bytes must stay there, and no reference to them may be alive.
     pub(crate) unsafe fn map<D: Handle>(
         handle: &D,
         host: NonNull<u8>,
@@ -110,7 +110,7 @@ impl Unaligned {
             };
         let mut unaligned = Self { iovas, offset, head, middle_bytes, tail, is_mapped: true };
         if !is_reported {
-            // SAFETY: the caller's bytes.
+            // SAFETY: the caller owns the bytes at `host`.
             if let Err(source) = unsafe { unaligned.copy_in(host) } {
                 let iova = unaligned.iovas.start();
                 unaligned.give(handle);
@@ -136,6 +136,8 @@ impl Unaligned {
         }
     }
 
+    /// Maps the slots and the middle.
+    ///
     /// # Safety
     /// As [`map`](Self::map).
     unsafe fn map_pieces<D: Handle>(
@@ -150,11 +152,11 @@ impl Unaligned {
         // SAFETY: the middle begins within the bytes.
         let middle = unsafe { host.add(head_bytes as usize) };
         // The caller's memory comes last: if it cannot be mapped, the device reaches none of it,
-        // even if the others cannot be unmapped again.
+        // even if the slots cannot be unmapped again.
         let hosts = [slot(&self.head), slot(&self.tail), Some(middle)];
         let pieces = self.pieces(granule.bytes()).into_iter().zip(hosts);
         let pieces = pieces.filter_map(|(range, host)| Some((range?, host?)));
-        // SAFETY: the caller keeps its bytes, and the slots are kept with this, as are the addresses.
+        // SAFETY: the caller keeps its bytes, and `self` keeps the slots and the addresses.
         unsafe { map_all(handle, &pieces, direction) }
     }
 
@@ -189,7 +191,7 @@ impl Unaligned {
         let ranges: Vec<_> = self.mapped(granule.bytes()).collect();
         if !ranges.is_empty() {
             let iova = Iova::new(self.iovas.start().raw() + self.offset);
-            // SAFETY: mapped as they are, and this transfer's alone.
+            // SAFETY: exactly these ranges were mapped, and this transfer alone owns them.
             unsafe { unmap_all(handle, &ranges, iova, len_bytes) }?;
         }
         self.set_unmapped();
@@ -201,8 +203,10 @@ impl Unaligned {
         self.is_mapped = false;
     }
 
+    /// Copies both ends into their slots.
+    ///
     /// # Safety
-    /// `host` must be the memory that was mapped, and no other code may use it.
+    /// `host` must be the memory that is mapped, and no other code may use it.
     unsafe fn copy_in(&mut self, host: NonNull<u8>) -> Result<(), CopyFault> {
         for end in self.head.iter_mut().chain(&mut self.tail) {
             // SAFETY: the end lies within the caller's bytes.
@@ -213,8 +217,8 @@ impl Unaligned {
         Ok(())
     }
 
-    /// Copies the bytes of both ends that lie within the first `written_bytes`. Returns how many
-    /// they are.
+    /// Copies the bytes of both ends that lie within the first `written_bytes` back to the memory.
+    /// Returns the number of copied bytes.
     ///
     /// # Safety
     /// `host` must be the memory that was mapped, and no other code may use it.
@@ -228,9 +232,9 @@ impl Unaligned {
             let len_bytes = written_bytes.saturating_sub(end.in_memory).min(end.len_bytes);
             // SAFETY: the end lies within the caller's bytes.
             let to = unsafe { host.add(end.in_memory as usize) };
-            // SAFETY: and within the slot.
+            // SAFETY: the end lies within its slot.
             let from = unsafe { end.slot.host().add(end.in_slot as usize) };
-            // SAFETY: both have as many bytes.
+            // SAFETY: both have this many bytes.
             unsafe {
                 longshore_mem::copy::copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize)
             }?;
@@ -239,7 +243,7 @@ impl Unaligned {
         Ok(copied)
     }
 
-    /// Returns the ends.
+    /// Returns the bytes of both ends, which are in slots.
     pub(crate) fn elsewhere(&self) -> [Option<Elsewhere>; 2] {
         [&self.head, &self.tail].map(|end| {
             let End { slot, in_slot, in_memory, len_bytes } = end.as_ref()?;

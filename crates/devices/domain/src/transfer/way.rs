@@ -1,11 +1,11 @@
-//! The direction of a mapping, and its flags, in a word.
+//! The direction and the flags of a mapping, in one word.
 
 use crate::direction::Direction;
 
-/// The direction, and whether the device reports how much it has written.
+/// The direction of a mapping, and its flags: reported (by the device) and unmapped.
 ///
-/// It is a whole word: bytes that are stored one by one, and then moved with their neighbours, made
-/// mapping and unmapping take 75 ns instead of 57 on a Zen 4 core.
+/// They are one word: as bytes that are stored one by one and then moved together, they made mapping and
+/// unmapping take 75 ns instead of 57 on a Zen 4 core.
 #[derive(Clone, Copy)]
 pub(crate) struct Way(u64);
 

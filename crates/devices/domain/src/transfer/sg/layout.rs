@@ -28,7 +28,7 @@ impl Run {
 pub(super) fn runs(places: impl IntoIterator<Item = Run>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for place in places.into_iter().filter(|place| place.len_bytes != 0) {
-        // Its neighbour may be memory of another owner: a run's address is any of its owners'.
+        // A run can join memory of several owners, so its pointer needs the provenance of all of them.
         place.host.as_ptr().expose_provenance();
         match runs.last_mut() {
             Some(last) if last.start() + last.len_bytes == place.start() => {
@@ -41,8 +41,8 @@ pub(super) fn runs(places: impl IntoIterator<Item = Run>) -> Vec<Run> {
     runs
 }
 
-/// Returns the range of each run in one slot. Runs are adjacent there, except for bytes that are
-/// left out to keep the bits of `align_mask` of each address: a slot begins with a granule.
+/// Returns the range of each run in one slot. Runs are adjacent there, except for gaps that keep the
+/// bits of `align_mask` of each address. A slot begins at a granule.
 pub(super) fn gathered(runs: &[Run], align_mask: u64) -> impl Iterator<Item = Range<u64>> {
     let align = (align_mask + 1).next_power_of_two();
     let mut end = 0u64;
@@ -55,7 +55,7 @@ pub(super) fn gathered(runs: &[Run], align_mask: u64) -> impl Iterator<Item = Ra
     })
 }
 
-/// Some granules of the range.
+/// Granules of the range at which memory is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mapped {
     /// The offset in the range.
@@ -88,7 +88,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// If `is_trusted`, whole granules are mapped, whatever else is in them.
+    /// Lays out the runs. If `is_trusted`, whole granules are mapped, even with other bytes in them.
     pub(super) fn new(runs: &[Run], granule: Granule, is_trusted: bool) -> Self {
         let bytes = granule.bytes();
         let mut layout = Self::default();
@@ -171,16 +171,16 @@ mod tests {
         assert_eq!(layout.segments, [(0, 3 * PAGE + 100)]);
         assert_eq!((layout.mapped.len(), layout.copied.len()), (2, 1));
         assert_eq!(layout.range_bytes, 4 * PAGE);
-        // A granule that is not full ends a segment, and so does an offset.
+        // A granule that is not full ends a segment, and an offset in a granule begins one.
         let layout = Layout::new(&[places[2], places[0], run(PAGE + 1, 9)], GRANULE, true);
         assert_eq!(layout.segments, [(0, 100), (PAGE, PAGE), (2 * PAGE + 1, 9)]);
         assert_eq!((layout.mapped.len(), layout.copied.len()), (3, 0));
     }
 
     proptest! {
-        /// A device finds each byte of the transfer once, and no byte of other objects.
+        /// A device can reach each byte of the transfer once, and no byte of other objects.
         #[test]
-        fn every_byte_is_found_once(
+        fn every_byte_is_reachable_once(
             gaps in proptest::collection::vec((0u64..9000, 1u64..20_000), 1..6),
             is_trusted: bool,
         ) {
@@ -195,7 +195,7 @@ mod tests {
                 .collect();
             let runs = runs(places.iter().copied());
             let layout = Layout::new(&runs, GRANULE, is_trusted);
-            // By offset in the range: the byte of memory that is there, if any.
+            // For each offset in the range, the address of the byte of memory there, or 0.
             let mut found = vec![0; layout.range_bytes as usize];
             for mapped in &layout.mapped {
                 prop_assert!(GRANULE.is_aligned(mapped.at | mapped.len_bytes | addr(mapped.host)));

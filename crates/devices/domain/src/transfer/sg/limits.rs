@@ -26,13 +26,13 @@ impl SgLimits {
         Self::default()
     }
 
-    /// Sets the most segments that a transfer may have.
+    /// Sets the maximum number of segments of a transfer.
     #[must_use]
     pub fn segments(self, most: usize) -> Self {
         Self { segments: most, ..self }
     }
 
-    /// Sets the most bytes that a segment may have.
+    /// Sets the maximum length of a segment in bytes.
     #[must_use]
     pub fn segment_bytes(self, most: NonZero<u64>) -> Self {
         Self { segment_bytes: most.get(), ..self }
@@ -44,7 +44,7 @@ impl SgLimits {
         Self { boundary: Some(boundary), ..self }
     }
 
-    /// Cuts adjacent bytes into segments that the device can take.
+    /// Splits adjacent bytes into segments that the device supports.
     pub(super) fn split(
         &self,
         whole: impl Iterator<Item = (Iova, u64)>,

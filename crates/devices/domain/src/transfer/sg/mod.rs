@@ -33,7 +33,7 @@ use place::{Elsewhere, Place, copy_each, in_slot, place};
 
 pub use limits::{SgLimits, SgSegment};
 
-/// One transfer of bytes in several places, which a device finds in [`segments`](Self::segments).
+/// One transfer of bytes in several places, which the device accesses in [`segments`](Self::segments).
 ///
 /// ```text
 ///   memory    ░▓▓▓│████│▓░░   │████│████│   ░▓▓░      ▓ copied, █ mapped, ░ other objects
@@ -42,10 +42,11 @@ pub use limits::{SgLimits, SgSegment};
 ///              └────────┘    └───────┘  └┘            segments
 /// ```
 ///
-/// Two runs are one segment if the first ends with a granule and the second begins with one.
+/// Two runs are one segment if the first ends at the end of a granule and the second begins at the
+/// start of one.
 ///
-/// It owns the memory as a [`Mapping`](crate::Mapping) does, and leaks it as that does.
-#[must_use = "dropped, the memory is unmapped"]
+/// It owns the memory like a [`Mapping`](crate::Mapping), and leaks it in the same cases.
+#[must_use = "if dropped, the memory is unmapped"]
 pub struct SgMapping<'d, M, D: Handle = Domain> {
     handle: &'d D,
     memory: ManuallyDrop<M>,
@@ -54,18 +55,20 @@ pub struct SgMapping<'d, M, D: Handle = Domain> {
     segments: Vec<SgSegment>,
     len_bytes: u64,
     direction: Direction,
-    /// `true` if the memory is borrowed, and must not be leaked while the device reaches it.
+    /// `true` if the memory is borrowed, and must not be leaked while the device can reach it.
     is_lent: bool,
 }
 
-// SAFETY: the places are memory's that may be sent, and nobody else uses it while it is mapped.
+// SAFETY: a run refers to memory that may be sent, and that no other code uses while it is mapped.
 unsafe impl Send for Run {}
 
 impl<'d, M, D: Handle> SgMapping<'d, M, D> {
+    /// Maps the places.
+    ///
     /// # Safety
-    /// The places must be memory that `M` keeps where it is, and to which it lets no code have a
-    /// reference that a device's access would contradict; where `M` does not, the caller must, until
-    /// this is unmapped. If the device may write, the memory must be writable.
+    /// Until this is unmapped, `M` or else the caller must keep the memory of the places at its
+    /// address, and must not allow a reference to it that a device's access would violate. If the device
+    /// may write, the memory must be writable.
     #[track_caller]
     unsafe fn new(
         handle: &'d D,
@@ -121,13 +124,13 @@ impl<'d, M, D: Handle> SgMapping<'d, M, D> {
         Ok(mapping)
     }
 
-    /// Returns the segments in which the device finds the bytes, in their order.
+    /// Returns the segments, in the order of the transfer's bytes.
     pub fn segments(&self) -> &[SgSegment] {
         &self.segments
     }
 
     /// Returns the length in bytes, which is not zero.
-    #[expect(clippy::len_without_is_empty, reason = "a mapping has a byte at least")]
+    #[expect(clippy::len_without_is_empty, reason = "a mapping has at least one byte")]
     pub fn len(&self) -> u64 {
         self.len_bytes
     }
@@ -137,7 +140,7 @@ impl<'d, M, D: Handle> SgMapping<'d, M, D> {
         self.direction
     }
 
-    /// Returns true if any of it goes through bounce buffers.
+    /// Returns true if any part of the transfer goes through a bounce buffer.
     pub fn is_bounced(&self) -> bool {
         match &*self.place {
             Place::Slot(_) => true,
@@ -178,8 +181,8 @@ impl<'d, M, D: Handle> SgMapping<'d, M, D> {
         self.end(written_bytes)
     }
 
-    /// Unmaps the memory of which the device has written `written_bytes` from the start. Bytes
-    /// after them are not copied back from bounce buffers.
+    /// Unmaps the memory, of which the device has written the first `written_bytes` bytes. Bytes after
+    /// them are not copied back from bounce buffers.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap); [`Error::Reported`] with the mapping if `written_bytes` is more
@@ -215,7 +218,7 @@ impl<'d, M, D: Handle> SgMapping<'d, M, D> {
         Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
     }
 
-    /// Returns the address by which errors and the checker name it.
+    /// Returns the address that identifies this mapping in errors and in the checker.
     fn first(&self) -> Iova {
         match &*self.place {
             Place::Slot(slot) => slot.iova(),
@@ -223,13 +226,13 @@ impl<'d, M, D: Handle> SgMapping<'d, M, D> {
         }
     }
 
-    /// Unmaps the memory and copies it back, but gives nothing back yet.
+    /// Unmaps the memory and copies it back from slots, but gives no slots and addresses back yet.
     fn take_out(&mut self, written_bytes: u64) -> Result<(), Box<Error>> {
         if let Place::Spread(spread) = &*self.place
             && spread.is_mapped
         {
             let ranges: Vec<_> = spread.pieces(self.granule()).map(|(range, _)| range).collect();
-            // SAFETY: mapped as they are, and this mapping's alone.
+            // SAFETY: exactly these ranges were mapped, and this mapping alone owns them.
             unsafe { unmap_all(self.handle, &ranges, self.first(), self.len_bytes) }?;
         }
         if let Place::Spread(spread) = &mut *self.place {
@@ -273,8 +276,10 @@ impl<'d, M, D: Handle> SgMapping<'d, M, D> {
         Err(Error::Outside { iova, len_bytes, start, end })
     }
 
+    /// Gives the addresses and slots back.
+    ///
     /// # Safety
-    /// The memory must be the caller's again, and this not be called twice.
+    /// The memory must be unmapped, and this must not be called twice.
     unsafe fn give_back(&mut self) {
         self.handle.add(Event::Unmap, 1);
         if let Some(watch) = &self.handle.state().watch {
@@ -300,9 +305,9 @@ impl<M, D: Handle> Drop for SgMapping<'_, M, D> {
             self.handle.add(Event::Leak, 1);
             return;
         }
-        // SAFETY: unmapped, and this is the end.
+        // SAFETY: the memory is unmapped, and this is called once.
         unsafe { self.give_back() };
-        // SAFETY: the device cannot reach it any more, and this is the end.
+        // SAFETY: the device cannot reach the memory any more, and this is called once.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
     }
 }
@@ -317,7 +322,7 @@ impl<M, D: Handle> fmt::Debug for SgMapping<'_, M, D> {
     }
 }
 
-/// The direction of the bytes that a cursor walks.
+/// The direction of a cursor's bytes.
 pub trait Lendable: longshore_iov::Direction {
     /// The direction for the device.
     const DIRECTION: Direction;
@@ -379,8 +384,8 @@ fn lend<D: Handle, W: Lendable, K: IovKind<W>, R>(
         len_bytes: segment.len() as u64,
     };
     let places: Vec<_> = segments.iter().map(place).collect();
-    // SAFETY: the cursor, whose bytes these are, is borrowed until the scope ends: the segments are
-    // used there for the last time. If it can be written to, no other code has them.
+    // SAFETY: the bytes are the cursor's, which is borrowed until `segments` is dropped below. If the
+    // cursor is a destination, no other code can reach them.
     let mapping = unsafe { SgMapping::make(handle, (), places, W::DIRECTION, &limits, true) };
     let mapping = mapping.map_err(|failed| *failed.error)?;
     let told = mapping.segments.clone();
@@ -396,9 +401,9 @@ fn lend<D: Handle, W: Lendable, K: IovKind<W>, R>(
 macro_rules! scattered {
     ($handle:ty) => {
         impl $handle {
-            /// Lets the device reach memory in several places as one transfer, in segments that it
-            /// can take. Adjacent bytes are merged, also granules that are only adjacent at IOVAs,
-            /// and a bounced transfer is one segment.
+            /// Maps memory in several places as one transfer, in segments that the device supports.
+            /// Adjacent bytes are one segment, also granules that are adjacent only at IOVAs. A bounced
+            /// transfer is one segment.
             ///
             /// ```
             /// # use longshore_domain::{Direction, Domain, SgLimits, backend::Soft};
@@ -417,7 +422,8 @@ macro_rules! scattered {
             /// ```
             ///
             /// # Errors
-            /// [`Error`], with the memory; [`Error::TooManySegments`] if the device cannot take it.
+            /// [`Error`], with the memory; [`Error::TooManySegments`] if the device does not support so
+            /// many.
             #[track_caller]
             pub fn map_sg<B: DmaMemory + 'static>(
                 &self,
@@ -428,13 +434,14 @@ macro_rules! scattered {
                 map_owned(self, memories, direction, limits)
             }
 
-            /// Lets the device reach up to `len_bytes` that `cursor` walks while `work` runs, and
-            /// passes the segments to `work`. The device reads a source, and writes a destination.
-            /// Afterwards the cursor stands behind the bytes.
+            /// Lets the device reach up to `len_bytes` of `cursor` while `work` runs, and passes the
+            /// segments to `work`. The device reads from a source, and writes to a destination. Then the
+            /// cursor advances over the bytes. If they cannot be unmapped, this aborts the process, as
+            /// [`lend`](Self::lend) does.
             ///
             /// # Errors
-            /// As [`map_sg`](Self::map_sg); then `work` was not called, and the cursor stays.
-            /// Memory that cannot be unmapped ends the process, as with [`lend`](Self::lend).
+            /// As [`map_sg`](Self::map_sg). If the bytes could not be mapped, `work` was not called. The
+            /// cursor does not advance after an error.
             #[track_caller]
             pub fn lend_sg<W: Lendable, K: IovKind<W>, R>(
                 &self,

@@ -26,7 +26,7 @@ use crate::transfer::bounce;
 use crate::transfer::pieces::{Partly, map_all};
 
 pub(super) enum Place {
-    /// All of it in one bounce buffer.
+    /// In one bounce buffer.
     Slot(Slot),
     /// In the memory itself, except for bytes that share a granule with other objects.
     Spread(Spread),
@@ -35,14 +35,14 @@ pub(super) enum Place {
 pub(super) struct Spread {
     pub(super) iovas: IovaRange,
     pub(super) layout: Layout,
-    /// One for each place that is copied.
+    /// The slots, one for each place that is copied.
     pub(super) slots: Vec<Slot>,
     /// `true` if the device can reach it. It cannot if it was unmapped and could not be copied
     /// back.
     pub(super) is_mapped: bool,
 }
 
-/// Bytes of the transfer that the device finds in a slot.
+/// Bytes of the transfer that the device accesses in a slot.
 pub(super) struct Elsewhere {
     pub(super) slot: NonNull<u8>,
     pub(super) host: NonNull<u8>,
@@ -86,7 +86,7 @@ impl Spread {
     }
 }
 
-/// The parts of a transfer that lie in one slot.
+/// Returns the parts of a transfer in one slot.
 pub(super) fn in_slot<'r>(
     slot: &Slot,
     runs: &'r [Run],
@@ -104,7 +104,7 @@ pub(super) fn in_slot<'r>(
 }
 
 /// Copies the bytes of these parts that lie within `bytes`; `order` returns source and destination.
-/// Returns how many bytes they were.
+/// Returns the number of copied bytes.
 pub(super) fn copy_each(
     parts: impl Iterator<Item = Elsewhere>,
     bytes: &Range<u64>,
@@ -120,18 +120,19 @@ pub(super) fn copy_each(
         // SAFETY: the same.
         let host = unsafe { part.host.add((start - part.at) as usize) };
         let (from, to) = order(slot, host);
-        // SAFETY: both have as many bytes; slot and memory are one mapping's.
+        // SAFETY: both have this many bytes, and belong to one mapping.
         unsafe { copy_bytes(from.as_ptr(), to.as_ptr(), len_bytes as usize) }?;
         all_bytes += len_bytes;
     }
     Ok(all_bytes)
 }
 
-/// Makes the places reachable: in one bounce buffer if that is better, or else in as few segments
-/// as possible.
+/// Makes the places reachable for the device: in one bounce buffer if that is better, otherwise in as
+/// few segments as possible.
 ///
 /// # Safety
-/// The bytes must stay where they are, and no reference to them be used, until they are unmapped.
+/// Until they are unmapped, the bytes must stay at their addresses, and no reference to them may be
+/// used.
 pub(super) unsafe fn place<D: Handle>(
     handle: &D,
     runs: &[Run],
@@ -166,7 +167,7 @@ pub(super) unsafe fn place<D: Handle>(
     }
 }
 
-/// Copies all of it into a slot.
+/// Copies the whole transfer into a slot.
 fn gather<D: Handle>(
     handle: &D,
     mut slot: Slot,
@@ -237,7 +238,7 @@ unsafe fn spread<D: Handle>(
             return Err(error);
         }
     };
-    // SAFETY: the caller's promise; the slots and the addresses are kept with the rest.
+    // SAFETY: the caller's promise; `spread` keeps the slots and the addresses.
     match unsafe { map_all(handle, &spread.pieces(granule.bytes()), direction) } {
         Ok(()) => {
             handle.add(Event::Copied, copied);
@@ -248,7 +249,7 @@ unsafe fn spread<D: Handle>(
             spread.give(handle);
             Err(error)
         }
-        // The memory goes back to its owner, and the device may still write to it.
+        // The memory goes back to its owner, although the device may still write to it.
         Err(Partly { error, still_mapped }) if still_mapped > spread.slots.len() => abort(&error),
         Err(Partly { error, .. }) => {
             // The device may reach the slots, so they are not used again.
@@ -258,7 +259,7 @@ unsafe fn spread<D: Handle>(
     }
 }
 
-/// Takes a slot for each place that is copied, and copies.
+/// Takes a slot for each place that is copied, and fills it. Returns the number of copied bytes.
 fn prepare<D: Handle>(handle: &D, spread: &mut Spread, direction: Direction) -> Result<u64, Error> {
     let core = &handle.state().core;
     let class = Class::of(1).expect("a slot of one granule");
@@ -269,7 +270,7 @@ fn prepare<D: Handle>(handle: &D, spread: &mut Spread, direction: Direction) -> 
         let iova = slot.iova();
         spread.slots.push(slot);
         let slot = spread.slots.last_mut().expect("it was pushed");
-        // SAFETY: the slot has a granule, in which the bytes lie; the memory is the caller's.
+        // SAFETY: the slot is a granule, in which the bytes lie, and the caller owns the memory.
         unsafe { bounce::copy_in(slot, place.in_slot, place.host, place.len_bytes) }
             .map_err(|source| Error::Copy { iova, source })?;
         copied += place.len_bytes;
