@@ -53,5 +53,5 @@ fn a_file_on_no_disk_has_no_extents() {
     let (output, said) = run(&["extents", "/proc/self/status"]);
     assert!(!output.status.success() && said.contains("no disk of its own"), "{said}");
     let (output, said) = run(&["extents", "/proc/self"]);
-    assert!(!output.status.success() && said.contains("is no file"), "{said}");
+    assert!(!output.status.success() && said.contains("is not a regular file"), "{said}");
 }

@@ -68,7 +68,7 @@ impl Command {
 pub(crate) struct CompletionEntry(pub(crate) u64);
 
 impl CompletionEntry {
-    /// Returns the phase tag (P), which tells a new entry from one of the round before.
+    /// Returns the phase tag (P), which distinguishes a new entry from one of the previous round.
     #[inline]
     pub(crate) fn phase(self) -> bool {
         self.0 & 1 << 48 != 0

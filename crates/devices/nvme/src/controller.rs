@@ -1,4 +1,4 @@
-//! The controller: enabling it, admin commands, and stopping it in every case.
+//! The controller: enabling it, admin commands, and stopping it even after errors.
 //!
 //! ```text
 //!   start:   EN = 0, wait ──► admin rings ──► EN = 1, wait ──► Identify, Number of Queues
@@ -25,7 +25,7 @@ use crate::registers::{
 use crate::rings::Rings;
 use crate::waiting::Waiting;
 
-/// Commands of the admin command set (Base Specification 2.0, section 5).
+/// Opcodes of the admin command set (Base Specification 2.0, section 5).
 mod admin_opcode {
     pub(super) const DELETE_SUBMISSION_QUEUE: u8 = 0x00;
     pub(super) const CREATE_SUBMISSION_QUEUE: u8 = 0x01;
@@ -70,7 +70,7 @@ impl Options {
         Self { queues, ..self }
     }
 
-    /// Sets how commands describe the place of their data.
+    /// Sets the format in which commands describe the place of their data.
     #[must_use]
     pub fn format(self, format: DataPointerFormat) -> Self {
         Self { format, ..self }
@@ -82,14 +82,15 @@ impl Options {
         Self { admin_timeout, ..self }
     }
 
-    /// Sets the time limit of commands of I/O queues: the longest time in which none of them ends.
+    /// Sets the time limit of commands of I/O queues: the longest time in which no command may end.
     #[must_use]
     pub fn io_timeout(self, io_timeout: Duration) -> Self {
         Self { io_timeout, ..self }
     }
 }
 
-/// Eight queues, the shortest description of data, 60 seconds for admin commands and 30 for others.
+/// The default: eight queues, the shortest description of data, and time limits of 60 seconds for admin
+/// commands and 30 seconds for others.
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -434,12 +435,12 @@ impl<'d, H: Hardware> Controller<'d, H> {
         stopped.map_err(|error| Error::Lost(Box::new(error)))
     }
 
-    /// Returns whether the controller accepts commands.
+    /// Returns `true` if the controller accepts commands.
     pub fn is_running(&self) -> bool {
         self.state.load(Ordering::Acquire) == RUNNING
     }
 
-    /// Fails if the controller was stopped or reports an error in the register CSTS.
+    /// Returns an error if the controller was stopped or reports an error in the register CSTS.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !self.is_running() {
             return Err(Error::Stopped);

@@ -42,8 +42,8 @@ pub enum DataPointerFormat {
     Prp,
     /// Scatter-gather lists.
     Sgl,
-    /// A scatter-gather list if PRP entries would need a list and the controller supports SGLs, else
-    /// PRP entries.
+    /// A scatter-gather list if PRP entries would need a list and the controller supports SGLs,
+    /// otherwise PRP entries.
     #[default]
     Shortest,
 }
@@ -205,7 +205,7 @@ impl Describer {
     }
 }
 
-/// Fails if the controller supports no such segment.
+/// Returns an error if the controller does not support such a segment.
 fn check(segment: &Segment, support: SglSupport) -> Result<(), DataPointerError> {
     let (iova, len_bytes) = (segment.iova.raw(), segment.len_bytes);
     match support {
@@ -248,7 +248,7 @@ mod tests {
         Ok((described.pointer, words.iter().copied().map(u64::from_le_bytes).collect()))
     }
 
-    /// Returns the ranges that a controller accesses, by the words of the specification alone.
+    /// Returns the ranges that a controller accesses according to the specification.
     fn found(pointer: DataPointer, list: &[u64], len_bytes: u64) -> Vec<(u64, u64)> {
         match pointer {
             DataPointer::None => vec![],

@@ -14,7 +14,7 @@ use crate::registers::ControllerStatus;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel does not let this process have the device. The text says what the administrator
+    /// The kernel does not let this process use the device. The message says what the administrator
     /// must do.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -24,7 +24,7 @@ pub enum Error {
     /// The controller lacks a feature that this driver needs.
     #[error("the controller cannot be used: {0}")]
     Unsupported(#[from] Unsupported),
-    /// The controller did not change its state within the time that it asks for.
+    /// The controller did not change its state within the time that it reports for this.
     #[error("the controller did not {wanted} within {waited:?} (CSTS is {:#x})", status.0)]
     NotReady {
         /// The change that was requested, as the end of a sentence: "become ready".
@@ -47,7 +47,7 @@ pub enum Error {
     #[error("the controller was stopped; commands that were in flight will not end")]
     Stopped,
     /// The controller could not be stopped, and may still access memory.
-    #[error("the controller could not be stopped, so memory it was given is never freed: {0}")]
+    #[error("the controller could not be stopped, so the memory it may access is never freed: {0}")]
     Lost(#[source] Box<Error>),
     /// The controller ended a command with an error.
     #[error(transparent)]
@@ -63,8 +63,8 @@ pub enum Error {
     /// No command is in flight, so none can end.
     #[error("no command is in flight")]
     Idle,
-    /// The controller completed a command that it was not given.
-    #[error("the controller completed command {id} of queue {queue}, which it does not have")]
+    /// The controller completed a command that is not in flight.
+    #[error("the controller completed command {id} of queue {queue}, which is not in flight")]
     UnexpectedCompletion {
         /// The identifier of the queue.
         queue: u16,
@@ -76,7 +76,7 @@ pub enum Error {
     DataPointer(#[from] DataPointerError),
     /// The transfer is longer than one command can be.
     #[error(
-        "{len_bytes:#x} bytes are more than a command of this controller takes: {max_bytes:#x}"
+        "{len_bytes:#x} bytes are more than a command of this controller can transfer: {max_bytes:#x}"
     )]
     TooLong {
         /// The length of the transfer.
@@ -93,7 +93,7 @@ pub enum Error {
         block_bytes: u64,
     },
     /// The queue has as many commands in flight as it can.
-    #[error("{depth} commands are in flight, and the queue is no deeper")]
+    #[error("the queue is full: {depth} commands are in flight")]
     QueueFull {
         /// The depth of the queue.
         depth: u16,
@@ -117,7 +117,7 @@ pub enum Error {
         /// The reason.
         reason: NamespaceError,
     },
-    /// A range ends behind the end of the namespace.
+    /// A range ends beyond the end of the namespace.
     #[error(
         "{len_bytes:#x} bytes at {offset:#x} are not in the namespace, which has {namespace_bytes:#x}"
     )]
@@ -129,8 +129,10 @@ pub enum Error {
         /// The length of the namespace.
         namespace_bytes: u64,
     },
-    /// A range ends behind the end of the memory that is mapped for it.
-    #[error("{len_bytes:#x} bytes at {offset:#x} are not in {mapped_bytes:#x} of memory")]
+    /// A range ends beyond the end of the memory that is mapped for it.
+    #[error(
+        "{len_bytes:#x} bytes at {offset:#x} are not in the mapping of {mapped_bytes:#x} bytes"
+    )]
     OutOfMapping {
         /// The start of the range.
         offset: u64,
@@ -177,7 +179,7 @@ impl Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unsupported {
-    /// The doorbells of the admin queue lie behind the end of the registers.
+    /// The doorbells of the admin queue lie beyond the end of the registers.
     #[error(
         "the doorbells of its admin queue end at byte {end:#x} (CAP.DSTRD), but it has \
          {registers_bytes:#x} bytes of registers"
@@ -193,8 +195,8 @@ pub enum Unsupported {
     CommandSet,
     /// The smallest memory page of the controller is larger than the granule of the domain.
     #[error(
-        "its memory pages are 2^{page_log2_min} bytes at least (CAP.MPSMIN), and memory is mapped \
-         for it in 2^{granule_log2}"
+        "its memory pages have at least 2^{page_log2_min} bytes (CAP.MPSMIN), but memory is mapped \
+         in granules of 2^{granule_log2}"
     )]
     PageSize {
         /// The binary logarithm of the smallest memory page, in bytes.
@@ -209,12 +211,12 @@ pub enum Unsupported {
 #[non_exhaustive]
 pub enum NamespaceError {
     /// The controller has no active namespace with this identifier.
-    #[error("the controller has none of this number")]
+    #[error("the controller has no active namespace with this identifier")]
     Inactive,
     /// The blocks of the namespace have metadata, which this driver does not transfer.
     #[error(
         "its blocks have {bytes} bytes of metadata each, which this driver does not transfer: \
-         format it without"
+         format it without metadata"
     )]
     Metadata {
         /// The bytes of metadata of a block.
@@ -235,15 +237,15 @@ pub enum NamespaceError {
 #[non_exhaustive]
 pub enum ExtentsError {
     /// The path does not name a regular file.
-    #[error("{} is no file", path.display())]
+    #[error("{} is not a regular file", path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,
     },
     /// Bytes of the file are not on the disk in plain form.
     #[error(
-        "the file's bytes at {file_offset:#x} are not on the disk as they are: compressed, \
-         encrypted, or in a block with others"
+        "the file's bytes at {file_offset:#x} are not on the disk in plain form: they are compressed, \
+         encrypted, or in a block with other data"
     )]
     Opaque {
         /// The start of these bytes in the file.
@@ -251,8 +253,8 @@ pub enum ExtentsError {
     },
     /// The file system has no disk of its own.
     #[error(
-        "the file system ({major}:{minor}) is on no disk of its own: btrfs, overlayfs and those in \
-         memory do not say where on a disk a file is"
+        "the file system ({major}:{minor}) has no disk of its own: btrfs, overlayfs and file systems \
+         in memory do not report where a file is on a disk"
     )]
     NoDisk {
         /// The major number of the file system's device.
@@ -266,22 +268,22 @@ pub enum ExtentsError {
         /// The folder of the disk in sysfs.
         disk: PathBuf,
     },
-    /// The kernel does not say where a partition starts.
-    #[error("no start in {}", disk.display())]
+    /// The kernel does not report the start of a partition.
+    #[error("no file `start` that can be read in {}", disk.display())]
     NoStart {
         /// The folder of the partition in sysfs.
         disk: PathBuf,
     },
     /// The file is longer than a file can be.
-    #[error("a file of {len_bytes:#x} bytes")]
+    #[error("{len_bytes:#x} bytes are more than a file can have")]
     TooLong {
         /// The length in the list.
         len_bytes: u64,
     },
-    /// An extent overlaps the one before, or starts behind the end of the file.
+    /// An extent overlaps the previous one, or starts beyond the end of the file.
     #[error(
-        "the extent of {len_bytes:#x} bytes at {file_offset:#x} begins before the end of the one \
-         before, or behind the file's end"
+        "the extent of {len_bytes:#x} bytes at {file_offset:#x} begins before the end of the previous \
+         one, or beyond the file's end"
     )]
     Order {
         /// The start of the extent in the file.
@@ -291,7 +293,7 @@ pub enum ExtentsError {
     },
 }
 
-/// An error of a command that was not given to the controller, with the caller's value.
+/// The error for a command that was not submitted, with the caller's value.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]

@@ -1,5 +1,5 @@
-//! The place of a file on its disk. The kernel reports it while it has the disk, and this driver uses it
-//! afterwards.
+//! The place of a file on its disk. The kernel reports it while its own driver uses the disk, and this
+//! driver uses it afterwards.
 //!
 //! ```text
 //!   kernel's driver    FILE ──► from_file ──► ExtentList ──► JSON
@@ -69,7 +69,7 @@ impl ExtentList {
             if extent.is_opaque {
                 return Err(ExtentsError::Opaque { file_offset }.into());
             }
-            // Blocks behind the end of the file have none of its bytes.
+            // Blocks beyond the end of the file have none of its bytes.
             if extent.is_unwritten || file_offset >= metadata.len() {
                 continue;
             }
@@ -96,7 +96,7 @@ impl ExtentList {
     /// Returns the ranges of the disk to read, with their place in memory. The list is not trusted.
     ///
     /// # Errors
-    /// Returns [`ExtentsError::Order`] if extents overlap in the file or start behind its end, and
+    /// Returns [`ExtentsError::Order`] if extents overlap in the file or start beyond its end, and
     /// [`ExtentsError::TooLong`] as [`memory_bytes`](Self::memory_bytes) does.
     pub fn disk_ranges(&self, namespace: &Namespace) -> Result<Vec<DiskRange>, ExtentsError> {
         let memory_bytes = self.memory_bytes(namespace)?;
@@ -130,7 +130,7 @@ impl Disk {
     }
 
     fn find_in(blocks: &Path, major: u32, minor: u32) -> Result<Self, ExtentsError> {
-        /// The unit of sysfs, whatever the block size of the disk is.
+        /// The unit of sysfs, for every block size of the disk.
         const SECTOR_BYTES: u64 = 512;
         let link = blocks.join(format!("{major}:{minor}"));
         let disk = fs::canonicalize(link).map_err(|_| ExtentsError::NoDisk { major, minor })?;
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_begins_on_its_disk() {
+    fn the_start_of_a_partition_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let disk = folder.path().join("devices/nvme0n1");
         fs::create_dir_all(disk.join("nvme0n1p2")).unwrap();

@@ -7,8 +7,8 @@ use longshore_domain::{Builder, Domain};
 
 use crate::error::Error;
 
-/// A PCI device, as the driver uses it. [`PciDevice`] is a device that the kernel passes through; a
-/// test can implement the trait for a model of a controller.
+/// The operations of the driver on a PCI device. [`PciDevice`] is a device that the kernel passes
+/// through; a test can implement the trait for a model of a controller.
 pub trait Hardware {
     /// Returns the length of the registers (BAR 0), in bytes.
     fn registers_len(&self) -> usize;
@@ -49,7 +49,7 @@ impl PciDevice {
     }
 
     fn map(device: Device) -> io::Result<Self> {
-        // The device answers at its BARs from here on, and does no DMA yet.
+        // This enables access to the BARs, but no DMA yet.
         device.set_bus_master(false)?;
         let registers = device.map(&device.region(0)?)?;
         Ok(Self { registers, device })
@@ -98,11 +98,11 @@ pub enum Interface {
 }
 
 impl Interface {
-    /// Opens the device at a PCI address such as `0000:01:00.0`, and returns it with a builder for
-    /// the domain that it is in.
+    /// Opens the device at a PCI address such as `0000:01:00.0`, and returns it with a builder of its
+    /// domain.
     ///
     /// # Errors
-    /// Returns [`Error::Open`] if this process cannot have the device, and [`Error::Device`] if its
+    /// Returns [`Error::Open`] if this process cannot use the device, and [`Error::Device`] if its
     /// registers cannot be mapped.
     pub fn open(self, address: &str) -> Result<(Builder, PciDevice), Error> {
         let (builder, device) = match self {

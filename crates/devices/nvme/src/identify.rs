@@ -72,7 +72,7 @@ pub(crate) struct IdentifyNamespace {
 
 impl IdentifyNamespace {
     pub(crate) fn decode(bytes: &[u8; IDENTIFY_BYTES]) -> Self {
-        // FLBAS: four bits, and two more where there are more than 16 formats.
+        // FLBAS: four bits, and two more if there are more than 16 formats.
         let (formats, flbas) = (usize::from(bytes[25]) + 1, usize::from(bytes[26]));
         let upper = if formats > 16 { flbas >> 5 & 3 } else { 0 };
         let format = word(bytes, 128 + 4 * (flbas & 0xf | upper << 4));
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(data(&bytes), first);
         bytes[26] = 3;
         assert_eq!(data(&bytes), IdentifyNamespace { blocks, block_log2: 12, metadata_bytes: 8 });
-        // The upper bits count only where there are as many formats.
+        // The upper bits are used only if there are more than 16 formats.
         bytes[26] = 3 | 2 << 5;
         assert_eq!(data(&bytes).block_log2, 12);
         bytes[25] = 40;

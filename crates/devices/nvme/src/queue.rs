@@ -26,9 +26,9 @@ const BLOCKS_MAX: u64 = 1 << 16;
 ///                         └── one write of each doorbell for all commands
 /// ```
 ///
-/// A queue allocates nothing after it was made. Dropping it while commands are in flight makes the controller
-/// give them up first, and then drops the values. If the controller cannot be stopped, the values are
-/// leaked, because it may still access their memory.
+/// A queue allocates nothing after it was made. If it is dropped while commands are in flight, it first
+/// makes the controller abort them, and then drops the values. If the controller cannot be stopped, the
+/// values are leaked, because it may still access their memory.
 pub struct Queue<'c, 'd, H: Hardware, T> {
     controller: &'c Controller<'d, H>,
     describer: Describer,
@@ -149,8 +149,8 @@ impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
     /// Returns the next completed command, if there is one.
     ///
     /// # Errors
-    /// Returns [`Error::UnexpectedCompletion`] if the controller completes a command that it does not
-    /// have. It must be stopped then.
+    /// Returns [`Error::UnexpectedCompletion`] if the controller completes a command that is not in
+    /// flight. It must be stopped then.
     #[inline]
     pub fn take(&mut self) -> Result<Option<Completion<T>>, Error> {
         let Some(Ended { payload, info, status, .. }) = self.rings_mut().take()? else {
@@ -164,9 +164,9 @@ impl<'c, 'd, H: Hardware, T> Queue<'c, 'd, H, T> {
     /// Writes the doorbells and waits for a command to end.
     ///
     /// # Errors
-    /// Returns [`Error::Idle`] if no command is in flight, else [`Error::TimedOut`], [`Error::Fatal`],
-    /// [`Error::Gone`], [`Error::Stopped`] or [`Error::UnexpectedCompletion`]. The controller still has the
-    /// commands in flight then.
+    /// Returns [`Error::Idle`] if no command is in flight, otherwise [`Error::TimedOut`],
+    /// [`Error::Fatal`], [`Error::Gone`], [`Error::Stopped`] or [`Error::UnexpectedCompletion`]. The
+    /// commands stay in flight then.
     pub fn wait(&mut self) -> Result<Completion<T>, Error> {
         self.ring();
         let mut waiting = Waiting::new(self.controller.io_timeout());

@@ -41,7 +41,7 @@ impl Capabilities {
         4 << ((self.0 >> 32) & 0xf)
     }
 
-    /// Returns whether the controller has the NVM command set (CSS).
+    /// Returns `true` if the controller has the NVM command set (CSS).
     pub fn has_nvm_commands(self) -> bool {
         self.0 & 1 << 37 != 0
     }
@@ -108,22 +108,22 @@ impl Configuration {
 pub struct ControllerStatus(pub u32);
 
 impl ControllerStatus {
-    /// Returns whether the controller is ready (RDY).
+    /// Returns `true` if the controller is ready (RDY).
     pub fn is_ready(self) -> bool {
         self.0 & 1 != 0
     }
 
-    /// Returns whether the controller has met a fatal error and must be reset (CFS).
+    /// Returns `true` if the controller has met a fatal error and must be reset (CFS).
     pub fn is_fatal(self) -> bool {
         self.0 & 1 << 1 != 0
     }
 
-    /// Returns whether a shutdown is complete (SHST), so that power may be removed.
+    /// Returns `true` if a shutdown is complete (SHST), so that power may be removed.
     pub fn is_shut_down(self) -> bool {
         self.0 >> 2 & 3 == 2
     }
 
-    /// Returns whether the device does not answer on the bus: all bits are ones.
+    /// Returns `true` if the device does not respond on the bus: all bits are ones.
     pub fn is_gone(self) -> bool {
         self.0 == u32::MAX
     }
@@ -133,7 +133,7 @@ impl ControllerStatus {
 mod tests {
     use super::*;
 
-    /// The value in QEMU's controller (7.2), with DSTRD set to 2.
+    /// The value of QEMU 7.2's controller, with DSTRD set to 2.
     const CAPABILITIES: Capabilities = Capabilities(0x0040_0022_0f01_07ff | 1 << 37);
 
     #[test]

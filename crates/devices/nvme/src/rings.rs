@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Both rings have one entry more than commands can be in flight, so neither is full when a command is
-//! submitted, and the driver does not need the heads. [`Rings::ring`] writes each doorbell once for all
-//! entries since it was called last.
+//! submitted, and the driver does not need the controller's heads. [`Rings::ring`] writes each doorbell
+//! once for all entries since the last call.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -129,7 +129,7 @@ impl<'d, T> Rings<'d, T> {
     pub(crate) fn take(&mut self) -> Result<Option<Ended<T>>, Error> {
         let at = usize::from(self.head) * COMPLETION_BYTES;
         let ring = self.completions.view();
-        // One read returns the command identifier and the phase tag, so that both belong together.
+        // The command identifier and the phase tag are read together, so that they match.
         let completion = CompletionEntry(ring.read_u64_le(at + 8).expect("inside of the ring"));
         if completion.phase() != self.phase {
             return Ok(None);
@@ -177,7 +177,8 @@ impl<'d, T> Rings<'d, T> {
 /// Orders all writes to memory before the write of a doorbell.
 #[inline]
 fn before_doorbell() {
-    // An x86 processor makes stores in order, also those to a device, so this only stops the compiler.
+    // x86 keeps stores in order, also those to a device, so only the compiler must be kept from
+    // reordering.
     let order = if cfg!(target_arch = "x86_64") { Ordering::Release } else { Ordering::SeqCst };
     fence(order);
 }

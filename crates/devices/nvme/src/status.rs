@@ -8,7 +8,7 @@ use std::fmt;
 pub struct Status(pub u16);
 
 impl Status {
-    /// Returns whether the command succeeded.
+    /// Returns `true` if the command succeeded.
     pub fn is_success(self) -> bool {
         self.0 & 0x7ff == 0
     }
@@ -66,7 +66,7 @@ impl Status {
             (2, 0x86) => "Access Denied",
             (2, 0x87) => "Deallocated or Unwritten Logical Block",
             (7, _) => "a vendor specific status",
-            _ => "a status that this driver has no name for",
+            _ => "a status that is unknown to this driver",
         }
     }
 }
@@ -92,7 +92,7 @@ mod tests {
             status.to_string(),
             "Unrecovered Read Error (status code type 0x2, code 0x81, do not retry)"
         );
-        // The bit More (M) alone is no error.
+        // The bit More (M) alone is not an error.
         assert!(Status(1 << 13).is_success());
     }
 

@@ -42,7 +42,7 @@ fn split(range: DiskRange, max_bytes: u64) -> impl Iterator<Item = DiskRange> {
     })
 }
 
-/// Fails if a range cannot be transferred.
+/// Returns an error if a range cannot be transferred.
 fn check(range: &DiskRange, namespace: &Namespace, mapped_bytes: u64) -> Result<(), Error> {
     let DiskRange { disk_offset, offset, len_bytes } = *range;
     let block_bytes = namespace.block_bytes();
@@ -62,15 +62,15 @@ fn check(range: &DiskRange, namespace: &Namespace, mapped_bytes: u64) -> Result<
     Ok(())
 }
 
-/// Reads ranges of the disk into a mapping, or writes them from it, with a full queue of commands in flight.
-/// Returns the number of bytes. `progress` receives the number of bytes transferred so far, approximately.
+/// Reads ranges of the disk into a mapping, or writes them from it, and keeps the queue full meanwhile.
+/// Returns the number of bytes. `progress` receives the approximate number of bytes transferred so far.
 ///
 /// Each command borrows the mapping, which therefore cannot be unmapped before the queue is dropped.
 ///
 /// # Errors
-/// Returns [`Error::PartialBlock`], [`Error::OutOfRange`] or [`Error::OutOfMapping`] for a range that cannot
-/// be transferred, else the first error of a command. No command is in flight then, unless the controller
-/// does not answer.
+/// Returns [`Error::PartialBlock`], [`Error::OutOfRange`] or [`Error::OutOfMapping`] for a range that
+/// cannot be transferred, otherwise the first error of a command. No command is in flight then, unless
+/// the controller does not respond.
 pub fn transfer<'m, 'l, H: Hardware, B: DmaMemory + 'static, D: Handle>(
     queue: &mut Queue<'_, '_, H, &'m Mapping<'l, B, D>>,
     opcode: Opcode,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::command::CommandInfo;
 use crate::error::Error;
 
-/// This many polls find nothing before the clock is read and other threads may run.
+/// The number of polls after which the clock is read and other threads may run.
 const SPINS: u32 = 1024;
 /// The interval between two reads of CSTS, which is far slower than memory.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -25,8 +25,8 @@ impl Waiting {
         Self { timeout, spins: 0, started: None, checked: Duration::ZERO }
     }
 
-    /// Waits a moment. `in_flight` returns a command that has not ended, and `check` fails if the
-    /// controller does not work any more.
+    /// Waits a moment. `in_flight` returns a command that has not ended, and `check` returns an error if
+    /// the controller does not work any more.
     #[inline]
     pub(crate) fn spin(
         &mut self,

@@ -19,7 +19,7 @@ struct Counting;
 
 thread_local!(static ASKED: Cell<u64> = const { Cell::new(0) });
 
-// SAFETY: the system's allocator does everything.
+// SAFETY: the calls are passed to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ASKED.set(ASKED.get() + 1);

@@ -28,7 +28,8 @@ fn options() -> Options {
     Options::default().admin_timeout(timeout).io_timeout(timeout)
 }
 
-/// Runs `work` with a model and its driver. Fails if memory stays mapped or an access of the model failed.
+/// Runs `work` with a model and its driver. Panics if memory stays mapped, or an access by the model
+/// failed.
 fn with_model(
     traits: Traits,
     options: Options,
@@ -129,7 +130,7 @@ fn doorbells_are_written_once_for_all_commands() {
             let full = queue.submit(Opcode::Read, &namespace, 0, &[segment], 99).unwrap_err();
             assert!(matches!(full.error, Error::QueueFull { depth: 16 }) && full.payload == 99);
             queue.ring();
-            // Completions of the round before, and submissions.
+            // One write for the completions of the previous round, and one for the submissions.
             assert_eq!(model.doorbells(), if round == 0 { 1 } else { 2 });
             let ended: Vec<_> = std::iter::from_fn(|| queue.take().unwrap()).collect();
             assert!(ended.iter().all(|done| done.result.is_ok()));

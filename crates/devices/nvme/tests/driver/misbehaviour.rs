@@ -38,7 +38,7 @@ fn a_command_that_does_not_end_times_out_and_close_returns_its_memory() {
         assert!(late.to_string().starts_with("Read of 8 blocks from LBA 0x"), "{late}");
         assert!(late.to_string().contains("did not end within 200ms"), "{late}");
         assert_eq!(queue.close().unwrap().count(), 3);
-        // The controller has given the commands up, so none is left to execute.
+        // The controller has aborted the commands, so none is left to execute.
         assert_eq!(model.go_on(), 0);
         assert!(controller.is_running());
     });
@@ -109,7 +109,7 @@ fn memory_of_a_controller_that_does_not_stop_is_leaked() {
     assert!(lost.to_string().contains("never freed"), "{lost}");
     assert!(matches!(controller.stop(), Err(Error::Lost(_))));
     let before = domain.iovas().free_bytes();
-    // Three buffers, three rings and lists of the queue, three of the admin queue at least.
+    // At least three buffers, three pages of the queue (rings and lists), and three of the admin queue.
     assert!(before <= domain.iovas().all_bytes() - 9 * 4096);
     assert_eq!(domain.counters().unmaps, 0);
     drop((local, controller));
@@ -128,7 +128,7 @@ fn rings_of_a_queue_that_was_lost_while_it_was_created_are_leaked() {
     model.faulty.holds_admin.set(true);
     let lost = controller.queue::<()>(4).unwrap_err();
     assert!(matches!(lost, Error::Lost(_)), "{lost}");
-    // The submission and the completion queue. The list was not given to the controller.
+    // The submission and the completion queue. The controller does not have the address of the lists.
     assert_eq!(domain.iovas().free_bytes(), before - 2 * 4096);
 }
 
@@ -174,7 +174,7 @@ fn a_controller_that_does_not_become_ready_leaves_nothing_mapped() {
 }
 
 #[test]
-fn doorbells_behind_the_registers_are_refused() {
+fn doorbells_beyond_the_registers_are_refused() {
     let soft = Soft::new().unwrap();
     let traits = Traits { stride_log2: 15, ..Traits::default() };
     let model = &Model::new(soft.space().session(), traits, content());

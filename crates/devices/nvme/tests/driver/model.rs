@@ -37,11 +37,11 @@ pub(crate) struct Faulty {
     pub(crate) holds_io: Cell<bool>,
     /// Commands of the admin queue do not end.
     pub(crate) holds_admin: Cell<bool>,
-    /// EN = 0 does not stop it.
+    /// Clearing CC.EN does not stop the controller.
     pub(crate) does_not_stop: Cell<bool>,
     /// A reset by the bus fails.
     pub(crate) does_not_reset: Cell<bool>,
-    /// CSTS.CFS.
+    /// CSTS.CFS is set.
     pub(crate) is_fatal: Cell<bool>,
     /// Registers read as ones.
     pub(crate) is_gone: Cell<bool>,
@@ -123,7 +123,7 @@ impl Model {
         self.disk.borrow().clone()
     }
 
-    /// Executes the commands that it has held back, and returns their number.
+    /// Executes the commands that were held back, and returns their number.
     pub(crate) fn go_on(&self) -> usize {
         self.faulty.holds_io.set(false);
         let mut queues = self.queues.borrow_mut();
@@ -221,7 +221,7 @@ impl Model {
         let field = u16::from(queue.phase) | status << 1;
         bytes[14..].copy_from_slice(&field.to_le_bytes());
         let at = queue.completions + queue.completion_tail * 16;
-        // The phase tag last.
+        // The phase tag is written last.
         let _ = self.write(at, &bytes[..8]).and_then(|()| self.write(at + 8, &bytes[8..]));
         queue.completion_tail = next;
         queue.phase ^= next == 0;
