@@ -1,7 +1,7 @@
 //! Requests of a virtio block device.
 //!
 //! ```text
-//!   what the device reads            what it writes
+//!   the device reads                 the device writes
 //!   ┌──────┬──────────┬────────┬──────┐   ┌──────┬────────┐
 //!   │ kind │ reserved │ sector │ data │   │ data │ status │    in descriptors of any lengths
 //!   │ u32  │ u32      │ u64    │ …    │   │ …    │ u8     │
@@ -20,25 +20,25 @@ use crate::trace::Counts;
 
 /// Feature bits of the device.
 pub mod feature {
-    /// How many segments a request has at most.
+    /// The configuration has the maximum number of segments of a request.
     pub const SEG_MAX: u64 = 1 << 2;
-    /// It cannot be written.
+    /// The disk is read-only.
     pub const READ_ONLY: u64 = 1 << 5;
-    /// The size of a block.
+    /// The configuration has the block size.
     pub const BLK_SIZE: u64 = 1 << 6;
-    /// It can be flushed.
+    /// The disk supports flush requests.
     pub const FLUSH: u64 = 1 << 9;
-    /// It has several rings.
+    /// The device has several rings.
     pub const MQ: u64 = 1 << 12;
-    /// Descriptors may lie in tables of their own.
+    /// The device supports indirect descriptors.
     pub const INDIRECT_DESC: u64 = 1 << 28;
-    /// It is as VIRTIO 1 says.
+    /// The device complies with VIRTIO 1.
     pub const VERSION_1: u64 = 1 << 32;
 }
 
-/// How many segments a request of a driver may have, besides header and status.
+/// The maximum number of segments of a request, besides header and status.
 const SEGMENTS_MAX: u32 = 126;
-/// How much is read from the disk, or written to it, at once.
+/// The maximum number of bytes that are read from the disk, or written to it, at once.
 pub(crate) const BOUNCE_BYTES: usize = 256 << 10;
 const HEADER_BYTES: usize = 16;
 
@@ -49,7 +49,7 @@ mod kind {
     pub(super) const GET_ID: u32 = 8;
 }
 
-/// The configuration space, as it reads.
+/// Returns the content of the configuration space.
 pub(crate) fn config_space(disk: &Disk, rings: u16) -> [u8; CONFIG_LEN_BYTES] {
     let mut bytes = [0; CONFIG_LEN_BYTES];
     bytes[..8].copy_from_slice(&disk.sectors().to_le_bytes());
@@ -59,11 +59,11 @@ pub(crate) fn config_space(disk: &Disk, rings: u16) -> [u8; CONFIG_LEN_BYTES] {
     bytes
 }
 
-/// Does what `chain` asks for; how many bytes were written. `None` for one that has no room for a
-/// status: nothing can be said of it.
+/// Executes the request in `chain`, and returns the number of bytes that it has written to memory.
+/// Returns `None` if the chain has no room for a status.
 ///
 /// # Errors
-/// [`AccessError`], where the thread is to stop, or the status cannot be written.
+/// [`AccessError`] if the ring is stopped, or the status cannot be written.
 pub(crate) fn serve(
     memory: &QueueMemory<'_>,
     disk: &Disk,
@@ -89,8 +89,8 @@ pub(crate) fn serve(
     let mut last = Parts::new(&chain.writable);
     last.skip(data_bytes);
     last.each(1, |at, _| memory.write_obj(at, status as u8))?;
-    // The status is the last byte of all, and what comes before it counts as written only where all
-    // of it was.
+    // The written bytes of a chain are counted from its start. So the status, which is the last byte,
+    // is included only if all bytes before it were written.
     let is_whole = request.written_bytes == data_bytes;
     Ok(Some(if is_whole { data_bytes as u32 + 1 } else { request.written_bytes as u32 }))
 }
@@ -136,7 +136,7 @@ impl Request<'_, '_> {
         }
     }
 
-    /// From the disk into memory.
+    /// Reads from the disk into memory.
     fn read(
         &mut self,
         sector: u64,
@@ -158,7 +158,7 @@ impl Request<'_, '_> {
         Ok(Status::Ok)
     }
 
-    /// From memory to the disk.
+    /// Writes from memory to the disk.
     fn write(&mut self, sector: u64, readable: &mut Parts<'_>) -> Result<Status, AccessError> {
         let data_bytes = readable.left_bytes;
         let Some(mut at) = self.disk.place(sector, data_bytes) else { return Ok(Status::IoError) };
@@ -177,10 +177,11 @@ impl Request<'_, '_> {
     }
 }
 
-/// A place in a list of segments.
+/// A position in a list of segments.
 struct Parts<'c> {
+    /// The segments from the position on.
     segments: &'c [Segment],
-    /// Done of the first of them.
+    /// The bytes of the first segment that are before the position.
     done_bytes: u32,
     left_bytes: u64,
 }
@@ -213,7 +214,7 @@ impl<'c> Parts<'c> {
         })
     }
 
-    /// Walks `len_bytes`, or what is left if that is less.
+    /// Calls `visit` for each part of the next `len_bytes`, or of all that is left if that is less.
     fn each<E>(
         &mut self,
         mut len_bytes: u64,
@@ -223,7 +224,7 @@ impl<'c> Parts<'c> {
             let room = first.len_bytes - self.done_bytes;
             let part = u64::from(room).min(len_bytes) as u32;
             if part > 0 {
-                // One that passes the end of the address space faults.
+                // An access beyond the end of the address space faults.
                 visit(first.at.wrapping_add(u64::from(self.done_bytes)), part)?;
             }
             len_bytes -= u64::from(part);

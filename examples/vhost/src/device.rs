@@ -11,7 +11,7 @@ use crate::ring::ENTRIES_MAX;
 use crate::trace::Counts;
 use crate::worker::Worker;
 
-/// How many rings there are.
+/// The number of rings.
 pub const RINGS: u16 = 4;
 
 /// A virtio block device.
@@ -22,7 +22,7 @@ pub struct BlockDevice {
 }
 
 impl BlockDevice {
-    /// Makes a device of `disk` that counts what it does.
+    /// Returns a device for `disk` that counts its events in `counts`.
     pub fn new(disk: Disk, counts: Counts) -> Self {
         Self { disk: Arc::new(disk), counts }
     }

@@ -7,10 +7,10 @@ use std::path::Path;
 
 /// The unit of addresses and lengths in requests.
 pub const SECTOR_BYTES: u64 = 512;
-/// How long the name is that a driver can ask for.
+/// The length of the serial number in bytes.
 pub const SERIAL_BYTES: usize = 20;
 
-/// A raw image.
+/// A raw disk image.
 #[derive(Debug)]
 pub struct Disk {
     file: File,
@@ -20,25 +20,25 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// The file at `path`.
+    /// Opens the file at `path`.
     ///
     /// # Errors
-    /// Those of `open(2)`; as [`from_file`](Self::from_file).
+    /// The errors of `open(2)`, and of [`from_file`](Self::from_file).
     pub fn open(path: &Path, is_read_only: bool, serial: &str) -> io::Result<Self> {
         let file = File::options().read(true).write(!is_read_only).open(path)?;
         Self::from_file(file, is_read_only, serial)
     }
 
-    /// An open file: also a memfd.
+    /// Returns a disk in an open file, which can be a memfd.
     ///
     /// # Errors
-    /// `InvalidInput` where its length is not one of whole sectors, or the serial is longer than
-    /// [`SERIAL_BYTES`].
+    /// `InvalidInput` if the length is zero or not a multiple of the sector size, or if the serial is
+    /// longer than [`SERIAL_BYTES`].
     pub fn from_file(file: File, is_read_only: bool, serial: &str) -> io::Result<Self> {
         let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
         let len_bytes = file.metadata()?.len();
         if len_bytes == 0 || !len_bytes.is_multiple_of(SECTOR_BYTES) {
-            return Err(invalid("the disk's file is not made of whole sectors of 512 bytes"));
+            return Err(invalid("the disk's file does not consist of whole sectors of 512 bytes"));
         }
         let mut padded = [0; SERIAL_BYTES];
         let room = padded.get_mut(..serial.len());
@@ -48,23 +48,23 @@ impl Disk {
         Ok(Self { file, sectors, is_read_only, serial: padded })
     }
 
-    /// Its length in sectors.
+    /// Returns the length in sectors.
     pub fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// Whether it cannot be written.
+    /// Returns `true` if the disk cannot be written.
     pub fn is_read_only(&self) -> bool {
         self.is_read_only
     }
 
-    /// Its name, padded with zeros.
+    /// Returns the serial number, padded with zeros.
     pub fn serial(&self) -> [u8; SERIAL_BYTES] {
         self.serial
     }
 
-    /// Where `len_bytes` from `sector` on begin, in bytes, if the disk has them and they are whole
-    /// sectors.
+    /// Returns the offset of `sector` in bytes, or `None` if `len_bytes` from there on are not whole
+    /// sectors of the disk.
     pub(crate) fn place(&self, sector: u64, len_bytes: u64) -> Option<u64> {
         let end = sector.checked_add(len_bytes / SECTOR_BYTES)?;
         let is_there = len_bytes.is_multiple_of(SECTOR_BYTES) && end <= self.sectors;

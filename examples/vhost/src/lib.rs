@@ -9,16 +9,16 @@
 //!     └──── guest's memory ◄── requests' data, used rings, dirty log ──┴───────────────┘
 //! ```
 //!
-//! `longshore-vhost-user` has the protocol; here is the disk.
+//! `longshore-vhost-user` implements the protocol, and this crate the disk.
 //!
-//! | module | what it is for |
+//! | module | content |
 //! | --- | --- |
-//! | `device` | the device, as the protocol sees it |
+//! | `device` | the device that the protocol's server calls |
 //! | `worker` | the thread of a ring |
 //! | `ring` | the split virtqueue |
 //! | [`block`] | requests of a virtio disk |
 //! | [`disk`] | the file |
-//! | [`trace`] | counts, and a line for each event |
+//! | [`trace`] | counters of events, and a line of output for each |
 
 #![forbid(unsafe_code)]
 

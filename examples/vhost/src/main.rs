@@ -1,4 +1,4 @@
-//! `longshore-vhost-example`: the disk, behind a Unix socket.
+//! `longshore-vhost-example`: serves the disk on a Unix socket.
 
 use std::env;
 use std::ffi::OsString;
@@ -13,14 +13,14 @@ A virtio block device for virtual machines, served over vhost-user.
 
 usage: longshore-vhost-example --socket PATH --disk FILE [--read-only] [--serial NAME] [--trace]
 
-  --socket PATH   listen there; a socket that a dead server left is replaced
-  --disk FILE     a raw image, of whole sectors of 512 bytes
-  --read-only     refuse to write it
-  --serial NAME   what the guest sees as its serial, at most 20 bytes
-  --trace         print every message, and each address that was asked for
+  --socket PATH   listen on this socket; the socket of a dead server is replaced
+  --disk FILE     a raw disk image of whole sectors of 512 bytes
+  --read-only     do not allow the guest to write to the disk
+  --serial NAME   the serial number that the guest sees, at most 20 bytes
+  --trace         print every message, and each address whose translation is requested
   --leave-out-dirty-log
-                  mark nothing in the dirty log, to show what it is for: a machine that is migrated
-                  has stale memory then
+                  do not mark written pages in the dirty log, to show its purpose: a migrated
+                  machine has stale memory then
   --help          print this
 
 It serves one machine after the other until it is killed. To try it, behind a virtual IOMMU:
@@ -46,12 +46,12 @@ fn main() -> ExitCode {
     let options = match parse(env::args_os().skip(1)) {
         Ok(Some(options)) => options,
         Ok(None) => {
-            // Nobody may be there to read it.
+            // An error means that the reader has closed the pipe.
             let _ = io::stdout().write_all(HELP.as_bytes());
             return ExitCode::SUCCESS;
         }
         Err(reason) => {
-            eprintln!("longshore-vhost-example: {reason}; --help tells more");
+            eprintln!("longshore-vhost-example: {reason}; see --help");
             return ExitCode::from(2);
         }
     };
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The options; `None` where only help is wanted.
+/// Returns the options, or `None` if only help is requested.
 fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Option<Options>, String> {
     let (mut socket, mut disk, mut serial) = (None, None, "longshore".to_owned());
     let (mut is_read_only, mut is_traced, mut is_log_left_out) = (false, false, false);
@@ -82,11 +82,11 @@ fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Option<Options>, St
             Some("--trace") => is_traced = true,
             Some("--leave-out-dirty-log") => is_log_left_out = true,
             Some("--help" | "-h") => return Ok(None),
-            _ => return Err(format!("{} is no option", arg.display())),
+            _ => return Err(format!("unknown option {}", arg.display())),
         }
     }
-    let socket = socket.ok_or("--socket PATH says where to listen, and is missing")?;
-    let disk = disk.ok_or("--disk FILE says what to serve, and is missing")?;
+    let socket = socket.ok_or("--socket PATH is missing: the socket to listen on")?;
+    let disk = disk.ok_or("--disk FILE is missing: the disk image to serve")?;
     Ok(Some(Options { socket, disk, serial, is_read_only, is_traced, is_log_left_out }))
 }
 

@@ -1,4 +1,4 @@
-//! A split virtqueue, seen from the device. All that is in it is a claim.
+//! A split virtqueue, as the device uses it. Its content is not trusted.
 //!
 //! ```text
 //!   descriptors   num × { address u64, length u32, flags u16, next u16 }
@@ -13,36 +13,36 @@ use std::sync::atomic::{Ordering, fence};
 use longshore::access::dirty::BeyondLog;
 use longshore::vhost_user::{AccessError, Queue, QueueLayout, QueueMemory};
 
-/// The most entries that a ring may have.
+/// The maximum number of entries of a ring.
 pub(crate) const ENTRIES_MAX: u16 = 1024;
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 const DESCRIPTOR_BYTES: u64 = 16;
-/// In the available ring: the driver wants no interrupt.
+/// The flag in the available ring that suppresses interrupts.
 const NO_INTERRUPT: u16 = 1;
 
-/// Why a ring is not served any more.
+/// The reason that a ring is not served any more.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RingError {
     #[error("{0}")]
     Fault(longshore::access::Fault),
-    #[error("it is to stop")]
+    #[error("the ring was stopped")]
     Stopped,
-    #[error("{ahead} entries are available at once, of {entries}")]
+    #[error("{ahead} entries are available in a ring of {entries}")]
     TooManyAvailable { ahead: u16, entries: u16 },
-    #[error("descriptor {index} is none of {entries}")]
+    #[error("descriptor {index} does not exist in a table of {entries}")]
     NoDescriptor { index: u16, entries: u64 },
-    #[error("a chain of descriptors that does not end")]
+    #[error("a chain of descriptors is too long, or does not end")]
     Loop,
-    #[error("descriptor {index} has flags {flags:#x}, which mean nothing there")]
+    #[error("descriptor {index} has flags {flags:#x}, which are not valid there")]
     Flags { index: u16, flags: u16 },
-    #[error("an indirect table of {len_bytes} bytes")]
+    #[error("an indirect table cannot have {len_bytes} bytes")]
     IndirectTable { len_bytes: u32 },
     #[error(transparent)]
     Log(#[from] BeyondLog),
-    #[error("writes are not logged any more: the log's memory is gone")]
+    #[error("writes cannot be logged any more: the log's memory is missing")]
     LogLost,
 }
 
@@ -55,28 +55,28 @@ impl From<AccessError> for RingError {
     }
 }
 
-/// A part of the guest's memory that a descriptor names.
+/// The memory that a descriptor refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) at: u64,
     pub(crate) len_bytes: u32,
 }
 
-/// What a chain of descriptors lists.
+/// The memory of a chain of descriptors.
 #[derive(Debug, Default)]
 pub(crate) struct Chain {
-    /// By which the driver knows it.
+    /// The index of the first descriptor, which identifies the chain.
     pub(crate) head: u16,
     pub(crate) readable: Vec<Segment>,
     pub(crate) writable: Vec<Segment>,
 }
 
-/// A ring that is being served. Requests are done one after the other, so what was taken is what was
-/// completed.
+/// A ring that is being served. Requests are executed one after the other, so the number of taken
+/// entries is the number of completed ones.
 #[derive(Debug)]
 pub(crate) struct Ring<'q> {
     queue: &'q Queue,
-    /// Entries that are done, modulo 2^16.
+    /// The number of completed entries, modulo 2^16.
     pub(crate) next: u16,
 }
 
@@ -85,7 +85,7 @@ impl<'q> Ring<'q> {
         Self { queue, next: queue.next }
     }
 
-    /// Whether something is available; and then [`chain`](Self::chain) has it.
+    /// Returns true if a request is available, which [`chain`](Self::chain) then reads.
     pub(crate) fn is_available(&self, memory: &QueueMemory<'_>) -> Result<bool, RingError> {
         let index = u16::from_le(memory.load(self.queue.layout.available + 2, Ordering::Acquire)?);
         let (ahead, entries) = (index.wrapping_sub(self.next), self.queue.layout.entries);
@@ -95,7 +95,7 @@ impl<'q> Ring<'q> {
         Ok(ahead > 0)
     }
 
-    /// Reads the chain that is next into `chain`.
+    /// Reads the next chain into `chain`.
     pub(crate) fn chain(
         &self,
         memory: &QueueMemory<'_>,
@@ -112,8 +112,8 @@ impl<'q> Ring<'q> {
             if u64::from(index) >= entries {
                 return Err(RingError::NoDescriptor { index, entries });
             }
-            // The last one of its table ends below the end of the address space: it was checked, or
-            // the access faults.
+            // The ring's table was checked, and an access to an indirect table beyond the end of the
+            // address space faults.
             let at = start.wrapping_add(DESCRIPTOR_BYTES * u64::from(index));
             let [address, word] = memory.read_obj::<[u64; 2]>(at)?.map(u64::from_le);
             let (len_bytes, flags, next) = (word as u32, (word >> 32) as u16, (word >> 48) as u16);
@@ -136,7 +136,7 @@ impl<'q> Ring<'q> {
             } else if chain.writable.is_empty() {
                 chain.readable.push(segment);
             } else {
-                // What is read comes before what is written.
+                // Readable descriptors come before writable ones.
                 return Err(RingError::Flags { index, flags });
             }
             if flags & NEXT == 0 {
@@ -146,8 +146,8 @@ impl<'q> Ring<'q> {
         }
     }
 
-    /// Completes the chain that was read, of which `written_bytes` were written. Whether the driver
-    /// wants to be told.
+    /// Completes the current chain, to which `written_bytes` were written. Returns true if the driver
+    /// wants an interrupt.
     pub(crate) fn complete(
         &mut self,
         memory: &QueueMemory<'_>,
@@ -157,7 +157,7 @@ impl<'q> Ring<'q> {
         let QueueLayout { entries, used, available, .. } = self.queue.layout;
         let offset = 4 + 8 * u64::from(self.next % entries);
         let element = u64::from(head) | u64::from(written_bytes) << 32;
-        // In two words, as the ring is aligned to four bytes.
+        // Two words, because the ring is aligned to four bytes.
         let words = [element as u32, (element >> 32) as u32].map(u32::to_le);
         memory.write_obj(used + offset, words)?;
         self.queue.log_used(offset, 8)?;
@@ -165,7 +165,7 @@ impl<'q> Ring<'q> {
         memory.store(used + 2, next.to_le(), Ordering::Release)?;
         self.queue.log_used(2, 2)?;
         self.next = next;
-        // The index is there before the driver's wish is looked at.
+        // The index must be visible before the driver's flag is read.
         fence(Ordering::SeqCst);
         let flags = u16::from_le(memory.load(available, Ordering::Relaxed)?);
         Ok(flags & NO_INTERRUPT == 0)

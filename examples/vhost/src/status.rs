@@ -1,8 +1,8 @@
-//! The last byte of a request, which the device writes.
+//! The status byte of a request, which the device writes last.
 //!
 //! Source: VIRTIO 1.2, 5.2.6.
 
-/// How a request ended.
+/// The status of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     Ok = 0,

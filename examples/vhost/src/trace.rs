@@ -1,4 +1,4 @@
-//! What happens, counted, and printed if that is wanted.
+//! Counts events, and prints them if requested.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ macro_rules! counts {
             $($name: AtomicU64,)*
         }
 
-        /// The counts at one moment.
+        /// A snapshot of the counts.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Snapshot {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Counts {
-            /// The counts now.
+            /// Returns a snapshot of the counts.
             pub fn snapshot(&self) -> Snapshot {
                 Snapshot { $($name: self.0.$name.load(Ordering::Acquire),)* }
             }
         }
 
-        /// Each as `name=number`, with spaces between: to be read by people and programs.
+        /// Writes each count as `name=number`, separated by spaces, for people and programs.
         impl fmt::Display for Snapshot {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let counts = [$((stringify!($name), self.$name),)*];
@@ -46,52 +46,52 @@ macro_rules! counts {
 }
 
 counts! {
-    /// Front-ends that came.
+    /// Front-ends that connected.
     clients
-    /// Messages that were taken.
+    /// Messages that were received.
     messages
-    /// Messages that were refused, also those that ended a connection.
+    /// Messages that were refused, including those that ended a connection.
     refused
     /// Memory tables that were set.
     tables
-    /// Translations that the front-end gave.
+    /// Translations that the front-end sent.
     updates
-    /// Translations that it took back.
+    /// Translations that the front-end invalidated.
     invalidations
-    /// Translations that were asked for.
+    /// Translations that were requested.
     misses
-    /// Requests to read that were done.
+    /// Read requests that succeeded.
     reads
-    /// What they read, in bytes.
+    /// The bytes of these read requests.
     read_bytes
-    /// Requests to write that were done.
+    /// Write requests that succeeded.
     writes
-    /// What they wrote, in bytes.
+    /// The bytes of these write requests.
     written_bytes
-    /// Requests to flush.
+    /// Flush requests.
     flushes
-    /// Requests for the serial.
+    /// Requests for the serial number.
     ids
     /// Requests that ended with an error.
     failed
-    /// Data of requests that could not be reached.
+    /// Requests whose memory could not be accessed.
     data_faults
-    /// Rings that are broken.
+    /// Rings that broke.
     ring_errors
-    /// Times that logging began.
+    /// The number of times that logging of writes began.
     logs
-    /// Requests to read that were done while writes were logged.
+    /// Read requests that succeeded while writes were logged.
     logged_reads
-    /// The most bytes that page tables took after a message.
+    /// The maximum size of the page tables after a message, in bytes.
     page_table_bytes_max
 }
 
-/// What has happened so far. Clones are the same counts.
+/// The counts of events. Clones share the counts.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(Arc<Inner>);
 
 impl Counts {
-    /// Prints all that is counted from now on but requests, a line each.
+    /// Prints a line for each event from now on, except for requests.
     pub fn print(&self) {
         self.0.is_printed.store(true, Ordering::Relaxed);
     }
@@ -99,7 +99,7 @@ impl Counts {
     pub(crate) fn event(&self, event: &Event<'_>) {
         let counts = &self.0;
         match event {
-            Event::Connected => self.count(&counts.clients, format_args!("a front-end has come")),
+            Event::Connected => self.count(&counts.clients, format_args!("front-end connected")),
             Event::Message(request) => self.count(&counts.messages, format_args!("{request:x?}")),
             Event::Refused(reason) => {
                 self.count(&counts.refused, format_args!("refused: {reason}"));
@@ -145,14 +145,14 @@ impl Counts {
     }
 
     pub(crate) fn data_fault(&self, fault: &Fault) {
-        self.count(&self.0.data_faults, format_args!("a request's data: {fault}"));
+        self.count(&self.0.data_faults, format_args!("memory of a request: {fault}"));
     }
 
     pub(crate) fn ring_error(&self, index: usize, error: &dyn fmt::Display) {
         self.count(&self.0.ring_errors, format_args!("ring {index} is broken: {error}"));
     }
 
-    /// The front-end wants writes logged, or no longer.
+    /// Records that the front-end turned logging of writes on or off.
     fn logging(&self, is_on: bool) {
         if is_on && !self.0.is_logging.swap(is_on, Ordering::Relaxed) {
             self.count(&self.0.logs, format_args!("writes are logged"));

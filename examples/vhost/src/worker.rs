@@ -1,4 +1,4 @@
-//! The thread of a ring: a session of its own, and one request after the other.
+//! The thread of a ring. It has its own session, and executes one request after the other.
 
 use std::io;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use crate::disk::Disk;
 use crate::ring::{Chain, Ring, RingError};
 use crate::trace::Counts;
 
-/// A ring's thread. It is stopped when this is dropped.
+/// The thread of a ring. It is stopped when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Worker {
     stop: Stop,
     thread: Option<JoinHandle<QueueState>>,
-    /// Where the thread has begun.
+    /// The index at which the thread began.
     next: u16,
 }
 
@@ -89,7 +89,7 @@ fn serve(
             queue.call();
         }
         served?;
-        // So that unmapping meanwhile does not have to wait for this thread.
+        // An unmapping thread does not have to wait for a parked session.
         memory.session().park();
         if !queue.wait() {
             return Err(RingError::Stopped);
@@ -97,7 +97,8 @@ fn serve(
     }
 }
 
-/// Serves one request and returns whether the driver wants an interrupt, or `None` if there is no request.
+/// Serves one request. Returns `Some(true)` if the driver wants an interrupt, and `None` if there is no
+/// request.
 fn serve_next(
     ring: &mut Ring<'_>,
     memory: &QueueMemory<'_>,

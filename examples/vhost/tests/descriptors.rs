@@ -1,4 +1,5 @@
-//! A server whose process has no descriptors left. The limit is that of the process, so there is one test.
+//! A server whose process has no file descriptors left. The limit belongs to the process, so this is the
+//! only test here.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -28,10 +29,10 @@ fn front_ends_wait_while_no_descriptor_is_left() {
     while let Ok(file) = File::open("/dev/null") {
         others.push(file);
     }
-    // Its descriptor is the last one.
+    // The client's socket takes the last descriptor.
     others.pop();
     let socket: UnixStream = served.connect();
-    // Until the server has failed to accept it. A server that has not tried by then is not at fault.
+    // The server fails to accept it meanwhile. If the server is too slow to try, the test passes, too.
     thread::sleep(Duration::from_millis(300));
     drop(others);
     drop(Frontend::over(socket));

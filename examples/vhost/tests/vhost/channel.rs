@@ -1,4 +1,4 @@
-//! A front-end that keeps the back-end's calls on its channel waiting.
+//! Front-ends that make the back-end's calls on its channel hang.
 #![expect(unsafe_code, reason = "receives into a mapped file")]
 
 use std::fs::{File, OpenOptions};
@@ -21,12 +21,13 @@ use crate::frontend::{ACCESS_PLATFORM, Frontend, IOVA, PROTOCOL_FEATURES, Served
 mod fuse;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A request of `linux/fuse.h`.
+/// `FUSE_READ` of `linux/fuse.h`.
 const READ: u32 = 15;
 const PAGE_BYTES: usize = 4096;
 
-/// Receives from `socket` into a page of `file` on another thread, which waits for the page for ever.
-/// The socket has bytes from `sender`. The thread ends when the file system is gone.
+/// Receives from `socket` into a page of `file` on another thread. The daemon never answers the read of
+/// that page, so the thread hangs in the call until the file system is gone. `sender` is the other end
+/// of `socket`.
 fn receive_into(
     (file, page): (&File, u64),
     sender: &UnixStream,
@@ -34,28 +35,28 @@ fn receive_into(
 ) -> JoinHandle<()> {
     let duplicate = socket.try_clone().unwrap();
     rustix::net::send(sender, &[0; 64], SendFlags::empty()).unwrap();
-    // Closing it waits for the daemon.
+    // Not closed yet, because closing it waits for the daemon.
     let file = ManuallyDrop::new(file.try_clone().unwrap());
     thread::spawn(move || {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         let any = std::ptr::null_mut();
-        // SAFETY: the kernel chooses an address where nothing is.
+        // SAFETY: the kernel chooses an address at which nothing is mapped.
         let mapped = unsafe {
             rustix::mm::mmap(any, PAGE_BYTES, prot, flags, &*file, page * PAGE_BYTES as u64)
         };
         let mapped = mapped.unwrap();
-        // SAFETY: has the kernel ask the daemon for this page alone.
+        // SAFETY: advice does not change memory. The kernel reads only this page from the daemon then.
         unsafe { rustix::mm::madvise(mapped, PAGE_BYTES, Advice::Random) }.unwrap();
         // SAFETY: the page is mapped for writing and is never unmapped, and nothing else uses it.
         // Only the kernel touches it, and fails if the daemon is gone.
         let into = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), 1) };
-        // It fails when the file system is gone.
+        // This fails when the file system is gone.
         let _ = rustix::net::recv(&duplicate, into, RecvFlags::empty());
     })
 }
 
 #[test]
-fn a_front_end_that_receives_into_its_own_file_does_not_keep_the_server_from_the_next() {
+fn a_front_end_that_makes_receives_hang_does_not_block_the_next_one() {
     let served = Served::new();
     let folder = tempfile::tempdir().unwrap();
     let Some((mounted, device)) = fuse::mount(folder.path()) else { return };
@@ -71,12 +72,12 @@ fn a_front_end_that_receives_into_its_own_file_does_not_keep_the_server_from_the
         })
     };
     let path = folder.path().join("memory");
-    // Closing it waits for the daemon.
+    // Not closed yet, because closing it waits for the daemon.
     let file = ManuallyDrop::new(OpenOptions::new().read(true).write(true).open(path).unwrap());
 
     let (ours, theirs) = UnixStream::pair().unwrap();
     let receiver = receive_into((&file, 0), &ours, &theirs);
-    // From here on every call that receives from the socket waits.
+    // From here on, every call that receives from the socket hangs.
     told.recv_timeout(PATIENCE).expect("the page is read from the daemon");
 
     let mut frontend = Frontend::negotiated(&served);
@@ -102,11 +103,11 @@ fn a_front_end_that_receives_into_its_own_file_does_not_keep_the_server_from_the
     drop(ManuallyDrop::into_inner(file));
 }
 
-/// A front-end that is this user's, and the thread of its server; `None` where that is not possible.
+/// Returns a front-end of this user, and the thread of its server, or `None` if that is not possible.
 fn served_to(uid: u32) -> Option<(Frontend, JoinHandle<DisconnectReason>)> {
     let pair = thread::spawn(move || {
         let uid = Some(Uid::from_raw(uid));
-        // Of this thread only, which ends.
+        // This changes only this thread, which ends.
         rustix::thread::set_thread_res_uid(uid, uid, uid)?;
         UnixStream::pair()
     });
@@ -126,10 +127,10 @@ fn served_to(uid: u32) -> Option<(Frontend, JoinHandle<DisconnectReason>)> {
 }
 
 #[test]
-fn channels_of_one_user_that_hang_take_none_from_other_users() {
+fn hanging_channels_of_one_user_do_not_affect_other_users() {
     const HOSTILE: u32 = 12_003;
     const OTHER: u32 = 12_004;
-    /// As many threads of former channels may wait for one user.
+    /// The maximum number of threads of former channels that may hang for one user.
     const FORMER_MAX: u64 = 16;
     let Some((mut quiet, _server)) = served_to(HOSTILE) else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -146,7 +147,7 @@ fn channels_of_one_user_that_hang_take_none_from_other_users() {
         })
     };
     let path = folder.path().join("memory");
-    // Closing it waits for the daemon.
+    // Not closed yet, because closing it waits for the daemon.
     let file = ManuallyDrop::new(OpenOptions::new().read(true).write(true).open(path).unwrap());
 
     let mut receivers = Vec::new();
@@ -156,7 +157,7 @@ fn channels_of_one_user_that_hang_take_none_from_other_users() {
         told.recv_timeout(PATIENCE).expect("the page is read from the daemon");
         let (mut frontend, server) = served_to(HOSTILE).unwrap();
         frontend.done(number::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
-        // The thread of the channel waits in a call that receives, now or soon.
+        // The thread of the channel hangs in a call that receives, now or soon.
         drop(frontend);
         assert_eq!(server.join().unwrap().to_string(), "closed by the front-end");
     }

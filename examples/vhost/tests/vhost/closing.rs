@@ -1,5 +1,5 @@
-//! Front-ends whose eventfds are listed by an epoll whose lock is held, so that the last close of one waits.
-//! The server serves the next front-end nevertheless.
+//! Front-ends whose eventfds are in an epoll instance whose lock is held, so that the last close of one
+//! hangs. The server serves the next front-end nevertheless.
 
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,12 +19,12 @@ use held_epoll::HeldEpoll;
 mod held_epoll;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The requests that have an eventfd.
+/// The requests that pass an eventfd.
 const WITH_EVENT: [u32; 3] =
     [number::SET_VRING_KICK, number::SET_VRING_CALL, number::SET_VRING_ERR];
 
 #[test]
-fn eventfds_that_are_replaced_or_left_behind_hold_nothing_up() {
+fn closing_replaced_or_remaining_eventfds_does_not_block_the_server() {
     let served = Served::new();
     let events = || WITH_EVENT.map(|_| event_fd::create().unwrap());
     let (replaced, left) = (events(), events());
@@ -37,7 +37,7 @@ fn eventfds_that_are_replaced_or_left_behind_hold_nothing_up() {
         }
     };
     set(&replaced);
-    // The server has the last ones.
+    // The server has the last references.
     drop(replaced);
     set(&left);
     drop(left);
@@ -47,7 +47,7 @@ fn eventfds_that_are_replaced_or_left_behind_hold_nothing_up() {
 }
 
 #[test]
-fn eventfds_of_refused_messages_and_of_memory_hold_nothing_up() {
+fn closing_eventfds_of_refused_messages_does_not_block_the_server() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let events = [(); 4].map(|()| event_fd::create().unwrap());
     let Some(_held) = HeldEpoll::of(&events) else { return };
@@ -64,7 +64,7 @@ fn eventfds_of_refused_messages_and_of_memory_hold_nothing_up() {
         unix_socket::send(&ours, &[&header, &payload[..]].concat(), &event).unwrap();
     }
     ours.shutdown(Shutdown::Write).unwrap();
-    // Those in the queue are the last ones.
+    // The queued messages have the last references.
     drop(events);
 
     let disk = tempfile::tempfile().unwrap();

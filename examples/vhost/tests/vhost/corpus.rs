@@ -1,26 +1,26 @@
-//! What fuzzing has kept, replayed, and the same with messages at random.
+//! Replays the fuzzing corpus, and random messages.
 
 #[path = "../../../../fuzz/src/replay.rs"]
 mod replay;
 
-#[expect(unreachable_pub, reason = "it is public where it is at home, with the fuzzers")]
+#[expect(unreachable_pub, reason = "it is public for the fuzz targets")]
 #[path = "../../../../fuzz/src/vhost_user.rs"]
 mod vhost_user;
 
 #[test]
-fn the_corpus_of_front_ends_holds() {
+fn the_corpus_passes() {
     replay::corpus("vhost_user", vhost_user::vhost_user);
 }
 
-/// Inputs at random, the same in every run.
+/// The random inputs are the same in every run.
 #[test]
-fn front_ends_at_random_are_refused_or_served() {
+fn random_messages_are_refused_or_served() {
     let mut next = replay::random();
     for _ in 0..300 {
         let mut input = Vec::new();
         for _ in 0..next() % 30 {
             let [request, flags, files, len, byte, ..] = next().to_le_bytes();
-            // Most are acknowledged, with the descriptors that are theirs, and make sense.
+            // Most ask for an acknowledgement, have the right descriptors, and are valid.
             let request = 1 + request % 25;
             let files = match request {
                 5 => 1,
@@ -32,7 +32,7 @@ fn front_ends_at_random_are_refused_or_served() {
             };
             let len = if len & 7 == 0 { 8 + len / 16 } else { 0 };
             input.extend([request, flags & 1 | u8::from(flags & 0xf0 == 0) << 1, files, len]);
-            // One bit of most bytes, at most.
+            // At most one bit of most bytes is set.
             (0..len).for_each(|_| input.push(1 << (next() % 8) & byte));
         }
         vhost_user::vhost_user(&input);

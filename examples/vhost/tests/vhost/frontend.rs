@@ -1,4 +1,4 @@
-//! A front-end and its driver: messages by hand, and one ring in a memfd.
+//! A front-end and its driver, which encode messages by hand and have one ring in a memfd.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,18 +18,18 @@ use longshore_vhost_example::{BlockDevice, Counts, Disk, Listener, Server};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-/// The guest's memory begins here, guest-physical,
+/// The guest-physical address of the guest's memory.
 pub(crate) const GUEST: u64 = 0x10_0000;
-/// and here in the front-end.
+/// The address of the guest's memory in the front-end.
 pub(crate) const USER: u64 = 0x7000_0000_0000;
-/// With an IOMMU the device finds it here.
+/// The IOVA of the guest's memory behind an IOMMU.
 pub(crate) const IOVA: u64 = 0xff00_0000;
-/// Its length.
+/// The length of the guest's memory.
 pub(crate) const MEMORY_BYTES: u64 = 4 << 20;
 pub(crate) const DISK_BYTES: u64 = 1 << 20;
 pub(crate) const SERIAL: &str = "a disk";
 
-/// Where the parts of the ring are in memory, and a table for indirect descriptors.
+/// The offsets of the ring's parts and of a request's parts in memory.
 pub(crate) const DESCRIPTORS: u64 = 0;
 pub(crate) const AVAILABLE: u64 = 0x1000;
 pub(crate) const USED: u64 = 0x2000;
@@ -46,10 +46,10 @@ pub(crate) const LOG_ALL: u64 = 1 << 26;
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
 pub(crate) const VERSION_1: u64 = 1 << 32;
 pub(crate) const ACCESS_PLATFORM: u64 = 1 << 33;
-/// Of the protocol: MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG.
+/// The protocol features: MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG.
 pub(crate) const PROTOCOL: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9;
 
-/// An answer takes microseconds; the machine may be busy.
+/// The time limit of each wait. A reply takes microseconds, but the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server in a thread, and its disk.
@@ -85,19 +85,20 @@ impl Served {
         UnixStream::connect(&self.path).unwrap()
     }
 
-    /// How the connection ended that was open last.
+    /// Returns the reason that the last connection ended.
     pub(crate) fn ended(&self) -> String {
         self.ended.recv_timeout(PATIENCE).expect("the connection ends")
     }
 
-    /// That it ended for a reason which says `what`, and that the next front-end is served.
+    /// Asserts that the reason for the end of the last connection contains `what`, and that the next
+    /// front-end is served.
     pub(crate) fn ends_with(&self, what: &str) {
         let ended = self.ended();
-        assert!(ended.contains(what), "{ended:?} does not say {what:?}");
+        assert!(ended.contains(what), "{ended:?} does not contain {what:?}");
         self.still_serves();
     }
 
-    /// That the next front-end is served.
+    /// Asserts that the next front-end is served.
     pub(crate) fn still_serves(&self) {
         let mut frontend = Frontend::ready(self);
         let expected = self.on_disk(3, 512);
@@ -131,38 +132,38 @@ impl Drop for Served {
     }
 }
 
-/// A descriptor: where, how long, flags, next.
+/// A descriptor: address, length, flags, and index of the next one.
 #[derive(Clone, Copy)]
 pub(crate) struct Descriptor(pub(crate) u64, pub(crate) u32, pub(crate) u16, pub(crate) u16);
 
-/// What is answered to a request for a translation.
+/// The front-end's handler of a request for a translation.
 pub(crate) type Translate = fn(&mut Frontend, u64, bool);
 
 pub(crate) struct Frontend {
     pub(crate) socket: UnixStream,
     /// The other end of the channel for the back-end's requests.
     pub(crate) channel: Option<UnixStream>,
-    /// The guest's memory, which is read and written as a file.
+    /// The guest's memory, which the tests read and write as a file.
     pub(crate) memory: File,
     pub(crate) kick: OwnedFd,
     pub(crate) call: OwnedFd,
     pub(crate) error: OwnedFd,
-    /// Where the device finds memory.
+    /// The address of the guest's memory for the device.
     pub(crate) base: u64,
     pub(crate) next: u16,
     pub(crate) translate: Translate,
     pub(crate) misses: u64,
-    /// What a translation of a test's own leads to.
+    /// The offset in memory to which a test's own handler translates.
     pub(crate) target: u64,
 }
 
 impl Frontend {
-    /// One that has negotiated the protocol, and nothing else.
+    /// Returns a front-end that has negotiated the protocol, and nothing else.
     pub(crate) fn negotiated(served: &Served) -> Self {
         Self::over(served.connect())
     }
 
-    /// The same over a connection.
+    /// As [`negotiated`](Self::negotiated), over this connection.
     pub(crate) fn over(socket: UnixStream) -> Self {
         let memory = memfd::create("guest", memfd::Backing::Shmem).unwrap();
         memfd::set_len(&memory, MEMORY_BYTES).unwrap();
@@ -187,7 +188,7 @@ impl Frontend {
         frontend
     }
 
-    /// One whose ring runs, without an IOMMU.
+    /// Returns a front-end with a running ring, without an IOMMU.
     pub(crate) fn ready(served: &Served) -> Self {
         let mut frontend = Self::negotiated(served);
         frontend.done(number::SET_FEATURES, &(PROTOCOL_FEATURES | VERSION_1).to_ne_bytes(), &[]);
@@ -196,14 +197,14 @@ impl Frontend {
         frontend
     }
 
-    /// One whose ring runs behind an IOMMU.
+    /// Returns a front-end with a running ring behind an IOMMU.
     pub(crate) fn ready_behind_iommu(served: &Served, translate: Translate) -> Self {
         let mut frontend = Self::negotiated(served);
         let (ours, theirs) = UnixStream::pair().unwrap();
-        // Refused while many threads of earlier channels of this user have not ended yet.
+        // The server refuses it while too many threads of earlier channels of this user run.
         let begin = Instant::now();
         while frontend.acknowledged(number::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]) != 0 {
-            assert!(begin.elapsed() < PATIENCE, "the server takes no channel");
+            assert!(begin.elapsed() < PATIENCE, "the server refuses the channel");
             thread::sleep(Duration::from_millis(1));
         }
         (frontend.channel, frontend.base, frontend.translate) = (Some(ours), IOVA, translate);
@@ -220,7 +221,7 @@ impl Frontend {
         self.done(number::SET_MEM_TABLE, &table, &[memory.as_fd()]);
     }
 
-    /// Starts ring 0, which lies in memory that the front-end knows from `base` on.
+    /// Starts ring 0, in memory that begins at `base`.
     pub(crate) fn start_ring(&mut self, base: u64, flags: u32) {
         self.done(number::SET_VRING_NUM, &state(0, ENTRIES.into()), &[]);
         self.done(number::SET_VRING_BASE, &state(0, self.next.into()), &[]);
@@ -246,7 +247,7 @@ impl Frontend {
         assert_eq!(unix_socket::send(&self.socket, &bytes, descriptors).unwrap(), bytes.len());
     }
 
-    /// Sends it and waits for an acknowledgement; what it says.
+    /// Sends a request, waits for the acknowledgement, and returns its value.
     pub(crate) fn acknowledged(
         &mut self,
         request: u32,
@@ -259,17 +260,17 @@ impl Frontend {
         u64::from_ne_bytes(payload.try_into().unwrap())
     }
 
-    /// As above, and it was done.
+    /// Sends a request, and asserts that the acknowledgement reports success.
     pub(crate) fn done(&mut self, request: u32, payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
         assert_eq!(self.acknowledged(request, payload, descriptors), 0, "request {request}");
     }
 
-    /// As above, and it was refused.
+    /// Sends a request, and asserts that the acknowledgement reports a failure.
     pub(crate) fn refused(&mut self, request: u32, payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
         assert_eq!(self.acknowledged(request, payload, descriptors), 1, "request {request}");
     }
 
-    /// Sends a request that is answered, and takes the answer.
+    /// Sends a request that has a reply, and returns the reply.
     pub(crate) fn ask(&mut self, request: u32, payload: &[u8]) -> Vec<u8> {
         self.send(request, payload, &[], false);
         let (header, payload) = receive(&self.socket);
@@ -314,8 +315,8 @@ impl Frontend {
         event_fd::signal(&self.kick).unwrap();
     }
 
-    /// Waits until all is completed, and translates meanwhile; whether it was, or the ring is
-    /// broken.
+    /// Waits until all requests are completed, and answers misses meanwhile. Returns false if the ring
+    /// is broken.
     pub(crate) fn wait(&mut self) -> bool {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -346,7 +347,7 @@ impl Frontend {
         }
     }
 
-    /// Waits until the ring is broken, whatever is completed: always `false`, as of [`wait`](Self::wait).
+    /// Waits until the ring is broken, and returns `false`, as [`wait`](Self::wait) does then.
     pub(crate) fn wait_broken(&mut self) -> bool {
         let deadline = Instant::now() + PATIENCE;
         while event_fd::drain(&self.error).unwrap() == 0 {
@@ -371,7 +372,7 @@ impl Frontend {
         false
     }
 
-    /// Takes a request for a translation without answering it: what it is for.
+    /// Receives a request for a translation without a reply. Returns its address, and true for a write.
     pub(crate) fn take_miss(&mut self) -> (u64, bool) {
         let channel = self.channel.as_ref().unwrap();
         let (header, payload) = receive(channel);
@@ -381,18 +382,18 @@ impl Frontend {
         (u64::from_ne_bytes(payload[..8].try_into().unwrap()), payload[24] == 2)
     }
 
-    /// Takes a request for a translation, and answers it as `translate` does.
+    /// Receives a request for a translation, and calls `translate` to reply.
     pub(crate) fn answer_miss(&mut self) {
         let (iova, is_write) = self.take_miss();
         (self.translate)(self, iova, is_write);
     }
 
-    /// Translates one page, as it should be done.
+    /// Translates one page correctly.
     pub(crate) fn translate(&mut self, iova: u64, is_write: bool) {
         let offset = (iova & !0xfff).checked_sub(IOVA).filter(|offset| *offset < MEMORY_BYTES);
         let is_known = offset.is_some();
         if let Some(offset) = offset {
-            // What is only read is mapped for reads alone, until it is written.
+            // A page is mapped read-only until it is written.
             let access = if is_write { 3 } else { 1 };
             let update = iotlb(iova & !0xfff, 0x1000, USER + offset, access, 2);
             self.done(number::IOTLB_MSG, &update, &[]);
@@ -400,21 +401,21 @@ impl Frontend {
         self.answer(u64::from(!is_known));
     }
 
-    /// Answers a request for a translation.
+    /// Replies to a request for a translation.
     pub(crate) fn answer(&mut self, outcome: u64) {
         let header = MessageHeader::new(number::BACKEND_IOTLB_MSG, true, false, 8).encode();
         let bytes = [&header[..], &outcome.to_ne_bytes()].concat();
-        // It may be gone.
+        // The server may have closed the channel.
         let _ = unix_socket::send(self.channel.as_ref().unwrap(), &bytes, &[]);
     }
 
-    /// Does one request; its status.
+    /// Executes one request, and returns its status.
     pub(crate) fn request(&mut self, kind: u32, sector: u64, data: &[Descriptor]) -> u8 {
         assert!(self.try_request(kind, sector, data), "the ring is broken");
         self.get(STATUS, 1)[0]
     }
 
-    /// Has one request begun.
+    /// Submits one request.
     pub(crate) fn begin(&mut self, kind: u32, sector: u64, data: &[Descriptor]) {
         self.put(HEADER, &[kind.to_le_bytes(), [0; 4]].concat());
         self.put(HEADER + 8, &sector.to_le_bytes());
@@ -430,27 +431,27 @@ impl Frontend {
         self.submit(0);
     }
 
-    /// The same; whether it completed, or the ring is broken.
+    /// Executes one request. Returns false if the ring is broken.
     pub(crate) fn try_request(&mut self, kind: u32, sector: u64, data: &[Descriptor]) -> bool {
         self.begin(kind, sector, data);
         self.wait()
     }
 
-    /// Reads from the disk; the status, and what was read.
+    /// Reads from the disk. Returns the status and the bytes.
     pub(crate) fn read(&mut self, sector: u64, len: u32) -> (u8, Vec<u8>) {
         let status = self.request(0, sector, &[Descriptor(self.base + DATA, len, WRITE, 0)]);
         (status, self.get(DATA, len as usize))
     }
 }
 
-/// Returns whether the other end is closed, and everything that it sent was received.
+/// Returns true if the other end is closed, and everything that it sent was received.
 fn has_ended(socket: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    // A connection that ends with something in its queue is reset.
+    // A connection that is closed with unread bytes in its queue is reset.
     matches!(rustix::net::recv(socket, &mut [0; 1], flags), Ok((0, _)) | Err(Errno::CONNRESET))
 }
 
-/// A message from the other end.
+/// Receives a message.
 pub(crate) fn receive(socket: &UnixStream) -> (MessageHeader, Vec<u8>) {
     let user = User::of_peer(socket);
     let exact = |len: usize| {
@@ -458,10 +459,10 @@ pub(crate) fn receive(socket: &UnixStream) -> (MessageHeader, Vec<u8>) {
         while have < len {
             let deadline = Some(Instant::now() + PATIENCE);
             let ready = unix_socket::wait(socket.as_fd(), Interest::Receive, &[], deadline);
-            assert_eq!(ready.unwrap(), Ready::Socket, "an answer comes");
+            assert_eq!(ready.unwrap(), Ready::Socket, "a message arrives");
             let into = &mut bytes[have..];
             let taken = unix_socket::receive(socket, user, into, &mut Vec::new(), None).unwrap();
-            assert_ne!(taken.len_bytes, 0, "the connection ended instead of an answer");
+            assert_ne!(taken.len_bytes, 0, "the connection ended before the message");
             have += taken.len_bytes;
         }
         bytes
@@ -475,7 +476,8 @@ pub(crate) fn state(index: u32, num: u32) -> Vec<u8> {
     [index, num].map(u32::to_ne_bytes).concat()
 }
 
-/// Regions: guest-physical, length, user, offset.
+/// Encodes a memory table. Each region has a guest-physical address, a length, a user address, and an
+/// offset.
 pub(crate) fn table(regions: &[[u64; 4]]) -> Vec<u8> {
     let mut payload = state(regions.len() as u32, 0);
     payload.extend(regions.iter().flatten().flat_map(|word| word.to_ne_bytes()));

@@ -1,5 +1,5 @@
-//! Front-ends that say what makes no sense, or take away what they gave. Each ends with an error that
-//! says why, or a broken ring; and the next one is served.
+//! Front-ends that send invalid messages, or take their memory away. Each ends with an error that
+//! reports the reason, or with a broken ring, and the next front-end is served.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,8 +23,8 @@ fn raw(request: u32, flags: u32, len: u32, payload: &[u8]) -> Vec<u8> {
     [&[request, flags, len].map(u32::to_ne_bytes).concat(), payload].concat()
 }
 
-/// Connects, and returns when this front-end is served: one that waits and sends descriptors is
-/// disconnected.
+/// Connects, and returns when the server serves this connection. A client that is not served yet is
+/// disconnected if it sends descriptors.
 fn connect_served(served: &Served) -> UnixStream {
     let mut socket = served.connect();
     io::Write::write_all(&mut socket, &raw(number::GET_FEATURES, 1, 0, &[])).unwrap();
@@ -34,7 +34,7 @@ fn connect_served(served: &Served) -> UnixStream {
 }
 
 #[test]
-fn bytes_that_are_no_message_end_the_connection() {
+fn invalid_messages_end_the_connection() {
     let served = Served::new();
     for (bytes, why) in [
         (raw(number::GET_FEATURES, 0, 0, &[]), "flags"),
@@ -63,7 +63,7 @@ fn bytes_that_are_no_message_end_the_connection() {
         assert!(ended.contains(why), "{bytes:?}: {ended}");
     }
     served.still_serves();
-    // The front-end goes in the middle.
+    // The front-end disconnects within a message.
     for cut in [1, 11, 12, 19] {
         let socket = served.connect();
         let bytes = raw(number::SET_FEATURES, 1, 8, &[0; 8]);
@@ -78,7 +78,7 @@ fn bytes_that_are_no_message_end_the_connection() {
 }
 
 #[test]
-fn descriptors_that_nobody_wanted_are_refused_and_closed() {
+fn unexpected_descriptors_are_refused_and_closed() {
     let served = Served::new();
     let one = memfd::create("unwanted", memfd::Backing::Shmem).unwrap();
     let link = |entry: io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path());
@@ -96,8 +96,8 @@ fn descriptors_that_nobody_wanted_are_refused_and_closed() {
     frontend.refused(number::SET_VRING_CALL, &(1_u64 << 8).to_ne_bytes(), &[fd]);
     frontend.refused(number::SET_BACKEND_REQ_FD, &[], &[]);
     frontend.refused(number::IOTLB_MSG, &iotlb(0, 0, 0, 0, 3), &[fd, fd, fd]);
-    assert_eq!(frontend.read(3, 512).0, 0, "what was there stays");
-    // Another thread closes them.
+    assert_eq!(frontend.read(3, 512).0, 0, "the old memory table is still used");
+    // Another thread closes the descriptors.
     let begin = Instant::now();
     while count() != before && begin.elapsed() < Duration::from_secs(60) {
         thread::sleep(Duration::from_millis(1));
@@ -105,14 +105,14 @@ fn descriptors_that_nobody_wanted_are_refused_and_closed() {
     assert_eq!(count(), before, "descriptors are left");
     drop(frontend);
     assert_eq!(served.ended(), "closed by the front-end");
-    // Unasked, it ends.
+    // If no acknowledgement is requested, the connection ends.
     let mut frontend = Frontend::negotiated(&served);
     frontend.send(number::SET_MEM_TABLE, &region, &[], false);
     served.ends_with("0 descriptors came");
 }
 
 #[test]
-fn memory_that_makes_no_sense_is_refused_as_a_whole() {
+fn an_invalid_memory_table_is_refused_as_a_whole() {
     let served = Served::new();
     let mut frontend = Frontend::ready(&served);
     let memory = frontend.memory.try_clone().unwrap();
@@ -121,29 +121,29 @@ fn memory_that_makes_no_sense_is_refused_as_a_whole() {
     for (bad, why) in [
         ([GUEST + half - 0x1000, half, USER + half, half], "guest addresses overlap"),
         ([GUEST + half, half, USER + half - 0x1000, half], "user addresses overlap"),
-        ([GUEST, half, USER, 0], "the same once more"),
-        ([GUEST + half + 1, half, USER + half, half], "no whole pages"),
-        ([GUEST + half, half - 1, USER + half, half], "no whole pages"),
-        ([GUEST + half, half, USER + half + 8, half], "no whole pages"),
-        ([GUEST + half, half, USER + half, half + 512], "no whole pages"),
+        ([GUEST, half, USER, 0], "the same region twice"),
+        ([GUEST + half + 1, half, USER + half, half], "not whole pages"),
+        ([GUEST + half, half - 1, USER + half, half], "not whole pages"),
+        ([GUEST + half, half, USER + half + 8, half], "not whole pages"),
+        ([GUEST + half, half, USER + half, half + 512], "not whole pages"),
         ([GUEST + half, 0, USER + half, half], "empty"),
-        ([1 << 48, half, USER + half, half], "above the end"),
-        ([u64::MAX - 0xfff, 0x1000, USER + half, half], "at the end of all"),
-        ([GUEST + half, 1 << 47, USER + half, 0], "long, and not mapped"),
-        ([GUEST + half, u64::MAX - 0xfff, USER + half, half], "longer than can be"),
-        ([GUEST + half, half, u64::MAX - 0xfff, half], "past the end of the process"),
-        ([GUEST + half, half, USER + half, i64::MAX as u64 - 0xfff], "past the file's end"),
+        ([1 << 48, half, USER + half, half], "above the guest's address space"),
+        ([u64::MAX - 0xfff, 0x1000, USER + half, half], "at the end of 64 bits"),
+        ([GUEST + half, 1 << 47, USER + half, 0], "too long to be mapped"),
+        ([GUEST + half, u64::MAX - 0xfff, USER + half, half], "longer than the address space"),
+        ([GUEST + half, half, u64::MAX - 0xfff, half], "beyond the front-end's address space"),
+        ([GUEST + half, half, USER + half, i64::MAX as u64 - 0xfff], "beyond the end of the file"),
     ] {
         let payload = table(&[good, bad]);
         let fds = [memory.as_fd(), memory.as_fd()];
         assert_eq!(frontend.acknowledged(number::SET_MEM_TABLE, &payload, &fds), 1, "{why}");
     }
-    // What cannot be mapped.
+    // An eventfd cannot be mapped.
     let event = event_fd::create().unwrap();
     frontend.refused(number::SET_MEM_TABLE, &table(&[good]), &[event.as_fd()]);
-    // What was there before is there still.
+    // The previous table is still used.
     assert_eq!(frontend.read(3, 512), (0, served.on_disk(3, 512)));
-    // No memory at all is a table, too, and the ring is not in it.
+    // An empty table is valid, but the ring is not in its memory.
     frontend.done(number::SET_MEM_TABLE, &table(&[]), &[]);
     assert!(!frontend.wait_broken());
     drop(frontend);
@@ -152,7 +152,7 @@ fn memory_that_makes_no_sense_is_refused_as_a_whole() {
 }
 
 #[test]
-fn rings_that_make_no_sense_are_refused() {
+fn invalid_rings_are_refused() {
     let served = Served::new();
     let mut frontend = Frontend::ready(&served);
     let file = memfd::create("no eventfd", memfd::Backing::Shmem).unwrap();
@@ -190,9 +190,9 @@ fn rings_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn translations_that_make_no_sense_are_refused() {
+fn invalid_translations_are_refused() {
     let served = Served::new();
-    // Nobody asked for translations.
+    // Without an IOMMU there are no translations.
     let mut frontend = Frontend::ready(&served);
     frontend.refused(number::IOTLB_MSG, &iotlb(IOVA, 0x1000, USER, 3, 2), &[]);
     frontend.refused(number::IOTLB_MSG, &iotlb(IOVA, 0x1000, USER, 3, 3), &[]);
@@ -225,7 +225,8 @@ fn translations_that_make_no_sense_are_refused() {
     served.ends_with("the kind is 4");
 }
 
-/// The front-end says that it has translated, and has not; or what it says is no answer.
+/// The front-end reports a translation without sending one, refuses, sends no valid reply, or closes the
+/// channel.
 #[test]
 fn a_front_end_that_does_not_translate_breaks_the_ring() {
     let served = Served::new();
@@ -237,10 +238,10 @@ fn a_front_end_that_does_not_translate_breaks_the_ring() {
     let hangs_up: crate::frontend::Translate = |frontend, _, _| frontend.channel = None;
     for (translate, misses) in [(never, 8), (refuses, 1), (garbage, 1), (hangs_up, 1)] {
         let mut frontend = Frontend::ready_behind_iommu(&served, translate);
-        // The ring looks for what is available at once, and finds no ring.
+        // The ring reads its available index at once, and fails.
         assert!(!frontend.wait_broken());
         assert_eq!(frontend.misses, misses);
-        // It can be asked where it is.
+        // Its index can still be read.
         assert_eq!(frontend.ask(number::GET_VRING_BASE, &state(0, 0)), state(0, 0));
         drop(frontend);
         assert_eq!(served.ended(), "closed by the front-end");
@@ -250,38 +251,38 @@ fn a_front_end_that_does_not_translate_breaks_the_ring() {
 }
 
 #[test]
-fn chains_that_make_no_sense_break_the_ring_alone() {
+fn an_invalid_chain_breaks_only_its_ring() {
     let served = Served::new();
     let header = Descriptor(GUEST + HEADER, 16, NEXT, 1);
     let chains: &[(&str, &[Descriptor])] = &[
-        ("to itself", &[Descriptor(GUEST + HEADER, 16, NEXT, 0)]),
+        ("a descriptor that is its own next one", &[Descriptor(GUEST + HEADER, 16, NEXT, 0)]),
         (
-            "in a circle",
+            "a loop",
             &[
                 header,
                 Descriptor(GUEST + DATA, 512, NEXT | WRITE, 2),
                 Descriptor(GUEST + DATA, 512, NEXT | WRITE, 1),
             ],
         ),
-        ("out of the ring", &[Descriptor(GUEST + HEADER, 16, NEXT, ENTRIES)]),
+        ("a next index beyond the ring", &[Descriptor(GUEST + HEADER, 16, NEXT, ENTRIES)]),
         (
-            "read after written",
+            "a readable descriptor after a writable one",
             &[Descriptor(GUEST + STATUS, 1, NEXT | WRITE, 1), Descriptor(GUEST + HEADER, 16, 0, 0)],
         ),
-        ("a table of nothing", &[Descriptor(GUEST + DATA, 0, INDIRECT, 0)]),
-        ("a table in parts", &[Descriptor(GUEST + DATA, 17, INDIRECT, 0)]),
-        ("a table of millions", &[Descriptor(GUEST + DATA, u32::MAX - 15, INDIRECT, 0)]),
-        ("a table that is nowhere", &[Descriptor(1 << 46, 16, INDIRECT, 0)]),
-        ("a table at the end of all", &[Descriptor(u64::MAX - 7, 32, INDIRECT, 0)]),
-        ("a table and more", &[Descriptor(GUEST + DATA, 16, INDIRECT | NEXT, 1)]),
-        ("a status that is nowhere", &[header, Descriptor(1 << 46, 1, WRITE, 0)]),
+        ("an empty table", &[Descriptor(GUEST + DATA, 0, INDIRECT, 0)]),
+        ("a table with part of an entry", &[Descriptor(GUEST + DATA, 17, INDIRECT, 0)]),
+        ("a table that is too long", &[Descriptor(GUEST + DATA, u32::MAX - 15, INDIRECT, 0)]),
+        ("a table that is not mapped", &[Descriptor(1 << 46, 16, INDIRECT, 0)]),
+        ("a table at the end of 64 bits", &[Descriptor(u64::MAX - 7, 32, INDIRECT, 0)]),
+        ("a table with a next descriptor", &[Descriptor(GUEST + DATA, 16, INDIRECT | NEXT, 1)]),
+        ("a status that is not mapped", &[header, Descriptor(1 << 46, 1, WRITE, 0)]),
     ];
     for (what, chain) in chains {
         let mut frontend = Frontend::ready(&served);
         frontend.put_descriptors(DESCRIPTORS, chain);
         frontend.submit(0);
         assert!(!frontend.wait(), "{what}");
-        // A driver that sets it up anew may use it again.
+        // A driver that sets the ring up again can use it again.
         assert_eq!(frontend.ask(number::GET_VRING_BASE, &state(0, 0)), state(0, 0), "{what}");
         frontend.next = 0;
         frontend.put(USED, &[0; 0x100]);
@@ -299,7 +300,7 @@ fn chains_that_make_no_sense_break_the_ring_alone() {
     assert!(!frontend.wait());
     drop(frontend);
     assert_eq!(served.ended(), "closed by the front-end");
-    // Heads and indices.
+    // Heads and an available index beyond the ring.
     for head in [ENTRIES, u16::MAX] {
         let mut frontend = Frontend::ready(&served);
         frontend.submit(head);
@@ -318,19 +319,23 @@ fn chains_that_make_no_sense_break_the_ring_alone() {
 }
 
 #[test]
-fn requests_that_make_no_sense_fail() {
+fn invalid_requests_fail() {
     let served = Served::new();
     let mut frontend = Frontend::ready(&served);
     let data = |len, flags| [Descriptor(GUEST + DATA, len, flags, 0)];
-    assert_eq!(frontend.request(99, 0, &[]), 2, "of no kind");
-    assert_eq!(frontend.request(0, 0, &data(511, WRITE)), 1, "no whole sectors");
-    assert_eq!(frontend.request(1, 0, &data(513, 0)), 1, "no whole sectors");
+    assert_eq!(frontend.request(99, 0, &[]), 2, "an unknown type");
+    assert_eq!(frontend.request(0, 0, &data(511, WRITE)), 1, "not whole sectors");
+    assert_eq!(frontend.request(1, 0, &data(513, 0)), 1, "not whole sectors");
     for sector in [2048, 2047, u64::MAX, u64::MAX / 512, 1 << 55] {
-        assert_eq!(frontend.request(0, sector, &data(1024, WRITE)), 1, "{sector} is not there");
-        assert_eq!(frontend.request(1, sector, &data(1024, 0)), 1, "{sector} is not there");
+        assert_eq!(
+            frontend.request(0, sector, &data(1024, WRITE)),
+            1,
+            "{sector} is beyond the end"
+        );
+        assert_eq!(frontend.request(1, sector, &data(1024, 0)), 1, "{sector} is beyond the end");
     }
     let all = [Descriptor(GUEST, u32::MAX, WRITE, 0); 3];
-    assert_eq!(frontend.request(0, 0, &all), 1, "more than there is");
+    assert_eq!(frontend.request(0, 0, &all), 1, "more than the disk has");
     // Without a header, and without a status.
     frontend.put_descriptors(DESCRIPTORS, &[Descriptor(GUEST + STATUS, 1, WRITE, 0)]);
     frontend.submit(0);
@@ -343,7 +348,7 @@ fn requests_that_make_no_sense_fail() {
     assert_eq!(served.counts.snapshot().ring_errors, 0);
 }
 
-/// Memory that the front-end cuts off: data of a request, then the ring.
+/// The front-end truncates its memory: first the data of a request, then the ring.
 #[test]
 fn memory_that_vanishes_is_a_fault() {
     let served = Served::new();
@@ -361,10 +366,10 @@ fn memory_that_vanishes_is_a_fault() {
     served.still_serves();
 }
 
-/// A front-end that keeps the interrupt's eventfd full and lets both eventfds block: it can do so at
-/// any moment, because it shares them.
+/// A front-end keeps the interrupt's eventfd full, and clears `O_NONBLOCK` of both eventfds. It can do
+/// so at any moment, because it shares them.
 #[test]
-fn eventfds_that_block_let_no_ring_wait() {
+fn blocking_eventfds_do_not_block_a_ring() {
     let served = Served::new();
     let mut frontend = Frontend::ready(&served);
     let stop = Arc::new(AtomicBool::new(false));
@@ -380,7 +385,7 @@ fn eventfds_that_block_let_no_ring_wait() {
     for _ in 0..200 {
         assert_eq!(frontend.read(3, 512), (0, served.on_disk(3, 512)));
     }
-    // The ring is woken by a kick that is taken back before it looks.
+    // A kick wakes the ring's thread, and is drained before the thread reads it.
     set_blocking(&frontend.kick, true);
     for _ in 0..20_000 {
         event_fd::signal(&frontend.kick).unwrap();
@@ -399,15 +404,15 @@ fn set_blocking(event: &OwnedFd, blocks: bool) {
     rustix::fs::fcntl_setfl(event, flags).unwrap();
 }
 
-/// A front-end that changes its mind about the IOMMU, with a ring under way.
+/// A front-end turns the IOMMU on and off while a ring runs.
 #[test]
-fn translation_comes_and_goes() {
+fn translation_can_be_turned_on_and_off() {
     let served = Served::new();
     let mut frontend = Frontend::ready(&served);
     assert_eq!(frontend.read(3, 512).0, 0);
     let features = PROTOCOL_FEATURES | VERSION_1 | ACCESS_PLATFORM;
     frontend.done(number::SET_FEATURES, &features.to_ne_bytes(), &[]);
-    // The ring's address is none of the device's now, and nobody translates.
+    // The ring's address is an IOVA now, for which there is no translation.
     assert!(!frontend.wait_broken());
     let features = PROTOCOL_FEATURES | VERSION_1;
     frontend.done(number::SET_FEATURES, &features.to_ne_bytes(), &[]);
@@ -430,7 +435,7 @@ impl Noise {
         self.next() % end
     }
 
-    /// A number of the kind that finds mistakes.
+    /// Returns a number, often one near a limit.
     fn number(&mut self) -> u64 {
         let near = [0, 1, GUEST, USER, IOVA, MEMORY_BYTES, 1 << 32, 1 << 48, u64::MAX, 0x1000];
         let at = near[self.below(near.len() as u64) as usize];
@@ -442,9 +447,9 @@ impl Noise {
     }
 }
 
-/// Messages that are nearly right, and rings full of nonsense, from a few hundred front-ends.
+/// Front-ends send messages that are almost valid, and have random rings.
 #[test]
-fn noise_does_no_harm() {
+fn random_front_ends_do_no_harm() {
     let served = Served::new();
     let mut noise = Noise(0x1234_5678_9abc_def1);
     for round in 0..200 {
@@ -474,10 +479,10 @@ fn noise_does_no_harm() {
             }
             let descriptors = [memory.as_fd(), event.as_fd(), memory.as_fd()];
             let some = &descriptors[..noise.below(4) as usize];
-            // Most are acknowledged, so that the connection goes on.
+            // Most ask for an acknowledgement, so that the connection does not end.
             let flags = if noise.below(8) == 0 { 1 } else { 1 | 1 << 3 };
             let bytes = raw(request, flags, payload.len() as u32, &payload);
-            // It may have ended.
+            // The connection may have ended.
             if unix_socket::send(&frontend.socket, &bytes, some).is_err() {
                 break;
             }
@@ -489,8 +494,8 @@ fn noise_does_no_harm() {
     served.still_serves();
 }
 
-/// A front-end that sends the server its own end of the connection, and goes: no other process could end
-/// the connection then.
+/// A front-end sends the server its own end of the connection, and exits. No other process can end the
+/// connection then.
 #[test]
 fn a_front_end_that_sends_its_own_end_does_not_keep_the_connection_open() {
     let served = Served::new();
@@ -499,8 +504,8 @@ fn a_front_end_that_sends_its_own_end_does_not_keep_the_connection_open() {
     unix_socket::send(&socket, &channel, &[socket.as_fd()]).unwrap();
     drop(socket);
     served.ends_with("has an address");
-    // With a beginning of a message, and in the queue of another socket. One after the other: a waiting
-    // front-end that has sent descriptors is disconnected.
+    // With the start of a message, directly and in the queue of another socket. This is done one after
+    // the other, because a client that is not served yet is disconnected if it sends descriptors.
     let late = "ended: the other end did not answer, or did not take what it was sent";
     let socket = connect_served(&served);
     unix_socket::send(&socket, &channel[..4], &[socket.as_fd()]).unwrap();
@@ -512,7 +517,7 @@ fn a_front_end_that_sends_its_own_end_does_not_keep_the_connection_open() {
     unix_socket::send(&nested_in, &channel[..4], &[nest.as_fd()]).unwrap();
     drop((nested_in, nest, other));
     assert_eq!(served.ended(), late);
-    // In the queue of a channel that has received nonsense, and that the server may have closed by then.
+    // In the queue of a channel with an invalid message, which the server may have closed already.
     let socket = connect_served(&served);
     let (channel_end, other) = UnixStream::pair().unwrap();
     unix_socket::send(&socket, &channel, &[channel_end.as_fd()]).unwrap();

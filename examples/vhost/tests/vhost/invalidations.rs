@@ -1,7 +1,7 @@
-//! Translations that are taken back while a request uses them. When that is acknowledged, the memory
-//! is left alone, as the guest may use it for something else; the request goes on elsewhere. In a
-//! space that does not wait for sessions (`Space::without_grace_periods`) this was seen to fail in the
-//! fourth round.
+//! Translations that are invalidated while a request uses them. After the acknowledgement, the device
+//! must not access the memory, because the guest may use it for something else; the request continues in
+//! other memory. With a space that does not wait for sessions (`Space::without_grace_periods`), this
+//! test failed in the fourth round.
 
 use longshore::vhost_user::wire::number;
 
@@ -10,10 +10,10 @@ use crate::frontend::{
 };
 
 const PAGE: u64 = 4096;
-/// Where the device finds the data, apart from the rest.
+/// The IOVA of the data.
 const WINDOW: u64 = 0xe000_0000;
 const LEN: u64 = DISK_BYTES;
-/// What it leads to: first here, then there.
+/// The offsets in memory to which the data is translated, first and later.
 const FIRST: u64 = 0x10_0000;
 const SECOND: u64 = 0x20_0000;
 const _: () = assert!(SECOND + LEN <= MEMORY_BYTES && WINDOW + LEN <= IOVA);
@@ -22,7 +22,7 @@ fn is_data(iova: u64) -> bool {
     (WINDOW..WINDOW + LEN).contains(&iova)
 }
 
-/// Data leads to where the front-end's `target` is.
+/// Translates data to the front-end's `target`.
 fn translate(frontend: &mut Frontend, iova: u64, is_write: bool) {
     if !is_data(iova) {
         return frontend.translate(iova, is_write);
@@ -33,7 +33,7 @@ fn translate(frontend: &mut Frontend, iova: u64, is_write: bool) {
     frontend.answer(0);
 }
 
-/// All of the disk's pages, and those of the two places that hold what they should.
+/// Returns how many pages of the disk are in the first place, and how many in the second.
 fn pages(frontend: &Frontend, disk: &[u8]) -> (usize, usize) {
     let (first, second) = (frontend.get(FIRST, LEN as usize), frontend.get(SECOND, LEN as usize));
     let page = PAGE as usize;
@@ -49,7 +49,7 @@ fn pages(frontend: &Frontend, disk: &[u8]) -> (usize, usize) {
 }
 
 #[test]
-fn memory_is_left_alone_when_its_translation_was_taken_back() {
+fn memory_is_not_accessed_after_its_translation_was_invalidated() {
     let served = Served::new();
     let disk = served.on_disk(0, LEN as usize);
     let mut frontend = Frontend::ready_behind_iommu(&served, translate);
@@ -64,7 +64,7 @@ fn memory_is_left_alone_when_its_translation_was_taken_back() {
         random ^= random << 17;
         frontend.put(FIRST, &vec![0; 2 * LEN as usize]);
         frontend.done(number::IOTLB_MSG, &forget, &[]);
-        // Some of it is translated, or all.
+        // A part of the data is translated, or all of it.
         let known = if round % 2 == 0 { random % all } else { all };
         if known > 0 {
             let update = iotlb(WINDOW, known * PAGE, USER + FIRST, 3, 2);
@@ -74,7 +74,7 @@ fn memory_is_left_alone_when_its_translation_was_taken_back() {
         frontend.begin(0, 0, &data);
         let mut held = None;
         if known < all {
-            // It waits for the first page that is not: all before it is done.
+            // The request waits for the first page without a translation. All pages before it are read.
             while held.is_none() {
                 let (iova, is_write) = frontend.take_miss();
                 if is_data(iova) {
@@ -84,11 +84,11 @@ fn memory_is_left_alone_when_its_translation_was_taken_back() {
                 }
             }
         } else {
-            // It is anywhere.
+            // The request is at an unknown page.
             (0..random % 20_000).for_each(|_| std::hint::spin_loop());
         }
         frontend.done(number::IOTLB_MSG, &forget, &[]);
-        // What is here now stays as it is.
+        // The first place must not change from here on.
         let before = frontend.get(FIRST, LEN as usize);
         frontend.put(FIRST, &vec![0x5a; LEN as usize]);
         if let Some((iova, is_write)) = held {
@@ -97,7 +97,7 @@ fn memory_is_left_alone_when_its_translation_was_taken_back() {
         assert!(frontend.wait());
         assert!(
             frontend.get(FIRST, LEN as usize).iter().all(|byte| *byte == 0x5a),
-            "round {round}: written after it was taken back"
+            "round {round}: written after the invalidation"
         );
         frontend.put(FIRST, &before);
         let (in_first, in_second) = pages(&frontend, &disk);
@@ -106,8 +106,8 @@ fn memory_is_left_alone_when_its_translation_was_taken_back() {
             assert_eq!((in_first as u64, in_second as u64), (known, all - known), "round {round}");
         }
     }
-    // Those that waited, at least: but for the ones in which nothing was known.
-    println!("{split_rounds} of 100 rounds went on elsewhere");
+    // At least the rounds that waited, except those without any translation.
+    println!("{split_rounds} of 100 rounds continued in the second place");
     assert!(split_rounds > 40, "{split_rounds}");
     drop(frontend);
     assert_eq!(served.ended(), "closed by the front-end");

@@ -1,5 +1,5 @@
-//! Front-ends that have the server close sockets whose last close takes an hour. It serves the next
-//! front-end nevertheless.
+//! Front-ends that make the server close sockets whose last close takes an hour (`SO_LINGER`). It serves
+//! the next front-end nevertheless.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -12,11 +12,11 @@ use sockets::{lingering, many, nested, send};
 #[path = "../../../../crates/memory/sys/src/disposal/lingering.rs"]
 mod sockets;
 
-/// A header with flags that mean nothing.
+/// A header with invalid flags.
 const NONSENSE: [u8; 12] = [0xff; 12];
 
 #[test]
-fn a_socket_that_lingers_is_refused_and_the_next_front_end_is_served() {
+fn a_lingering_socket_is_refused_and_the_next_front_end_is_served() {
     let served = Served::new();
     for request in [number::SET_VRING_KICK, number::SET_BACKEND_REQ_FD] {
         let (socket, _peer) = lingering();
@@ -29,9 +29,9 @@ fn a_socket_that_lingers_is_refused_and_the_next_front_end_is_served() {
 }
 
 #[test]
-fn a_unix_socket_that_holds_one_that_lingers_holds_nothing_up() {
+fn a_unix_socket_with_a_lingering_socket_in_its_queue_does_not_block_the_server() {
     let served = Served::new();
-    // As the back-end channel, which may be such a socket, and where none may be.
+    // As the back-end channel, for which a Unix socket is valid, and in a message for which it is not.
     let (socket, _peer) = nested();
     let mut frontend = Frontend::negotiated(&served);
     frontend.done(number::SET_BACKEND_REQ_FD, &[], &[socket.as_fd()]);
@@ -46,9 +46,10 @@ fn a_unix_socket_that_holds_one_that_lingers_holds_nothing_up() {
     served.still_serves();
 }
 
-/// The end is in a queue that is read only when the connection has ended, which it keeps open.
+/// A front-end's own end is in the queue of a waiting connection, which the server reads only after the
+/// first connection has ended. But that end keeps the first connection open.
 #[test]
-fn a_front_end_that_leaves_its_own_end_to_a_waiting_one_holds_nothing_up() {
+fn a_front_end_whose_own_end_is_queued_elsewhere_does_not_block_the_server() {
     let served = Served::new();
     let (own, waiting) = (served.connect(), served.connect());
     send(&waiting, &NONSENSE, &[own.as_fd()]);
@@ -58,7 +59,7 @@ fn a_front_end_that_leaves_its_own_end_to_a_waiting_one_holds_nothing_up() {
 }
 
 #[test]
-fn a_message_with_as_many_sockets_as_fit_holds_nothing_up() {
+fn a_message_with_as_many_sockets_as_fit_does_not_block_the_server() {
     let served = Served::new();
     let (sockets, _peers) = many();
     let all: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
@@ -81,13 +82,13 @@ fn queue(served: &Served) -> (Frontend, UnixStream, [OwnedFd; 2]) {
 }
 
 #[test]
-fn sockets_in_the_queue_of_a_connection_that_ends_hold_nothing_up() {
+fn sockets_in_the_queue_of_a_connection_that_ends_do_not_block_the_server() {
     let served = Served::new();
     let (first, _socket, _peers) = queue(&served);
     drop(first);
     assert_eq!(served.ended(), "closed by the front-end");
     drop(Frontend::ready(&served));
-    // The one that waited was disconnected before, or served until its nonsense was read.
+    // The waiting connection was closed before, or served until its invalid message was read.
     let ended = served.ended();
     if ended.contains("flags") {
         assert_eq!(served.ended(), "closed by the front-end");
@@ -97,7 +98,7 @@ fn sockets_in_the_queue_of_a_connection_that_ends_hold_nothing_up() {
 }
 
 #[test]
-fn sockets_in_the_queue_of_a_connection_that_is_not_accepted_hold_nothing_up() {
+fn sockets_in_the_queue_of_a_connection_that_is_not_accepted_do_not_block_the_server() {
     let served = Served::new();
     let (_first, _socket, _peers) = queue(&served);
     // This waits for the end of the server.

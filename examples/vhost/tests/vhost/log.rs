@@ -1,4 +1,4 @@
-//! The dirty log: what is marked, when, and what becomes of one that vanishes.
+//! The dirty log: which pages are marked and when, and a log that vanishes.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -11,9 +11,9 @@ use crate::frontend::{
     STATUS, Served, USED, USER, VERSION_1, WRITE, addresses,
 };
 
-/// Bytes of a log that has bits for all memory.
+/// The length of a log that has a bit for each page of memory.
 const LOG_BYTES: u64 = (GUEST + MEMORY_BYTES) / 4096 / 8;
-/// Where in its file it begins: in the middle of a page.
+/// The offset of the log in its file, which is within a page.
 const OFFSET: u64 = 0x1238;
 
 fn log(seals: memfd::Seals) -> File {
@@ -39,7 +39,7 @@ fn start(frontend: &mut Frontend, features: u64, log: &File) {
     frontend.done(number::SET_FEATURES, &(features | LOG_ALL).to_ne_bytes(), &[]);
 }
 
-/// Takes what is marked: pages of memory, by their offset in bytes.
+/// Clears the log, and returns the offsets in memory of the pages that were marked.
 fn marked(log: &File) -> Vec<u64> {
     use std::os::unix::fs::FileExt;
     let mut bytes = vec![0; LOG_BYTES as usize];
@@ -50,13 +50,13 @@ fn marked(log: &File) -> Vec<u64> {
     pages.map(|page| (page * 4096).checked_sub(GUEST).expect("memory")).collect()
 }
 
-/// Where a request is marked that reads into `DATA`: data, used ring, status.
+/// Returns the pages that a read request into `DATA` marks: used ring, status, data.
 fn pages_of_a_read() -> Vec<u64> {
     vec![USED, STATUS & !0xfff, DATA]
 }
 
 #[test]
-fn what_is_written_is_marked_while_it_is_logged() {
+fn written_pages_are_marked_while_logging_is_on() {
     let served = Served::new();
     for seals in [sealed(), memfd::Seals::default()] {
         let log = log(seals);
@@ -69,11 +69,11 @@ fn what_is_written_is_marked_while_it_is_logged() {
             assert_eq!(frontend.read(0, 4096).0, 0);
             assert_eq!(marked(&log), pages_of_a_read());
         }
-        // Two pages by a byte each.
+        // The request writes to two pages, one byte to the first of them.
         let part = Descriptor(GUEST + DATA + 0x1fff, 512, WRITE, 0);
         assert_eq!(frontend.request(0, 0, &[part]), 0);
         assert_eq!(marked(&log), [USED, STATUS & !0xfff, DATA + 0x1000, DATA + 0x2000]);
-        // A write to the disk writes a status and no more.
+        // A write to the disk writes only a status to memory.
         assert_eq!(frontend.request(1, 0, &[Descriptor(GUEST + DATA, 512, 0, 0)]), 0);
         assert_eq!(marked(&log), [USED, STATUS & !0xfff]);
         frontend.done(number::SET_FEATURES, &features.to_ne_bytes(), &[]);
@@ -86,33 +86,33 @@ fn what_is_written_is_marked_while_it_is_logged() {
 }
 
 #[test]
-fn behind_an_iommu_it_is_marked_by_guest_physical_address() {
+fn behind_an_iommu_pages_are_marked_by_guest_physical_address() {
     let served = Served::new();
     let log = log(sealed());
     let mut frontend = Frontend::ready_behind_iommu(&served, Frontend::translate);
     let features = PROTOCOL_FEATURES | VERSION_1 | crate::frontend::ACCESS_PLATFORM;
     start(&mut frontend, features, &log);
-    // As QEMU says it: the address to log by is not guest-physical then.
+    // As QEMU sends it: the address for logging is not guest-physical behind an IOMMU.
     frontend.done(number::SET_VRING_ADDR, &addresses(0, 1, IOVA), &[]);
     assert_eq!(frontend.read(0, 4096).0, 0);
     assert_eq!(marked(&log), pages_of_a_read());
-    // A new log, while it is logged: from here on all is in that one.
+    // A new log is set while logging is on. From here on it has all marks.
     let newer = self::log(sealed());
     start(&mut frontend, features, &newer);
     assert_eq!(frontend.read(0, 4096).0, 0);
     assert_eq!((marked(&log), marked(&newer)), (vec![], pages_of_a_read()));
 }
 
-/// The used ring has a switch of its own, and an address by which it is logged.
+/// A flag of the ring turns logging of the used ring on, with an address for it.
 #[test]
-fn the_used_ring_is_logged_where_it_is_said() {
+fn the_used_ring_is_logged_at_its_log_address() {
     let served = Served::new();
     let log = log(sealed());
     let mut frontend = Frontend::ready(&served);
     set_log(&mut frontend, &log, LOG_BYTES, OFFSET);
     crate::frontend::receive(&frontend.socket);
     let mut at = addresses(0, 1, USER);
-    // As if the used ring were where the available ring is.
+    // The log address is that of the available ring.
     at[32..].copy_from_slice(&(GUEST + AVAILABLE).to_ne_bytes());
     frontend.done(number::SET_VRING_ADDR, &at, &[]);
     assert_eq!(frontend.read(0, 4096).0, 0);
@@ -134,19 +134,19 @@ fn a_log_that_is_too_short_is_refused() {
         set_log(&mut frontend, &log(sealed()), len_bytes, offset);
         served.ends_with(why);
     }
-    // A file that is no memory.
+    // A file that cannot be mapped.
     let mut frontend = Frontend::ready(&served);
     let event = File::from(longshore_sys::event_fd::create().unwrap());
     set_log(&mut frontend, &event, LOG_BYTES, 0);
     served.ends_with("a dirty log of");
-    // And no log at all.
+    // No log at all.
     let mut frontend = Frontend::ready(&served);
     let features = PROTOCOL_FEATURES | VERSION_1 | LOG_ALL;
     frontend.refused(number::SET_FEATURES, &features.to_ne_bytes(), &[]);
     assert_eq!(frontend.read(0, 512).0, 0);
 }
 
-/// The ring stops with an error, and no signal ends the process.
+/// The ring stops with an error, and SIGBUS does not end the process.
 #[test]
 fn a_log_that_vanishes_breaks_the_ring() {
     let served = Served::new();
@@ -158,9 +158,9 @@ fn a_log_that_vanishes_breaks_the_ring() {
         assert_eq!(frontend.read(0, 4096).0, 0);
         log.set_len(0).unwrap();
         let data = [Descriptor(GUEST + DATA, 4096, WRITE, 0)];
-        // The first may complete before the loss is seen.
+        // The first request may complete before the loss is noticed.
         let goes_on = frontend.try_request(0, 0, &data) && frontend.try_request(0, 0, &data);
-        assert!(!goes_on, "writes that are not logged go on");
+        assert!(!goes_on, "the ring continues without logging");
         drop(frontend);
         assert_eq!(served.ended(), "closed by the front-end");
         served.still_serves();

@@ -1,4 +1,4 @@
-//! The disk, driven by a front-end of a few lines: what it does, and what no front-end can make it do.
+//! Tests of the disk with a small front-end, also with a hostile one.
 
 mod channel;
 mod closing;

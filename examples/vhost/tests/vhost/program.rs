@@ -1,4 +1,4 @@
-//! The program itself.
+//! Tests of the program.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -16,7 +16,7 @@ fn run(args: &[&str]) -> (Output, String) {
     (output, said)
 }
 
-/// The program as it listens. It is killed when this is dropped.
+/// A running program that listens. It is killed when this is dropped.
 struct Running {
     child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
@@ -33,11 +33,11 @@ impl Running {
         running
     }
 
-    /// Reads lines up to one that begins so.
+    /// Reads lines up to one that starts with `beginning`, and returns that.
     fn read_until(&mut self, beginning: &str) -> String {
         let mut lines = self.lines.by_ref().map(Result::unwrap);
         let found = lines.find(|line| line.starts_with(beginning));
-        found.unwrap_or_else(|| panic!("it never said {beginning:?}"))
+        found.unwrap_or_else(|| panic!("no line starts with {beginning:?}"))
     }
 }
 
@@ -49,17 +49,17 @@ impl Drop for Running {
 }
 
 #[test]
-fn help_helps_and_nonsense_is_refused() {
+fn help_is_printed_and_invalid_arguments_are_refused() {
     let (output, _) = run(&["--help"]);
     let help = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
     assert!(["--socket PATH", "--disk FILE", "iommu_platform"].iter().all(|it| help.contains(it)));
     for (args, why) in [
-        (&[][..], "--socket PATH says where to listen"),
-        (&["--socket", "x"], "--disk FILE says what to serve"),
+        (&[][..], "--socket PATH is missing"),
+        (&["--socket", "x"], "--disk FILE is missing"),
         (&["--socket"], "--socket needs a path"),
         (&["--serial"], "--serial needs a name"),
-        (&["--drive", "x"], "--drive is no option"),
+        (&["--drive", "x"], "unknown option --drive"),
     ] {
         let (output, said) = run(args);
         assert_eq!(output.status.code(), Some(2));
@@ -89,12 +89,12 @@ fn it_serves_one_front_end_after_the_other_and_can_be_started_again() {
     let [socket, disk] = ["disk.sock", "disk"].map(|name| folder.path().join(name));
     fs::write(&disk, [0; 1024]).unwrap();
     for _ in 0..2 {
-        // The second time, the socket of the first one, which was killed, is in the way.
+        // In the second round, the socket of the first program, which was killed, still exists.
         let mut running = Running::start(&socket, &disk);
         let args = ["--socket", socket.to_str().unwrap(), "--disk", disk.to_str().unwrap()];
         let (taken, said) = run(&args);
         assert!(taken.status.code() == Some(1) && said.contains("in use"), "{said}");
-        // Asking whether someone listens was a front-end, too.
+        // The first client was the second program, which checked whether the socket is in use.
         for round in 1..=3 {
             let counts = running.read_until("so far: ");
             assert!(counts.starts_with(&format!("so far: clients={round} ")), "{counts}");

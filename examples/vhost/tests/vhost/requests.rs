@@ -1,4 +1,4 @@
-//! What the disk does, with and without an IOMMU.
+//! Requests to the disk, with and without an IOMMU.
 
 use std::os::fd::AsFd;
 
@@ -10,7 +10,7 @@ use crate::frontend::{
 };
 
 #[test]
-fn the_configuration_says_how_large_it_is() {
+fn the_configuration_has_the_size_of_the_disk() {
     let served = Served::new();
     let mut frontend = Frontend::negotiated(&served);
     let ask = [0_u32, 60, 0].map(u32::to_ne_bytes).concat();
@@ -20,17 +20,17 @@ fn the_configuration_says_how_large_it_is() {
     assert_eq!(frontend.ask_u64(number::GET_QUEUE_NUM), u64::from(longshore_vhost_example::RINGS));
 }
 
-/// Reads, writes, flushes and names, as both kinds of machine do it.
+/// Makes requests to read, to write, to flush, and for the serial number.
 fn exercise(served: &Served, frontend: &mut Frontend) {
     assert_eq!(frontend.read(9, 4096), (0, served.on_disk(9, 4096)));
-    // In parts that are no sectors, over pages.
+    // In parts that are not whole sectors, on several pages.
     let base = frontend.base;
     let part = |at: u64, len: u32| Descriptor(base + DATA + at, len, WRITE, 0);
     let parts = [part(0x7f0, 100), part(0x1000, 0), part(0x1f01, 924)];
     assert_eq!(frontend.request(0, 2, &parts), 0);
     let read = [frontend.get(DATA + 0x7f0, 100), frontend.get(DATA + 0x1f01, 924)].concat();
     assert_eq!(read, served.on_disk(2, 1024));
-    // More than goes through the device at once.
+    // More than the device's buffer holds.
     let large = 0x6_0000;
     assert_eq!(frontend.read(0, large), (0, served.on_disk(0, large as usize)));
 
@@ -45,7 +45,7 @@ fn exercise(served: &Served, frontend: &mut Frontend) {
     let name = [SERIAL.as_bytes(), &[0; 14], &[1; 12]].concat();
     assert_eq!(frontend.get(DATA, 32), name);
 
-    // A table of descriptors apart from the ring.
+    // An indirect table of descriptors.
     let table = 0x7000;
     frontend.put_descriptors(
         table,
@@ -61,14 +61,14 @@ fn exercise(served: &Served, frontend: &mut Frontend) {
     frontend.submit(0);
     assert!(frontend.wait());
     assert_eq!(frontend.get(DATA, 512), served.on_disk(8, 512));
-    // Round the ring, more than once.
+    // More requests than the ring has entries.
     for sector in 0..40 {
         assert_eq!(frontend.read(sector, 512), (0, served.on_disk(sector, 512)));
     }
 }
 
 #[test]
-fn requests_are_done() {
+fn requests_succeed() {
     let served = Served::new();
     exercise(&served, &mut Frontend::ready(&served));
     assert_eq!(served.ended(), "closed by the front-end");
@@ -78,25 +78,25 @@ fn requests_are_done() {
 }
 
 #[test]
-fn requests_are_done_behind_an_iommu() {
+fn requests_succeed_behind_an_iommu() {
     let served = Served::new();
     let mut frontend = Frontend::ready_behind_iommu(&served, Frontend::translate);
     exercise(&served, &mut frontend);
     let misses = frontend.misses;
-    // All of it once more, of which nothing has to be asked for: but for what was mapped for reads
-    // and is written now.
+    // A read of all memory that was used before needs no more translations.
     assert_eq!(frontend.read(0, 0x6_0000).0, 0);
     assert_eq!(frontend.misses, misses);
 
-    // What was taken back is asked for.
+    // A translation that was invalidated is requested again.
     frontend.done(number::IOTLB_MSG, &iotlb(IOVA + DATA, 0x1000, 0, 0, 3), &[]);
     assert_eq!(frontend.read(0, 512), (0, served.on_disk(0, 512)));
     assert_eq!(frontend.misses, misses + 1);
     frontend.done(number::IOTLB_MSG, &iotlb(0, u64::MAX, 0, 0, 3), &[]);
     assert_eq!(frontend.read(0, 512).0, 0);
-    // Descriptors, available, used, header, status, data.
+    // One for each of descriptors, available ring, used ring, header, status and data.
     assert!(frontend.misses >= misses + 1 + 5, "{} after {misses}", frontend.misses);
-    // A larger one replaces the small ones that it covers, and one of its pages takes it along.
+    // A large translation replaces the small ones that it covers, and an invalidation of one of its
+    // pages invalidates all of it.
     frontend.done(number::IOTLB_MSG, &iotlb(IOVA, MEMORY_BYTES, USER, 3, 2), &[]);
     let misses = frontend.misses;
     assert_eq!(frontend.read(5, 0x1_0000), (0, served.on_disk(5, 0x1_0000)));
@@ -104,7 +104,7 @@ fn requests_are_done_behind_an_iommu() {
     frontend.done(number::IOTLB_MSG, &iotlb(IOVA + 0x9000, 0x1000, 0, 0, 3), &[]);
     assert_eq!(frontend.read(5, 512).0, 0);
     assert!(frontend.misses > misses);
-    // A table anew: nothing of the old one is left.
+    // A new memory table removes all translations.
     frontend.set_table();
     let misses = frontend.misses;
     assert_eq!(frontend.read(6, 512), (0, served.on_disk(6, 512)));
@@ -114,13 +114,13 @@ fn requests_are_done_behind_an_iommu() {
     assert_eq!(served.counts.snapshot().refused, 0);
 }
 
-/// What the front-end does not translate, fails; the rest goes on.
+/// A request fails if its memory is not mapped or translated. The others succeed.
 #[test]
-fn data_that_is_nowhere_fails_its_request_alone() {
+fn data_that_is_not_mapped_fails_only_its_request() {
     let served = Served::new();
     for mut frontend in [
         Frontend::ready(&served),
-        // It is served when the one before is gone.
+        // The front-end behind an IOMMU is served after this one is dropped.
     ] {
         for at in [0, GUEST - 512, GUEST + MEMORY_BYTES - 511, 1 << 47, u64::MAX - 511, u64::MAX] {
             assert_eq!(frontend.request(0, 0, &[Descriptor(at, 512, WRITE, 0)]), 1, "{at:#x}");
@@ -139,10 +139,10 @@ fn data_that_is_nowhere_fails_its_request_alone() {
     assert!(served.counts.snapshot().data_faults >= 18);
 }
 
-/// A ring stops when it is asked where it is, also while it waits for a translation; and goes on
-/// there, in another back-end too, with what was not completed.
+/// A ring stops when its index is read, also while it waits for a translation. It then continues at that
+/// index, with the requests that were not completed.
 #[test]
-fn a_ring_goes_on_where_it_stopped() {
+fn a_ring_continues_where_it_stopped() {
     let served = Served::new();
     let mut frontend = Frontend::ready_behind_iommu(&served, Frontend::translate);
     for sector in 0..5 {
@@ -155,9 +155,9 @@ fn a_ring_goes_on_where_it_stopped() {
     let (miss, _) = crate::frontend::receive(&channel);
     assert_eq!(miss.request, number::BACKEND_IOTLB_MSG);
     let stopped = frontend.ask(number::GET_VRING_BASE, &state(0, 0));
-    assert_eq!(stopped, state(0, 5), "the sixth is not done");
+    assert_eq!(stopped, state(0, 5), "the sixth request is not completed");
     frontend.channel = Some(channel);
-    // The answer comes late, and is nobody's.
+    // The late reply is ignored.
     frontend.answer(1);
     frontend.next = 5;
     frontend.start_ring(IOVA, 0);
@@ -168,7 +168,7 @@ fn a_ring_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn a_ring_that_is_disabled_waits() {
+fn a_disabled_ring_does_not_run() {
     let served = Served::new();
     let mut frontend = Frontend::ready(&served);
     frontend.done(number::SET_VRING_ENABLE, &state(0, 0), &[]);
