@@ -1,4 +1,4 @@
-//! The device as its client sees it: configuration space and registers.
+//! The device's interface for its client: configuration space and registers.
 
 use std::io;
 
@@ -17,27 +17,27 @@ const WORDS: usize = 10;
 /// A PCI device that copies and sums memory.
 pub struct CopyEngine {
     config: ConfigSpace,
-    /// What the driver wrote, by words.
+    /// The words that the driver has written to the registers.
     written: [u32; WORDS],
     engine: Engine,
     counts: Counts,
 }
 
 impl CopyEngine {
-    /// A device that reaches memory through `space`, and counts what it does.
+    /// Returns a device that reaches memory through `space`, and counts its events in `counts`.
     ///
     /// # Errors
-    /// No thread to be had.
+    /// The error of the kernel if the engine's thread cannot be started.
     pub fn new(space: Space, counts: Counts) -> io::Result<Self> {
         let config = ConfigSpace::new(VENDOR, DEVICE)
-            .class(0x08_80_00) // another system peripheral
+            .class(0x08_80_00) // "other system peripheral"
             .bar(0, Bar::memory32(BAR_BYTES))
             .msix(MsixTable { vectors: 1, bar: 0, table_offset: MSIX_TABLE, pba_offset: MSIX_PBA });
         let engine = Engine::new(space, counts.clone())?;
         Ok(Self { config, written: [0; WORDS], engine, counts })
     }
 
-    /// All registers, as they read.
+    /// Returns the values that reads of the registers return.
     fn words(&self) -> [u32; WORDS] {
         let (status, tail, head) = self.engine.progress();
         let mut words = self.written;
@@ -135,7 +135,7 @@ impl Device for CopyEngine {
         self.engine.connect(Some(link.clone()));
     }
 
-    /// As if it were unplugged: the next client finds it as the first one did.
+    /// Resets the device as if it had been unplugged, so that it is as new for the next client.
     fn disconnected(&mut self) {
         self.power_on();
         self.engine.connect(None);

@@ -3,7 +3,7 @@
 //! ```text
 //!   thread of the server                     thread of the engine
 //!   ────────────────────                     ────────────────────
-//!   start, ring, stop  ──► State ◄────────── takes a job; is busy; says how it ended
+//!   start, ring, stop  ──► State ◄────────── takes a job; is busy; reports how it ended
 //!   stop waits until it is not busy          Session: descriptor ─► work ─► completion
 //! ```
 
@@ -22,7 +22,7 @@ use crate::layout::{Completion, Descriptor, ENTRIES_MAX, ENTRY_BYTES, SEQUENCE_A
 use crate::trace::Counts;
 use crate::work::Worker;
 
-/// Where the driver has its rings, and whether it wants interrupts.
+/// The driver's rings: their addresses and length, and `interrupts`, which is `true` if it wants any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ring {
     pub(crate) descriptors: u64,
@@ -47,7 +47,7 @@ impl Ring {
     }
 }
 
-/// The engine. Its thread ends with it.
+/// The engine. Its thread ends when it is dropped.
 pub(crate) struct Engine {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -55,11 +55,11 @@ pub(crate) struct Engine {
 
 struct Shared {
     state: Mutex<State>,
-    /// There may be something to do.
+    /// Notified when there may be a descriptor, or the engine is dropped.
     wake: Condvar,
-    /// What was done is over.
+    /// Notified when the thread is not busy any more.
     idle: Condvar,
-    /// What is done is to be given up.
+    /// `true` if the thread must cancel the current descriptor.
     is_cancelled: AtomicBool,
     counts: Counts,
 }
@@ -68,9 +68,9 @@ struct Shared {
 struct State {
     ring: Ring,
     status: u32,
-    /// Descriptors completed.
+    /// The number of completed descriptors.
     head: u32,
-    /// Descriptors submitted.
+    /// The number of submitted descriptors.
     tail: u32,
     is_busy: bool,
     is_over: bool,
@@ -93,7 +93,7 @@ impl Engine {
         Ok(Self { shared, thread })
     }
 
-    /// Begins at the first entries of `ring`.
+    /// Starts at the first entries of `ring`.
     pub(crate) fn start(&self, ring: Ring) {
         self.stop();
         let mut state = self.shared.lock();
@@ -101,7 +101,7 @@ impl Engine {
         (state.ring, state.status, state.head, state.tail) = (ring, status, 0, 0);
     }
 
-    /// The driver says how many descriptors it has submitted.
+    /// Sets the number of descriptors that the driver has submitted.
     pub(crate) fn ring(&self, tail: u32) {
         let mut state = self.shared.lock();
         if state.status != status::RUNNING {
@@ -115,13 +115,14 @@ impl Engine {
         }
     }
 
-    /// Stops. What was begun is given up or done: when this returns, memory is left alone.
+    /// Stops the engine. The current descriptor is cancelled or completed. When this returns, the thread
+    /// accesses no memory.
     pub(crate) fn stop(&self) {
         let mut state = self.shared.lock();
         state.status = status::OFF;
         self.shared.is_cancelled.store(true, Ordering::Relaxed);
         while state.is_busy {
-            // It may wait for the client, and the client for us.
+            // The thread may be waiting for the client, and the client for this call.
             if let Some(link) = &state.link {
                 link.cancel(&(0..u64::MAX));
             }
@@ -131,12 +132,12 @@ impl Engine {
         self.shared.is_cancelled.store(false, Ordering::Relaxed);
     }
 
-    /// What raises interrupts from now on.
+    /// Sets the link by which interrupts are raised from now on.
     pub(crate) fn connect(&self, link: Option<Link>) {
         self.shared.lock().link = link;
     }
 
-    /// Its status, how many descriptors were submitted, and how many are done.
+    /// Returns the status, the number of submitted descriptors, and the number of completed ones.
     pub(crate) fn progress(&self) -> (u32, u32, u32) {
         let state = self.shared.lock();
         (state.status, state.tail, state.head)
@@ -149,16 +150,16 @@ impl Drop for Engine {
         self.shared.lock().is_over = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It has said why, if it panicked.
+            // A panic was already reported by the panic hook.
             let _ = thread.join();
         }
     }
 }
 
-/// How a job ended.
+/// The end of a job.
 enum Ended {
     Completed(Completion),
-    /// The ring cannot be reached.
+    /// A ring could not be accessed.
     RingFault(Fault),
     Cancelled,
 }
@@ -177,7 +178,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a descriptor; `None` when the engine is dropped.
+    /// Waits for a descriptor. Returns `None` when the engine is dropped.
     fn next(&self, session: &Session) -> Option<(Ring, u32)> {
         let mut state = self.lock();
         loop {
@@ -188,7 +189,7 @@ impl Shared {
                 state.is_busy = true;
                 return Some((state.ring, state.head));
             }
-            // So that unmapping meanwhile does not have to wait for this thread.
+            // An unmapping thread does not have to wait for a parked session.
             session.park();
             state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -201,7 +202,7 @@ impl Shared {
         match ended {
             Ended::Cancelled => return,
             Ended::RingFault(fault) => {
-                // Unless it was stopped meanwhile.
+                // If the engine was stopped meanwhile, the status stays.
                 if state.status == status::RUNNING {
                     state.status = status::RING_FAULT;
                     self.counts.ring_fault(fault);
@@ -212,7 +213,7 @@ impl Shared {
         }
         state.head = head.wrapping_add(1);
         if let (true, Some(link)) = (ring.interrupts, &state.link) {
-            // Whether the driver has asked for it is its own affair.
+            // This fails if the driver has not set the interrupt up, which is no error of the device.
             let _ = link.interrupts().raise(MSIX_IRQ, 0);
         }
     }
@@ -233,11 +234,11 @@ fn do_one(worker: &mut Worker<'_>, ring: &Ring, head: u32) -> Ended {
     }
 }
 
-/// Writes the completion, and after it the sequence number by which the driver knows it.
+/// Writes the completion, and after it the sequence number, by which the driver notices it.
 fn complete(session: &Session, at: u64, completion: &Completion) -> Result<(), Fault> {
     let bytes = completion.words().map(u64::to_ne_bytes);
     session.write(Iova::new(at), &bytes.as_flattened()[..SEQUENCE_AT as usize])?;
-    // What was copied comes first, too.
+    // The copied bytes must be visible before the sequence number, too.
     fence(Ordering::Release);
     session.write_obj(Iova::new(at + SEQUENCE_AT), completion.sequence.to_le())
 }

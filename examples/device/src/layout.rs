@@ -1,4 +1,4 @@
-//! What driver and device agree on: registers, and two rings in the driver's memory. All numbers are
+//! The interface of driver and device: registers, and two rings in the driver's memory. All numbers are
 //! little-endian.
 //!
 //! ```text
@@ -10,111 +10,111 @@
 //!                                                             raises MSI-X 0, if asked to
 //! ```
 //!
-//! Both rings have as many entries. The driver has at most that many descriptors under way, counted
-//! until it has seen their completions; they complete in order.
+//! Both rings have the same number of entries. At most that many descriptors may be in flight, which
+//! means that the driver has not seen their completions yet. Descriptors complete in order.
 
-/// Vendor, as in the devices that QEMU has for tests.
+/// The PCI vendor ID, which is that of QEMU's test devices.
 pub const VENDOR: u16 = 0x1234;
-/// Device.
+/// The PCI device ID.
 pub const DEVICE: u16 = 0x10d5;
 
-/// Length of the memory behind base address register 0.
+/// The length of BAR 0 in bytes.
 pub const BAR_BYTES: u32 = 0x4000;
-/// Where in it the table of MSI-X vectors is. There is one vector.
+/// The offset of the MSI-X table in BAR 0. It has one vector.
 pub const MSIX_TABLE: u32 = 0x2000;
-/// Where in it its pending bit is.
+/// The offset of the MSI-X pending bits in BAR 0.
 pub const MSIX_PBA: u32 = 0x3000;
 
-/// Registers, by their offset behind base address register 0. They are written by whole words of 4
-/// bytes; what is written otherwise has no effect.
+/// The offsets of the registers in BAR 0. Writes must be whole words of 4 bytes; other writes have no
+/// effect.
 pub mod register {
     /// [`IDENTITY`](super::IDENTITY). Read only.
     pub const IDENTITY: u64 = 0x00;
     /// Bits of [`control`](super::control).
     pub const CONTROL: u64 = 0x04;
-    /// One of [`status`](super::status). Read only.
+    /// A value of [`status`](super::status). Read only.
     pub const STATUS: u64 = 0x08;
-    /// Entries of either ring: a power of two, at most [`ENTRIES_MAX`](super::ENTRIES_MAX).
+    /// The number of entries of each ring: a power of two, at most [`ENTRIES_MAX`](super::ENTRIES_MAX).
     pub const ENTRIES: u64 = 0x0c;
-    /// IOVA of the descriptors, 8 bytes; a multiple of 32.
+    /// The IOVA of the descriptors, 8 bytes; a multiple of 32.
     pub const DESCRIPTORS: u64 = 0x10;
-    /// IOVA of the completions, 8 bytes; a multiple of 32.
+    /// The IOVA of the completions, 8 bytes; a multiple of 32.
     pub const COMPLETIONS: u64 = 0x18;
-    /// How many descriptors were submitted since the device was enabled; it wraps.
+    /// The number of descriptors that were submitted since the device was enabled; it wraps.
     pub const DOORBELL: u64 = 0x20;
-    /// How many were completed. Read only.
+    /// The number of descriptors that were completed since then; it wraps. Read only.
     pub const DONE: u64 = 0x24;
 }
 
-/// What [`register::IDENTITY`] reads.
+/// The value of [`register::IDENTITY`].
 pub const IDENTITY: u32 = u32::from_le_bytes(*b"LSD1");
-/// The largest ring.
+/// The maximum number of entries of a ring.
 pub const ENTRIES_MAX: u32 = 4096;
 
 /// Bits of [`register::CONTROL`].
 pub mod control {
-    /// Setting it has the device begin with the first entries of the rings; clearing it stops it,
-    /// when what it has begun is over. It stays clear while the device is not master of the bus, and
-    /// is cleared when it is master no longer.
+    /// Enables the device. When it is set, the device starts at the first entries of the rings. When it
+    /// is cleared, the device stops; no descriptor is in progress then. It is cleared when bus mastering
+    /// is disabled, and cannot be set before bus mastering is enabled.
     pub const ENABLE: u32 = 1 << 0;
-    /// An interrupt follows each completion. Looked at when the device is enabled.
+    /// Requests an interrupt after each completion. It is read when the device is enabled.
     pub const INTERRUPT: u32 = 1 << 1;
 }
 
-/// What [`register::STATUS`] reads.
+/// The values of [`register::STATUS`].
 pub mod status {
-    /// It is not enabled.
+    /// The device is not enabled.
     pub const OFF: u32 = 0;
-    /// It waits for the doorbell, or works.
+    /// The device waits for the doorbell, or executes descriptors.
     pub const RUNNING: u32 = 1;
-    /// What the registers say makes no sense, also the doorbell. Enable it anew.
+    /// A register has an invalid value; it can be the doorbell. The driver must enable the device again.
     pub const BAD_REGISTERS: u32 = 2;
-    /// A ring cannot be reached. Enable it anew.
+    /// A ring could not be accessed. The driver must enable the device again.
     pub const RING_FAULT: u32 = 3;
 }
 
-/// Bytes of a descriptor, and of a completion.
+/// The length of a descriptor, and of a completion.
 pub const ENTRY_BYTES: u64 = 32;
-/// Bytes of an entry of a scatter list: an IOVA, and a length of 8 bytes.
+/// The length of an entry of a scatter list: an IOVA, and a length of 8 bytes.
 pub const SEGMENT_BYTES: u64 = 16;
-/// The longest scatter list.
+/// The maximum number of entries of a scatter list.
 pub const SEGMENTS_MAX: u32 = 256;
-/// How many bytes one descriptor moves at most.
+/// The maximum number of bytes that one descriptor copies or sums.
 pub const DESCRIPTOR_BYTES_MAX: u64 = 16 << 20;
 
-/// What a descriptor asks for.
+/// The operations of descriptors.
 pub mod opcode {
-    /// Copy what the scatter list lists to the target.
+    /// Copies the bytes of the scatter list to the target.
     pub const COPY: u32 = 1;
-    /// The checksum of RFC 1071 of it.
+    /// Computes the checksum (RFC 1071) of the bytes of the scatter list.
     pub const CHECKSUM: u32 = 2;
-    /// Its CRC-32C.
+    /// Computes the CRC-32C of the bytes of the scatter list.
     pub const CRC32C: u32 = 3;
 }
 
-/// Something to do.
+/// An operation that the driver requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// One of [`opcode`].
+    /// A value of [`opcode`].
     pub opcode: u32,
-    /// Entries of the scatter list.
+    /// The number of entries of the scatter list.
     pub segments: u32,
-    /// IOVA of the scatter list.
+    /// The IOVA of the scatter list.
     pub list: u64,
-    /// IOVA to copy to.
+    /// The IOVA to copy to.
     pub target: u64,
-    /// Comes back in the completion.
+    /// A number that the device returns in the completion.
     pub cookie: u64,
 }
 
 impl Descriptor {
-    /// Its words in memory.
+    /// Returns the descriptor's words in memory.
     pub fn words(&self) -> [u64; 4] {
         let first = u64::from(self.opcode) | u64::from(self.segments) << 32;
         [first, self.list, self.target, self.cookie].map(u64::to_le)
     }
 
-    /// What the words say.
+    /// Decodes the words of a descriptor.
     pub fn of(words: [u64; 4]) -> Self {
         let [first, list, target, cookie] = words.map(u64::from_le);
         let (opcode, segments) = (first as u32, (first >> 32) as u32);
@@ -122,45 +122,45 @@ impl Descriptor {
     }
 }
 
-/// How a descriptor ended.
+/// The outcomes of a descriptor.
 pub mod outcome {
-    /// It is done.
+    /// It was executed.
     pub const DONE: u32 = 0;
-    /// There is no such opcode.
+    /// The opcode is unknown.
     pub const UNKNOWN_OPCODE: u32 = 1;
-    /// Its list or its bytes are more than the device takes, or pass the end of the address space.
+    /// The list or its bytes exceed the device's limits, or pass the end of the address space.
     pub const TOO_LONG: u32 = 2;
     /// Nothing is mapped at [`fault`](super::Completion::fault).
     pub const UNMAPPED: u32 = 3;
-    /// The device may not do this there.
+    /// The device may not read or write at [`fault`](super::Completion::fault).
     pub const NOT_PERMITTED: u32 = 4;
-    /// The memory there could not be reached for another reason.
+    /// The memory at [`fault`](super::Completion::fault) could not be accessed for another reason.
     pub const LOST: u32 = 5;
 }
 
-/// How a descriptor ended, as the device tells it.
+/// The device's report of the end of a descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
-    /// That of the descriptor.
+    /// The cookie of the descriptor.
     pub cookie: u64,
-    /// The address that could not be reached, or 0.
+    /// The IOVA that could not be accessed, or 0.
     pub fault: u64,
-    /// How many bytes were copied or summed.
+    /// The number of bytes that were copied or summed.
     pub done_bytes: u32,
-    /// The checksum or CRC, if it is done.
+    /// The checksum or CRC if the descriptor was executed.
     pub value: u32,
-    /// One of [`outcome`].
+    /// A value of [`outcome`].
     pub outcome: u32,
-    /// Counts completions from 1 on, and wraps. It is written after all the rest: whoever sees it,
-    /// sees the rest and what was copied.
+    /// The number of the completion, from 1 on; it wraps. It is written last: a driver that sees it also
+    /// sees the other fields and the copied bytes.
     pub sequence: u32,
 }
 
-/// Where in a completion [`Completion::sequence`] is.
+/// The offset of [`Completion::sequence`] in a completion.
 pub const SEQUENCE_AT: u64 = 28;
 
 impl Completion {
-    /// Its words in memory.
+    /// Returns the completion's words in memory.
     pub fn words(&self) -> [u64; 4] {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let (third, fourth) =
@@ -168,7 +168,7 @@ impl Completion {
         [self.cookie, self.fault, third, fourth].map(u64::to_le)
     }
 
-    /// What the words say.
+    /// Decodes the words of a completion.
     pub fn of(words: [u64; 4]) -> Self {
         let [cookie, fault, third, fourth] = words.map(u64::from_le);
         let high = |word: u64| (word >> 32) as u32;

@@ -1,5 +1,5 @@
-//! A PCI device that a virtual machine drives: it copies and sums the machine's memory, as a
-//! descriptor ring tells it to.
+//! A PCI device for a virtual machine: it copies the machine's memory and computes checksums of it, by
+//! descriptors in a ring.
 //!
 //! ```text
 //!   QEMU ── guest's driver ── BAR 0 ──► socket ──► CopyEngine ── doorbell ──► engine's thread
@@ -8,13 +8,13 @@
 //!                     └── copies, completions, MSI-X ◄──────────────────────────────┘
 //! ```
 //!
-//! | module | what it is for |
+//! | module | content |
 //! | --- | --- |
-//! | [`layout`] | what a driver must know: registers, descriptors, completions |
+//! | [`layout`] | the interface for drivers: registers, descriptors, completions |
 //! | `device` | configuration space and registers, called by the server |
 //! | `engine` | the thread that takes descriptors from the ring |
-//! | `work` | what one descriptor asks for |
-//! | [`trace`] | counts, and a line for each thing that happens |
+//! | `work` | the execution of one descriptor |
+//! | [`trace`] | counters of events, and a line of output for each |
 
 #![forbid(unsafe_code)]
 
@@ -32,10 +32,10 @@ use longshore::vfio_user::{Server, SpaceDma};
 pub use device::CopyEngine;
 use trace::{Counted, Counts};
 
-/// A server of the device, which keeps the client's memory in `space`.
+/// Returns a server of the device, which maps the client's memory in `space`.
 ///
 /// # Errors
-/// No thread or descriptor to be had.
+/// The error of the kernel if a thread cannot be started, or no file descriptor is left.
 pub fn server(space: Space, counts: &Counts) -> io::Result<Server<CopyEngine, Counted<SpaceDma>>> {
     let device = CopyEngine::new(space.clone(), counts.clone())?;
     Server::new(device, Counted::new(SpaceDma::new(space), counts.clone()))

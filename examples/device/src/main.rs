@@ -1,4 +1,4 @@
-//! `longshore-device-example`: the device, behind a Unix socket.
+//! `longshore-device-example`: serves the device on a Unix socket.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ A PCI device that copies and sums the memory of a virtual machine, served over v
 
 usage: longshore-device-example --socket PATH [--trace]
 
-  --socket PATH   listen there; a socket that a dead server left is replaced
+  --socket PATH   listen on this socket; the socket of a dead server is replaced
   --trace         print every map, unmap, reset and descriptor
   --help          print this
 
@@ -38,12 +38,12 @@ fn main() -> ExitCode {
     let options = match parse(env::args_os().skip(1)) {
         Ok(Some(options)) => options,
         Ok(None) => {
-            // Nobody may be there to read it.
+            // An error means that the reader has closed the pipe.
             let _ = io::stdout().write_all(HELP.as_bytes());
             return ExitCode::SUCCESS;
         }
         Err(reason) => {
-            eprintln!("longshore-device-example: {reason}; --help tells more");
+            eprintln!("longshore-device-example: {reason}; see --help");
             return ExitCode::from(2);
         }
     };
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The options; `None` where only help is wanted.
+/// Returns the options, or `None` if only help is requested.
 fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Option<Options>, String> {
     let (mut socket, mut is_traced) = (None, false);
     while let Some(arg) = args.next() {
@@ -66,10 +66,10 @@ fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Option<Options>, St
             }
             Some("--trace") => is_traced = true,
             Some("--help" | "-h") => return Ok(None),
-            _ => return Err(format!("{} is no option", arg.display())),
+            _ => return Err(format!("unknown option {}", arg.display())),
         }
     }
-    let socket = socket.ok_or("--socket PATH says where to listen, and is missing")?;
+    let socket = socket.ok_or("--socket PATH is missing: the socket to listen on")?;
     Ok(Some(Options { socket, is_traced }))
 }
 
@@ -83,10 +83,10 @@ fn serve(options: &Options) -> io::Result<()> {
     let mut server = longshore_device_example::server(space, &counts)?;
     println!("listening at {}", options.socket.display());
     server.serve_all(&listener, |served| {
-        println!("the client is gone: {:?}", served.ended);
+        println!("client disconnected: {:?}", served.ended);
         println!("{} messages, {} refused", served.messages_count, served.refused_count);
         if let Some(refused) = &served.last_refused {
-            println!("the last one refused: {refused:?}");
+            println!("last refused message: {refused:?}");
         }
         println!("so far: {}", counts.snapshot());
     })

@@ -1,4 +1,4 @@
-//! What happens to the device, counted, and printed if that is wanted.
+//! Counts the events of the device, and prints them if requested.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use longshore::vfio_user::{DirtyLog, DmaMapping, DmaTarget, Errno, Link};
 
 use crate::layout::{Completion, outcome};
 
-/// What has happened so far. Clones are the same counts.
+/// The counts of events. Clones share the counts.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(Arc<Inner>);
 
@@ -26,32 +26,32 @@ struct Inner {
     ring_faults: AtomicU64,
 }
 
-/// The counts at one moment.
+/// A snapshot of the counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Clients that came.
+    /// Clients that connected.
     pub clients: u64,
-    /// Resets that they asked for.
+    /// Resets that clients requested.
     pub resets: u64,
-    /// Maps of memory that they made.
+    /// Memory ranges that clients mapped.
     pub maps: u64,
-    /// Maps that were taken back, also at the end of a client.
+    /// Memory ranges that were unmapped, also when a client disconnected.
     pub unmaps: u64,
-    /// Descriptors that were done.
+    /// Descriptors that were executed.
     pub done: u64,
     /// Descriptors that completed with an error.
     pub failed: u64,
-    /// Rings that could not be reached.
+    /// Rings that could not be accessed.
     pub ring_faults: u64,
 }
 
 impl Counts {
-    /// Prints all that is counted from now on, a line each.
+    /// Prints a line for each event from now on.
     pub fn print(&self) {
         self.0.is_printed.store(true, Ordering::Relaxed);
     }
 
-    /// The counts now.
+    /// Returns a snapshot of the counts.
     pub fn snapshot(&self) -> Snapshot {
         let load = |count: &AtomicU64| count.load(Ordering::Acquire);
         let Inner { clients, resets, maps, unmaps, done, failed, ring_faults, .. } = &*self.0;
@@ -67,7 +67,7 @@ impl Counts {
     }
 
     pub(crate) fn client(&self) {
-        self.count(&self.0.clients, format_args!("a client has come"));
+        self.count(&self.0.clients, format_args!("client connected"));
     }
 
     pub(crate) fn reset(&self) {
@@ -87,7 +87,7 @@ impl Counts {
     }
 
     pub(crate) fn ring_fault(&self, fault: &Fault) {
-        self.count(&self.0.ring_faults, format_args!("the ring cannot be reached: {fault}"));
+        self.count(&self.0.ring_faults, format_args!("a ring could not be accessed: {fault}"));
     }
 
     fn count(&self, count: &AtomicU64, what: fmt::Arguments<'_>) {
@@ -104,12 +104,12 @@ impl fmt::Display for Snapshot {
         write!(
             f,
             "{clients} clients, {resets} resets; {maps} maps, {unmaps} unmaps; \
-             {done} descriptors done, {failed} failed, {ring_faults} rings out of reach"
+             {done} descriptors done, {failed} failed, {ring_faults} ring faults"
         )
     }
 }
 
-/// Counts the maps that go through it.
+/// A [`DmaTarget`] that counts maps and unmaps, and passes them on.
 #[derive(Debug)]
 pub struct Counted<M> {
     inner: M,

@@ -1,4 +1,4 @@
-//! What one descriptor asks for, done through a session.
+//! The execution of one descriptor through a session.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,23 +13,23 @@ use crate::layout::{
     Completion, DESCRIPTOR_BYTES_MAX, Descriptor, SEGMENT_BYTES, SEGMENTS_MAX, opcode, outcome,
 };
 
-/// What is moved at once: it stays in the core's cache between reading and writing.
+/// The length of the staging buffer. It stays in the core's cache between reading and writing.
 const STAGING_BYTES: usize = 64 << 10;
 
-/// A thread's means of doing descriptors.
+/// The state of a thread that executes descriptors.
 pub(crate) struct Worker<'a> {
     pub(crate) session: &'a Session,
-    /// What was begun is given up when this is set.
+    /// `true` if the current descriptor must be cancelled.
     pub(crate) is_cancelled: &'a AtomicBool,
     staging: Vec<u8>,
 }
 
-/// Why a descriptor was not done.
+/// The reason that a descriptor was not executed.
 enum Stop {
     UnknownOpcode,
     TooLong,
     Fault(Fault),
-    /// The driver does not want to know any more.
+    /// The engine was stopped.
     Cancelled,
 }
 
@@ -39,7 +39,7 @@ impl From<Fault> for Stop {
     }
 }
 
-/// A part of a scatter list.
+/// An entry of a scatter list.
 #[derive(Clone, Copy, Default)]
 struct Segment {
     iova: u64,
@@ -51,7 +51,7 @@ impl<'a> Worker<'a> {
         Self { session, is_cancelled, staging: vec![0; STAGING_BYTES] }
     }
 
-    /// Does what `descriptor` asks for, and says how that went; `None` where it was cancelled.
+    /// Executes `descriptor`, and returns its completion, or `None` if it was cancelled.
     pub(crate) fn run(&mut self, descriptor: &Descriptor, sequence: u32) -> Option<Completion> {
         let cookie = descriptor.cookie;
         let mut completion = Completion { cookie, sequence, ..Completion::default() };
@@ -80,7 +80,7 @@ impl<'a> Worker<'a> {
             Ok(()) => outcome::DONE,
             Err(Stop::UnknownOpcode) => outcome::UNKNOWN_OPCODE,
             Err(Stop::TooLong) => outcome::TOO_LONG,
-            // Waiting for remote memory ends with a fault then.
+            // A cancelled wait for remote memory ends with a fault.
             Err(Stop::Fault(_)) if self.is_cancelled.load(Ordering::Relaxed) => return None,
             Err(Stop::Fault(fault)) => {
                 completion.fault = fault.iova.raw();
@@ -102,15 +102,16 @@ impl<'a> Worker<'a> {
         self.gather(descriptor, done_bytes, |bytes| {
             let parts = [IoSlice::new(bytes)];
             session.write_iter(target, &mut Cursor::<Source>::own_vec(&parts), bytes.len())?;
-            // Past the end of the address space nothing is mapped, so nothing was written there.
+            // This does not wrap: a write that reaches the end of the address space has failed, because
+            // nothing is mapped there.
             target = Iova::new(target.raw().wrapping_add(bytes.len() as u64));
             Ok(())
         })
     }
 
-    /// Hands `step` what the scatter list lists, a staging buffer at a time. A cursor over that
-    /// buffer goes on from one part of the list to the next, wherever they begin and end. What comes
-    /// before an address that cannot be read is handed on, too.
+    /// Passes the bytes of the scatter list to `step`, a staging buffer at a time. A cursor over that
+    /// buffer continues across the entries of the list, of whatever length. Bytes before an address
+    /// that cannot be read are passed, too.
     fn gather(
         &mut self,
         descriptor: &Descriptor,
@@ -141,7 +142,7 @@ impl<'a> Worker<'a> {
             }
             let len = STAGING_BYTES - staging.remaining();
             if len > 0 {
-                // All of them together are no more than `DESCRIPTOR_BYTES_MAX`.
+                // The sum is at most `DESCRIPTOR_BYTES_MAX`.
                 let stepped = step(&self.staging[..len]);
                 *done_bytes += stepped.map_or_else(|fault| fault.done, |()| len) as u32;
                 stepped?;
@@ -153,7 +154,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// The scatter list, as it is now, and within the bounds.
+    /// Reads the scatter list, and checks it against the limits.
     fn segments(&self, descriptor: &Descriptor) -> Result<Vec<Segment>, Stop> {
         if descriptor.segments > SEGMENTS_MAX {
             return Err(Stop::TooLong);

@@ -1,4 +1,4 @@
-//! A driver of the device in the place of a guest: the vfio-user client, with memfds for memory.
+//! A driver of the device in place of a guest: the vfio-user client, with memfds as memory.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -19,26 +19,26 @@ use longshore_device_example::server;
 use longshore_device_example::trace::Counts;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// A part of a scatter list: its IOVA and its length in bytes.
+/// An entry of a scatter list: its IOVA and its length in bytes.
 pub(crate) type Part = (u64, u64);
 
-/// Entries of the rings.
+/// The number of entries of the rings.
 pub(crate) const ENTRIES: u32 = 16;
-/// Where the memory for rings and lists is.
+/// The IOVA of the memory for rings and lists.
 pub(crate) const RINGS: u64 = 0x10_0000;
-/// Where two other pieces of memory are.
+/// The IOVAs of two other pieces of memory.
 pub(crate) const SOURCE: u64 = 0x4000_0000;
 pub(crate) const TARGET: u64 = 0x1_8000_0000;
-/// The length of each.
+/// The length of each piece of memory.
 pub(crate) const PIECE_BYTES: u64 = 2 << 20;
 
 const COMPLETIONS_AT: u64 = 0x1000;
 const LISTS_AT: u64 = 0x1_0000;
 const LIST_BYTES: u64 = 256 * SEGMENT_BYTES;
-/// What takes longer does not happen.
+/// The time limit of each wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The device, served on a socket of a folder of its own.
+/// The device, served on a socket in a temporary folder.
 pub(crate) struct Host {
     pub(crate) counts: Counts,
     pub(crate) path: PathBuf,
@@ -53,7 +53,7 @@ impl Host {
         let path = folder.path().join("device.sock");
         let listener = Listener::bind(&path).unwrap();
         let counts = Counts::default();
-        // Whoever waits for this waits in vain, and longer than a test does.
+        // Longer than any test, so that a test fails if the server waits for this.
         let server = server(Space::new().unwrap(), &counts).unwrap();
         let mut server = server.reply_timeout(Duration::from_secs(3600));
         let stop = server.stop_handle();
@@ -65,19 +65,19 @@ impl Host {
         Self { counts, path, stop, thread, _folder: folder }
     }
 
-    /// A driver that has mapped everything and enabled the device.
+    /// Returns a driver that has mapped its memory and enabled the device.
     pub(crate) fn driver(&self) -> Driver {
         Driver::over(UnixStream::connect(&self.path).unwrap(), NoDmaMemory)
     }
 
-    /// Ends it; how serving each client went.
+    /// Stops the server, and returns the summaries of all connections.
     pub(crate) fn stop(self) -> Vec<ConnectionSummary> {
         self.stop.stop();
         self.thread.join().unwrap()
     }
 }
 
-/// Memory of the driver: zeros at first.
+/// Returns zeroed memory for the driver.
 pub(crate) fn piece() -> File {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = File::from(memfd_create("piece", flags).unwrap());
@@ -113,12 +113,12 @@ impl<M: DmaMemory> Driver<M> {
         self.client.region_write(CONFIG_REGION, 4, &command).unwrap();
     }
 
-    /// Has the device begin anew.
+    /// Enables the device again, with the rings at their usual place.
     pub(crate) fn enable(&mut self, bits: u32) {
         self.enable_at(RINGS, ENTRIES, bits);
     }
 
-    /// The same, with the rings somewhere, and of some length.
+    /// As [`enable`](Self::enable), with rings at this IOVA and of this length.
     pub(crate) fn enable_at(&mut self, at: u64, entries: u32, bits: u32) {
         self.write(register::CONTROL, 0);
         self.rings.write_all_at(&[0; 0x1000], COMPLETIONS_AT).unwrap();
@@ -139,7 +139,7 @@ impl<M: DmaMemory> Driver<M> {
         self.client.region_write(BAR0_REGION, at, &value.to_le_bytes()).unwrap();
     }
 
-    /// Submits a descriptor with this scatter list; the doorbell is not rung.
+    /// Submits a descriptor with this scatter list, without ringing the doorbell.
     pub(crate) fn submit(&mut self, opcode: u32, list: &[Part], target: u64) {
         let list_at = LISTS_AT + u64::from(self.submitted % ENTRIES) * LIST_BYTES;
         for (entry, (iova, len)) in (0..).zip(list) {
@@ -162,7 +162,7 @@ impl<M: DmaMemory> Driver<M> {
         self.write(register::DOORBELL, self.submitted);
     }
 
-    /// The next completion, if it is there.
+    /// Returns the next completion, if there is one.
     pub(crate) fn look(&mut self) -> Option<Completion> {
         let at = COMPLETIONS_AT + u64::from(self.completed % ENTRIES) * ENTRY_BYTES;
         let look = || {
@@ -174,11 +174,11 @@ impl<M: DmaMemory> Driver<M> {
             return None;
         }
         self.completed += 1;
-        // What was read together with the sequence number may be older than it.
+        // Fields that were read together with the sequence number may be older.
         Some(look())
     }
 
-    /// The next completion, when it is there.
+    /// Waits for the next completion.
     pub(crate) fn completion(&mut self) -> Completion {
         let started = Instant::now();
         while started.elapsed() < PATIENCE {
@@ -187,10 +187,10 @@ impl<M: DmaMemory> Driver<M> {
             }
             thread::yield_now();
         }
-        panic!("nothing completes; the status is {}", self.read(register::STATUS));
+        panic!("no descriptor completes; the status is {}", self.read(register::STATUS));
     }
 
-    /// One descriptor from beginning to end.
+    /// Executes one descriptor, and returns its completion.
     pub(crate) fn run(&mut self, opcode: u32, list: &[Part], target: u64) -> Completion {
         self.submit(opcode, list, target);
         self.ring();
@@ -198,11 +198,11 @@ impl<M: DmaMemory> Driver<M> {
     }
 }
 
-/// Waits until `is_so`, and fails where that takes too long.
+/// Waits until `is_so` returns true, and panics if that takes too long.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
-        assert!(started.elapsed() < PATIENCE, "it does not happen: {what}");
+        assert!(started.elapsed() < PATIENCE, "timed out: {what}");
         thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,4 +1,4 @@
-//! The device without a virtual machine.
+//! Tests of the device without a virtual machine.
 
 mod driver;
 mod program;

@@ -1,4 +1,4 @@
-//! The program itself.
+//! Tests of the program.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
@@ -19,7 +19,7 @@ fn run(args: &[&str]) -> (Output, String) {
     (output, said)
 }
 
-/// The program as it listens. It is killed when this is dropped.
+/// A running program that listens. It is killed when this is dropped.
 struct Running {
     child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
@@ -36,11 +36,11 @@ impl Running {
         running
     }
 
-    /// Reads lines up to one that begins so.
+    /// Reads lines up to one that starts with `beginning`, and returns that.
     fn read_until(&mut self, beginning: &str) -> String {
         let mut lines = self.lines.by_ref().map(Result::unwrap);
         let found = lines.find(|line| line.starts_with(beginning));
-        found.unwrap_or_else(|| panic!("it never said {beginning:?}"))
+        found.unwrap_or_else(|| panic!("no line starts with {beginning:?}"))
     }
 }
 
@@ -52,15 +52,15 @@ impl Drop for Running {
 }
 
 #[test]
-fn help_helps_and_nonsense_is_refused() {
+fn help_is_printed_and_invalid_arguments_are_refused() {
     let (output, _) = run(&["--help"]);
     let help = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
     assert!(["--socket PATH", "--trace", "vfio-user-pci"].iter().all(|it| help.contains(it)));
     for (args, why) in [
-        (&[][..], "--socket PATH says where to listen"),
+        (&[][..], "--socket PATH is missing"),
         (&["--socket"], "--socket needs a path"),
-        (&["--sock", "x"], "--sock is no option"),
+        (&["--sock", "x"], "unknown option --sock"),
     ] {
         let (output, said) = run(args);
         assert_eq!(output.status.code(), Some(2));
@@ -76,11 +76,11 @@ fn it_serves_one_client_after_the_other_and_can_be_started_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("device.sock");
     for _ in 0..2 {
-        // The second time, the socket of the first one, which was killed, is in the way.
+        // In the second round, the socket of the first program, which was killed, still exists.
         let mut running = Running::start(&path);
         let (taken, said) = run(&["--socket", path.to_str().unwrap()]);
         assert!(taken.status.code() == Some(1) && said.contains("in use"), "{said}");
-        // Asking whether someone listens was a client, too.
+        // The first client was the second program, which checked whether the socket is in use.
         running.read_until("so far: ");
         for round in 1..=2 {
             let mut driver = Driver::over(UnixStream::connect(&path).unwrap(), NoDmaMemory);

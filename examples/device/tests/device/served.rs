@@ -1,4 +1,4 @@
-//! The device, served to a driver in this process.
+//! Tests of the device with a driver in this process.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -20,12 +20,12 @@ use longshore_device_example::layout::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Bytes of which no two stretches are alike.
+/// Returns bytes without a repeating pattern.
 fn content(len: usize) -> Vec<u8> {
     (0..len as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// Copies some bytes, and looks whether they arrived.
+/// Asserts that the device copies bytes correctly.
 fn works<M: DmaMemory>(driver: &mut Driver<M>) {
     let content = content(5000);
     driver.source.write_all_at(&content, 3).unwrap();
@@ -43,7 +43,7 @@ fn scatter_lists_are_copied_and_summed() {
     let mut driver = host.driver();
     assert_eq!(driver.read(register::IDENTITY), IDENTITY);
     let content = content(1_000_000);
-    // With holes between the parts, which are longer and shorter than what is moved at once.
+    // Entries that are shorter and longer than the staging buffer, with gaps between them.
     let (mut list, mut at, mut whole) = (Vec::new(), 0, Vec::new());
     for len in [1, 65_536, 7, 0, 300_001, 4096, 131_071, 3] {
         let part = &content[whole.len()..whole.len() + len];
@@ -61,7 +61,7 @@ fn scatter_lists_are_copied_and_summed() {
     let sum = driver.run(opcode::CHECKSUM, &list, 0);
     assert_eq!((sum.outcome, sum.value), (outcome::DONE, checksum::of(&whole).into()));
 
-    // The value that every description of it gives.
+    // The check value in descriptions of CRC-32C.
     driver.source.write_all_at(b"123456789", 0).unwrap();
     let crc = driver.run(opcode::CRC32C, &[(SOURCE, 4), (SOURCE + 4, 5)], 0);
     assert_eq!((crc.value, crc.done_bytes), (0xe306_9283, 9));
@@ -72,7 +72,7 @@ fn scatter_lists_are_copied_and_summed() {
 }
 
 #[test]
-fn a_bad_descriptor_fails_and_the_next_one_is_done() {
+fn an_invalid_descriptor_fails_and_the_next_one_succeeds() {
     let host = Host::start();
     let mut driver = host.driver();
     let nowhere = 0x7000_0000;
@@ -93,12 +93,12 @@ fn a_bad_descriptor_fails_and_the_next_one_is_done() {
     ends(opcode::CRC32C, &[(end - 10, 20)], 0, (outcome::UNMAPPED, end, 10));
     ends(copy, &[(SOURCE, 8)], nowhere, (outcome::UNMAPPED, nowhere, 0));
     ends(copy, &[(SOURCE, 100)], target_end - 60, (outcome::UNMAPPED, target_end, 60));
-    // Memory that the device may only read.
+    // Memory that is read-only for the device.
     driver.client.dma_unmap(TARGET, PIECE_BYTES).unwrap();
     driver.client.dma_map(TARGET, PIECE_BYTES, Some((driver.target.as_fd(), 0)), false).unwrap();
     let found = driver.run(opcode::COPY, &[(SOURCE, 8)], TARGET);
     assert_eq!((found.outcome, found.fault), (outcome::NOT_PERMITTED, TARGET));
-    // Lists that are too long, or nowhere. One of zeros lists nothing.
+    // Lists that are too long, or not mapped. A list of zeros has no bytes.
     let empty = RINGS + PIECE_BYTES / 2;
     for (segments, list, outcome) in [
         (SEGMENTS_MAX, empty, outcome::DONE),
@@ -118,7 +118,7 @@ fn a_bad_descriptor_fails_and_the_next_one_is_done() {
 }
 
 #[test]
-fn bad_registers_and_rings_out_of_reach_stop_it() {
+fn invalid_registers_and_unmapped_rings_stop_the_device() {
     let host = Host::start();
     let mut driver = host.driver();
     for (at, entries) in
@@ -129,11 +129,11 @@ fn bad_registers_and_rings_out_of_reach_stop_it() {
         let expected = if is_placed { status::RUNNING } else { status::BAD_REGISTERS };
         assert_eq!(driver.read(register::STATUS), expected, "{at:#x}, {entries}");
     }
-    // More than there is room for.
+    // More descriptors than the ring has entries.
     driver.enable(0);
     driver.write(register::DOORBELL, ENTRIES + 1);
     assert_eq!(driver.read(register::STATUS), status::BAD_REGISTERS);
-    // A ring that is nowhere, and one whose completions are: those are 4 KiB behind descriptors.
+    // A ring that is not mapped, and one whose completions, 4 KiB after the descriptors, are not.
     for at in [0x7000_0000, RINGS + PIECE_BYTES - 0x1000] {
         driver.enable_at(at, 8, 0);
         assert_eq!(driver.read(register::STATUS), status::RUNNING);
@@ -143,7 +143,7 @@ fn bad_registers_and_rings_out_of_reach_stop_it() {
     driver.enable(0);
     works(&mut driver);
     assert_eq!(host.counts.snapshot().ring_faults, 2);
-    // Accesses that are no whole words have no effect, and what is behind the registers is zero.
+    // Writes that are not whole words have no effect, and bytes after the registers read as zero.
     driver.client.region_write(0, register::CONTROL, &[0]).unwrap();
     driver.client.region_write(0, register::CONTROL + 2, &[0; 4]).unwrap();
     driver.client.region_write(0, 0x3ffc, &[0xff; 4]).unwrap();
@@ -151,7 +151,7 @@ fn bad_registers_and_rings_out_of_reach_stop_it() {
 }
 
 #[test]
-fn it_works_only_as_master_of_the_bus() {
+fn the_device_runs_only_while_bus_mastering_is_enabled() {
     let host = Host::start();
     let mut driver = host.driver();
     driver.set_bus_master(false);
@@ -168,12 +168,12 @@ fn it_works_only_as_master_of_the_bus() {
 }
 
 #[test]
-fn what_stops_it_leaves_memory_alone() {
+fn a_stopped_device_does_not_access_memory() {
     let host = Host::start();
     let mut driver = host.driver();
     let half = PIECE_BYTES as usize / 2;
     driver.source.write_all_at(&vec![0x11; half], 0).unwrap();
-    // Copies that take longer than a turn of the processor: the target is there eight times.
+    // The target is mapped eight times, so that a copy can take longer than a time slice.
     for at in (1..8).map(|time| TARGET + time * PIECE_BYTES) {
         driver.client.dma_map(at, PIECE_BYTES, Some((driver.target.as_fd(), 0)), true).unwrap();
     }
@@ -197,14 +197,14 @@ fn what_stops_it_leaves_memory_alone() {
         driver.target.write_all_at(&mark, 0).unwrap();
         driver.set_bus_master(true);
         driver.enable(0);
-        // By the time that this is done, whatever went on would be over.
+        // When this has completed, an operation that was not stopped would be over.
         assert_eq!(driver.run(opcode::CRC32C, &[(SOURCE, 1 << 20)], 0).outcome, outcome::DONE);
         let mut there = vec![0; half];
         driver.target.read_exact_at(&mut there, 0).unwrap();
         assert!(there == mark, "round {round}");
         driver.enable(0);
     }
-    assert!(is_cut_short, "it was always done before it was stopped");
+    assert!(is_cut_short, "all descriptors completed before each stop");
 }
 
 #[test]
@@ -222,9 +222,9 @@ fn interrupts_follow_completions() {
         }
     };
     works(&mut driver);
-    // It is over, interrupt and all, when it is stopped.
+    // A stopped device raises no more interrupts.
     driver.write(register::CONTROL, 0);
-    assert_eq!(count(), 0, "nobody asked for interrupts");
+    assert_eq!(count(), 0, "interrupts are not enabled");
     driver.enable(control::INTERRUPT);
     for _ in 0..3 {
         driver.submit(opcode::CRC32C, &[(SOURCE, 100)], 0);
@@ -238,7 +238,7 @@ fn interrupts_follow_completions() {
 }
 
 #[test]
-fn what_is_unmapped_is_left_alone_and_what_is_remapped_is_found() {
+fn unmapped_memory_is_not_accessed_and_remapped_memory_is() {
     let host = Host::start();
     let mut driver = host.driver();
     let (first, second) = (piece(), piece());
@@ -250,18 +250,18 @@ fn what_is_unmapped_is_left_alone_and_what_is_remapped_is_found() {
     for round in 0..100 {
         let (memory, byte) = if round % 2 == 0 { (&first, 0x11) } else { (&second, 0x22) };
         driver.client.dma_map(SOURCE, PIECE_BYTES, Some((memory.as_fd(), 0)), true).unwrap();
-        // By turns out of it and into it, for long enough to be met in the midst of it.
+        // Copies from the memory and to it take turns. They are long, so that the unmap interrupts one.
         for index in 0..count {
             let (from, to) = if index % 2 == 0 { (SOURCE, TARGET) } else { (TARGET, SOURCE) };
             driver.submit(opcode::COPY, &[(from, half)], to + half);
         }
         driver.ring();
-        // Rounds are cut short, at different places.
+        // Each round is interrupted after another number of descriptors.
         let early = round % count;
         let mut outcomes: Vec<_> = (0..early).map(|_| driver.completion().outcome).collect();
         driver.client.dma_unmap(SOURCE, PIECE_BYTES).unwrap();
         assert!(outcomes.iter().all(|outcome| *outcome == outcome::DONE));
-        // From here on nobody writes there.
+        // From here on the device must not write to it.
         let mark = vec![byte; PIECE_BYTES as usize];
         memory.write_all_at(&mark, 0).unwrap();
         outcomes.extend((early..count).map(|_| driver.completion().outcome));
@@ -270,25 +270,26 @@ fn what_is_unmapped_is_left_alone_and_what_is_remapped_is_found() {
         assert_eq!(count_of(outcome::DONE) + count_of(outcome::UNMAPPED), count, "{outcomes:?}");
         done += count_of(outcome::DONE);
         unmapped += count_of(outcome::UNMAPPED);
-        // One that is submitted now finds nothing, and the memory is as it was left.
+        // A descriptor that is submitted now fails, and the memory is unchanged.
         let late = driver.run(opcode::COPY, &[(SOURCE, 8)], TARGET);
         assert_eq!((late.outcome, late.fault), (outcome::UNMAPPED, SOURCE));
         let mut there = vec![0; PIECE_BYTES as usize];
         memory.read_exact_at(&mut there, 0).unwrap();
         assert!(there == mark, "round {round}: written after it was unmapped");
-        // What was copied out is of this round's memory.
+        // The copied bytes are from the memory of this round.
         if outcomes[0] == outcome::DONE {
             driver.target.read_exact_at(&mut there, 0).unwrap();
-            assert!(there[half as usize..] == mark[half as usize..], "round {round}: another's");
+            assert!(there[half as usize..] == mark[half as usize..], "round {round}: other memory");
         }
     }
     assert_eq!(done + unmapped, 100 * count);
-    assert!(unmapped > 0, "no round was cut short");
+    assert!(unmapped > 0, "no round was interrupted");
     let counts = host.counts.snapshot();
     assert_eq!((counts.done, counts.failed), (done, unmapped + 100));
 }
 
-/// Memory that a client reads out by messages: each byte follows from its address.
+/// Memory without a descriptor, which the client reads for the server. Each byte is computed from its
+/// address.
 struct Spoken;
 
 impl DmaMemory for Spoken {
@@ -307,7 +308,7 @@ impl DmaMemory for Spoken {
 const SPOKEN: u64 = 0x2_0000_0000;
 
 #[test]
-fn memory_without_a_descriptor_is_asked_for() {
+fn memory_without_a_file_descriptor_is_accessed_by_messages() {
     let host = Host::start();
     let mut driver = Driver::over(UnixStream::connect(&host.path).unwrap(), Spoken);
     driver.client.dma_map(SPOKEN, PIECE_BYTES, None, true).unwrap();
@@ -337,15 +338,15 @@ fn memory_without_a_descriptor_is_asked_for() {
 }
 
 #[test]
-fn a_reset_is_answered_while_the_device_waits_for_the_client() {
+fn a_reset_gets_a_reply_while_the_device_waits_for_the_client() {
     let host = Host::start();
     let stream = UnixStream::connect(&host.path).unwrap();
     let mut socket = stream.try_clone().unwrap();
     let mut driver = Driver::over(stream, NoDmaMemory);
     driver.client.dma_map(SPOKEN, PIECE_BYTES, None, true).unwrap();
     driver.submit(opcode::CRC32C, &[(SPOKEN, 100)], 0);
-    // It waits for no answer, as it would answer what it is asked meanwhile: what comes from here on
-    // is only looked at.
+    // The write of the doorbell asks for no reply, because the client would serve the device's requests
+    // while it waits for one. From here on the test only reads messages.
     let data = &1_u32.to_le_bytes();
     let ring =
         Request::RegionWrite { offset: register::DOORBELL, region: BAR0_REGION, data }.encode();
@@ -373,13 +374,13 @@ fn a_reset_is_answered_while_the_device_waits_for_the_client() {
 }
 
 #[test]
-fn clients_die_and_the_next_one_finds_it_as_new() {
+fn the_device_is_as_new_for_the_next_client_after_one_dies() {
     let host = Host::start();
     for round in 0..10 {
         let mut driver = Driver::over(UnixStream::connect(&host.path).unwrap(), NoDmaMemory);
         assert_eq!(driver.read(register::DONE), 0);
         works(&mut driver);
-        // It dies in the midst of work, and of being asked.
+        // The client dies while the device works, or waits for the client.
         driver.client.dma_map(SPOKEN, PIECE_BYTES, None, true).unwrap();
         for _ in 1..ENTRIES {
             let from = if round % 2 == 0 { SOURCE } else { SPOKEN };
