@@ -1,4 +1,4 @@
-//! What the program can be asked for.
+//! The arguments of the program.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,10 @@ use longshore_nvme::{DataPointerFormat, Interface};
 
 use crate::bench::Scheme;
 
-/// Drives an NVMe controller from userspace, by VFIO or iommufd.
+/// Drives an NVMe controller from userspace, through VFIO or iommufd.
 ///
-/// The controller must have been given to vfio-pci, so the kernel does not have the disk meanwhile:
-/// `bind` does that. Lengths and offsets are bytes; K, M, G and T are powers of 1024.
+/// The controller must be bound to vfio-pci, so the kernel cannot use the disk meanwhile: `bind` does
+/// that. Lengths and offsets are in bytes; K, M, G and T are powers of 1024.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub(crate) struct Args {
@@ -21,40 +21,40 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Say what controller and namespaces are like.
+    /// Print the properties of a controller and its namespaces.
     Info {
         #[command(flatten)]
         device: DeviceArgs,
-        /// One JSON object instead of text.
+        /// Print one JSON object instead of text.
         #[arg(long)]
         json: bool,
     },
     /// Load a range of the disk, or a file's extents, into a buffer.
     ///
-    /// With --extents the list is what `extents FILE` has printed while the kernel had the disk.
+    /// For --extents, run `extents FILE` while the kernel drives the disk.
     Load(LoadArgs),
     /// Write a file of the host to a range of the disk.
     ///
-    /// What is there is overwritten, file system or not.
+    /// The range is overwritten, even if a file system is there.
     Write(WriteArgs),
-    /// Print where on its disk a file is, as JSON: for `load --extents`.
+    /// Print a file's extents on its disk as JSON, for `load --extents`.
     ///
-    /// The kernel must have the disk, with the file system mounted.
+    /// The kernel must drive the disk, and the file system must be mounted.
     Extents {
         /// The file.
         file: PathBuf,
     },
-    /// Give a device to a driver: vfio-pci, nvme, or none.
+    /// Bind a device to a driver: vfio-pci, nvme, or none.
     ///
     /// File systems on its disk must not be mounted.
     Bind {
-        /// The device, as 0000:00:05.0.
+        /// The PCI address of the device, such as 0000:00:05.0.
         #[arg(long)]
         device: String,
         /// The driver, or `none`.
         driver: String,
         /// Also allow devices whose interrupts cannot be isolated (virtio-iommu has no interrupt
-        /// remapping): only where the device is trusted.
+        /// remapping). Use this only if the device is trusted.
         #[arg(long)]
         allow_unsafe_interrupts: bool,
     },
@@ -64,19 +64,19 @@ pub(crate) enum Command {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct DeviceArgs {
-    /// The device, as 0000:00:05.0.
+    /// The PCI address of the device, such as 0000:00:05.0.
     #[arg(long)]
     pub(crate) device: String,
-    /// Which of the kernel's interfaces it is opened by.
+    /// The kernel's interface by which it is opened.
     #[arg(long, value_enum, default_value_t = Backend::Vfio)]
     pub(crate) backend: Backend,
     /// The namespace.
     #[arg(long, default_value_t = 1)]
     pub(crate) namespace: u32,
-    /// How commands say where data is.
+    /// The format in which commands describe the place of their data.
     #[arg(long, value_enum, default_value_t = Pointers::Shortest)]
     pub(crate) pointers: Pointers,
-    /// Commands in flight.
+    /// The number of commands in flight.
     #[arg(long, default_value_t = 64)]
     pub(crate) depth: u16,
 }
@@ -85,22 +85,22 @@ pub(crate) struct DeviceArgs {
 pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
-    /// Where the range begins on the disk.
+    /// The start of the range on the disk.
     #[arg(long, value_parser = bytes, default_value = "0", conflicts_with = "extents")]
     pub(crate) offset: u64,
-    /// How long it is; to the disk's end where this is not given.
+    /// The length of the range. The default is up to the end of the disk.
     #[arg(long, value_parser = bytes, conflicts_with = "extents")]
     pub(crate) len: Option<u64>,
     /// A file's extents, as `extents` prints them.
     #[arg(long, value_name = "LIST.JSON")]
     pub(crate) extents: Option<PathBuf>,
-    /// Write what was loaded to this file.
+    /// Write the loaded bytes to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// What memory it is loaded into: auto, memfd, memfd:4k, hugetlb or udmabuf.
+    /// The memory to load into: auto, memfd, memfd:4k, hugetlb or udmabuf.
     #[arg(long, default_value = "memfd")]
     pub(crate) heap: Heap,
-    /// One JSON object instead of text.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -109,13 +109,13 @@ pub(crate) struct LoadArgs {
 pub(crate) struct WriteArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
-    /// Where on the disk it goes.
+    /// The start of the range on the disk.
     #[arg(long, value_parser = bytes)]
     pub(crate) offset: u64,
-    /// The file. The last block is filled up with zeros.
+    /// The file to write. The last block is filled up with zeros.
     #[arg(long, value_name = "FILE")]
     pub(crate) input: PathBuf,
-    /// One JSON object instead of text.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -124,24 +124,24 @@ pub(crate) struct WriteArgs {
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
-    /// Bytes of a transfer.
+    /// The length of a transfer.
     #[arg(long, value_parser = bytes, default_value = "4K")]
     pub(crate) block: u64,
-    /// How often each scheme has its turn.
+    /// The number of turns of each scheme.
     #[arg(long, default_value_t = 5)]
     pub(crate) rounds: u32,
-    /// Transfers of a turn, without its warm-up. Each turn makes them twice: timed as a whole, and
-    /// with a clock around each mapping and unmapping.
+    /// The number of transfers of a turn, without its warm-up. Each turn makes them twice: timed as a
+    /// whole, and with a clock around each mapping and unmapping.
     #[arg(long, default_value_t = 10_000)]
     pub(crate) ios: u64,
-    /// Ring the doorbell after so many submissions at the latest; a quarter of the depth where this is
-    /// not given.
+    /// The maximum number of submissions before the doorbell is written. The default is a quarter of
+    /// the depth.
     #[arg(long)]
     pub(crate) doorbell_batch: Option<u16>,
-    /// Which schemes take turns, separated by commas.
+    /// The schemes that take turns, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Scheme::ALL)]
     pub(crate) schemes: Vec<Scheme>,
-    /// JSON lines instead of text: the environment, then a row for each turn.
+    /// Print JSON lines instead of text: the environment, then a row for each turn.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -176,7 +176,7 @@ pub(crate) enum Pointers {
     Prp,
     /// Scatter-gather lists.
     Sgl,
-    /// PRP entries where they need no list, else scatter-gather lists if the controller takes them.
+    /// PRP entries if they need no list, otherwise scatter-gather lists if the controller supports them.
     Shortest,
 }
 
@@ -198,7 +198,7 @@ impl Pointers {
     }
 }
 
-/// A number of bytes, as `4096`, `64K` or `0x1000`.
+/// Parses a number of bytes, such as `4096`, `64K` or `0x1000`.
 fn bytes(word: &str) -> Result<u64, String> {
     let (digits, log2) = match word.as_bytes().last().map(u8::to_ascii_uppercase) {
         Some(b'K') => (&word[..word.len() - 1], 10),
@@ -211,8 +211,8 @@ fn bytes(word: &str) -> Result<u64, String> {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => digits.parse(),
     };
-    let number =
-        number.map_err(|_| format!("{word:?} is no number of bytes, as 4096, 64K, 0x1000"))?;
+    let number = number
+        .map_err(|_| format!("{word:?} is not a number of bytes (such as 4096, 64K, 0x1000)"))?;
     number.checked_mul(1 << log2).ok_or_else(|| format!("{word} bytes are more than 64 bits hold"))
 }
 

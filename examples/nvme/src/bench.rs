@@ -1,17 +1,16 @@
 //! Measures sequential reads with each scheme of mapping, to compare bounce buffers with the others.
 //!
 //! ```text
-//!   map           map, read, unmap             each transfer, strictly
+//!   map           map, read, unmap             each transfer, with an invalidation
 //!   map, batched  map, read … unmap together   as many as are in flight, with one invalidation
-//!   bounce        slot, read, copy out         each transfer that fits a slot
+//!   bounce        slot, read, copy out         each transfer that fits into a slot
 //!   policy        the choice of the calibration
 //!   static        read                         mapped before the clock starts
 //! ```
 //!
-//! Schemes take turns in each round, on one domain and one queue. Each has as many buffers of its own as
-//! commands are in flight; batched, twice as many. A turn has a warm-up, a pass that is timed as a
-//! whole, and a second one in which a clock is read around each mapping and unmapping: reading clocks
-//! would slow down the first.
+//! Schemes take turns in each round, on one domain. All use the same buffers, twice as many as commands
+//! are in flight. A turn has a warm-up, a pass that is timed as a whole, and a second pass that reads a
+//! clock around each mapping and unmapping, which would slow down the first one.
 
 use std::time::{Duration, Instant};
 
@@ -29,15 +28,15 @@ mod tests;
 /// A scheme of mapping memory for the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Scheme {
-    /// Mapped and unmapped, each transfer.
+    /// Each transfer is mapped and unmapped.
     Map,
-    /// Mapped each transfer, and unmapped many at once.
+    /// Each transfer is mapped, and several are unmapped at once.
     MapBatched,
-    /// Copied out of a bounce buffer, each transfer.
+    /// Each transfer is copied out of a bounce buffer.
     Bounce,
-    /// Mapped or bounced, as the calibration chose.
+    /// Each transfer is mapped or bounced, as the calibration chose.
     Policy,
-    /// Mapped once.
+    /// All memory is mapped once.
     Static,
 }
 
@@ -61,15 +60,15 @@ impl Scheme {
 /// The parameters of a measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Bytes of a transfer: whole blocks.
+    /// The length of a transfer in bytes: whole blocks.
     pub(crate) block_bytes: u64,
-    /// Commands in flight.
+    /// The number of commands in flight.
     pub(crate) depth: u16,
     /// The number of turns of each scheme.
     pub(crate) rounds: u32,
-    /// Transfers of a pass.
+    /// The number of transfers of a pass.
     pub(crate) ios: u64,
-    /// The doorbell is written after this number of submissions, and before waiting.
+    /// The number of submissions after which the doorbell is written. It is also written before waiting.
     pub(crate) doorbell_batch: u16,
     /// The schemes that take turns.
     pub(crate) schemes: Vec<Scheme>,
@@ -77,22 +76,22 @@ pub(crate) struct Plan {
     pub(crate) policy: Bounce,
 }
 
-/// A turn of a scheme. All but the last two are of the pass that is timed as a whole.
+/// The result of a turn. All fields but the last two are from the pass that is timed as a whole.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     /// The scheme's name.
     pub(crate) scheme: &'static str,
-    /// Bytes of a transfer.
+    /// The length of a transfer in bytes.
     pub(crate) block_bytes: u64,
-    /// Commands in flight.
+    /// The number of commands in flight.
     pub(crate) depth: u16,
     /// The number of the turn, from 0.
     pub(crate) round: u32,
-    /// Transfers.
+    /// The number of transfers.
     pub(crate) ios: u64,
-    /// Bytes read.
+    /// The number of bytes read.
     pub(crate) bytes: u64,
-    /// The duration of the pass.
+    /// The duration of the pass in seconds.
     pub(crate) seconds: f64,
     /// Transfers through bounce buffers.
     pub(crate) bounced: u64,
@@ -113,8 +112,8 @@ pub(crate) struct Row {
     pub(crate) unmap_seconds: f64,
 }
 
-/// Runs the measurement, and passes each row to `each`. The domain must not free bounce buffers by itself
-/// ([`Builder::free_after`](longshore::domain::Builder::free_after) of `None`).
+/// Runs the measurement, and passes each row to `each`. The domain must not free bounce buffers by
+/// itself ([`Builder::free_after`](longshore::domain::Builder::free_after) with `None`).
 pub(crate) fn run<'d, H: Hardware>(
     domain: &'d Domain,
     controller: &Controller<'d, H>,
@@ -182,8 +181,8 @@ struct Turn<'a, 'c, 'd, 'l, H: Hardware> {
     clock: Duration,
 }
 
-/// Returns the time between two reads of the clock. If reading the clock is a system call, as in a guest whose
-/// time-stamp counter is not trusted, this is more than the time of a bounce.
+/// Returns the time between two reads of the clock. If reading the clock is a system call, as in a guest
+/// whose time-stamp counter is not trusted, this is more than the time of a bounce.
 fn reading_a_clock() -> Duration {
     let least = (0..1000).map(|_| Instant::now().elapsed()).min();
     least.unwrap_or(Duration::ZERO)
@@ -230,8 +229,8 @@ impl<'l, 'd, H: Hardware> Turn<'_, '_, 'd, 'l, H> {
         })
     }
 
-    /// Reads `ios` times, from the start of the namespace on, and from its start again at the end. No command
-    /// is in flight before and after it.
+    /// Reads `ios` times, from the start of the namespace on, and starts again at its end. No command is
+    /// in flight before and after this.
     fn pass<const TIMED: bool>(&mut self, ios: u64) -> Result<()> {
         let first = ios.min(u64::from(self.plan.depth));
         let (mut given, mut ended) = (first, 0);

@@ -1,4 +1,4 @@
-//! The device that the arguments name.
+//! Opens the device of the arguments.
 
 use longshore::domain::{Builder, Domain};
 use longshore_nvme::{Controller, Namespace, Options, PciDevice};

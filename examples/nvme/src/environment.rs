@@ -1,4 +1,4 @@
-//! What a measurement was made on.
+//! The environment of a measurement.
 
 use longshore::domain::{Bounce, Calibration};
 use longshore_nvme::{Controller, Namespace};
@@ -15,10 +15,10 @@ pub(crate) struct Line {
 
 #[derive(Serialize)]
 struct Environment {
-    /// Of the kernel.
+    /// The release of the kernel.
     kernel: String,
     arch: &'static str,
-    /// `intel`, `virtio`, or as the kernel calls it.
+    /// `intel`, `virtio`, or the kernel's name of the IOMMU.
     iommu: Option<String>,
     backend: &'static str,
     device: String,
@@ -31,7 +31,7 @@ struct Environment {
     pointers: &'static str,
     granule_bytes: u64,
     doorbell_batch: u16,
-    /// Below so many bytes transfers are bounced by the scheme `policy`.
+    /// The length in bytes below which the scheme `policy` bounces transfers.
     policy_bounces_below_bytes: u64,
     calibration: Vec<Step>,
 }

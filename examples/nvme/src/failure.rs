@@ -1,4 +1,4 @@
-//! Why the program did not do what it was asked for.
+//! The errors of the program.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use longshore_nvme::{CommandError, Error, ExtentsError, SubmitError};
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// Why the program failed.
+/// The reason that the program failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]

@@ -1,4 +1,4 @@
-//! `longshore-nvme-example`: the driver as a program.
+//! `longshore-nvme-example`: a program that uses the NVMe driver.
 #![forbid(unsafe_code)]
 
 mod args;

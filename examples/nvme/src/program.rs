@@ -1,4 +1,4 @@
-//! What the program does.
+//! The commands of the program.
 
 mod copy;
 mod measure;
@@ -78,7 +78,7 @@ fn info(args: &DeviceArgs, is_json: bool) -> Result<()> {
         controller.depth_max()
     );
     println!(
-        "  {} bytes a command at most; scatter-gather lists: {:?}; doorbells {} bytes apart",
+        "  at most {} bytes per command; scatter-gather lists: {:?}; doorbells {} bytes apart",
         controller.max_transfer_bytes(),
         data.sgl,
         capabilities.doorbell_stride_bytes()

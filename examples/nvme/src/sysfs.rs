@@ -1,4 +1,4 @@
-//! What the kernel says of a device, and which driver has it.
+//! Reads the properties of a device from sysfs, and binds it to drivers.
 
 use std::fs;
 use std::io;
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use crate::failure::{Failure, Result};
 
 const DEVICES: &str = "/sys/bus/pci/devices";
-/// Where an administrator allows devices whose interrupts cannot be isolated.
+/// The parameters that allow devices whose interrupts cannot be isolated.
 const UNSAFE_INTERRUPTS: [&str; 2] = [
     "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts",
     "/sys/module/iommufd/parameters/allow_unsafe_interrupts",
 ];
 
-/// The IOMMU before a device: `intel`, `virtio`, or as the kernel calls it.
+/// Returns the IOMMU of a device: `intel`, `virtio`, or the kernel's name of it.
 pub(crate) fn iommu(address: &str) -> Option<String> {
     let target = fs::read_link(folder(address).ok()?.join("iommu")).ok()?;
     let name = target.file_name()?.to_str()?;
@@ -24,7 +24,7 @@ pub(crate) fn iommu(address: &str) -> Option<String> {
     })
 }
 
-/// Takes the device from the driver that it has, and gives it to another.
+/// Unbinds the device from its driver, and binds it to another.
 pub(crate) fn bind(address: &str, driver: &str) -> Result<()> {
     let folder = folder(address)?;
     let has = link(&folder, "driver");
@@ -43,7 +43,7 @@ pub(crate) fn bind(address: &str, driver: &str) -> Result<()> {
         Some(now) if now == driver => Ok(()),
         now => Err(Failure::Io {
             operation: format!(
-                "giving {address} to {driver} (it has {} now): is the driver there? modprobe {driver}",
+                "binding {address} to {driver} (it has {} now); try modprobe {driver}",
                 now.as_deref().unwrap_or("no driver")
             ),
             source: io::ErrorKind::NotFound.into(),
@@ -51,7 +51,7 @@ pub(crate) fn bind(address: &str, driver: &str) -> Result<()> {
     }
 }
 
-/// Allows it for both interfaces, as far as they are there.
+/// Sets the parameter of each interface whose module is loaded.
 pub(crate) fn allow_unsafe_interrupts() -> Result<()> {
     let mut there = UNSAFE_INTERRUPTS.iter().map(Path::new).filter(|path| path.exists());
     there.try_for_each(|path| write(path, "1"))
@@ -64,12 +64,14 @@ fn folder(address: &str) -> Result<PathBuf> {
         return Ok(folder);
     }
     Err(Failure::Io {
-        operation: format!("finding the PCI device {address:?} (as 0000:00:05.0) in {DEVICES}"),
+        operation: format!(
+            "finding the PCI device {address:?} (such as 0000:00:05.0) in {DEVICES}"
+        ),
         source: io::ErrorKind::NotFound.into(),
     })
 }
 
-/// The last name of what a link leads to.
+/// Returns the last component of the target of a link.
 fn link(folder: &Path, name: &str) -> Option<String> {
     let target = fs::read_link(folder.join(name)).ok()?;
     Some(target.file_name()?.to_str()?.to_owned())

@@ -1,4 +1,4 @@
-//! The program, as far as it goes without a device.
+//! Tests of the program without a device.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -21,7 +21,7 @@ fn help_names_every_command() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn the_error_for_a_missing_device_names_it() {
     for backend in ["vfio", "iommufd"] {
         let (output, said) = run(&["info", "--device", "ffff:ff:1f.7", "--backend", backend]);
         assert!(!output.status.success());
@@ -45,11 +45,11 @@ fn arguments_that_are_not_valid_are_refused() {
     let list = folder.path().join("list.json");
     fs::write(&list, "[]").unwrap();
     let (_, said) = run(&["load", "--device", "x", "--extents", list.to_str().unwrap()]);
-    assert!(said.contains("no list of extents"), "{said}");
+    assert!(said.contains("is not a list of extents"), "{said}");
 }
 
 #[test]
-fn a_file_on_no_disk_has_no_extents() {
+fn a_file_without_a_disk_has_no_extents() {
     let (output, said) = run(&["extents", "/proc/self/status"]);
     assert!(!output.status.success() && said.contains("no disk of its own"), "{said}");
     let (output, said) = run(&["extents", "/proc/self"]);

@@ -1,4 +1,4 @@
-//! Each scheme, on the model of a controller that the driver's own tests use.
+//! Tests of each scheme on the model of a controller in the driver's tests.
 
 #[path = "../../../../crates/devices/nvme/tests/driver/model.rs"]
 #[allow(dead_code, reason = "the driver's tests use all of it")]
@@ -12,7 +12,7 @@ use self::model::{Model, Traits};
 use super::{Plan, Scheme, run};
 
 #[test]
-fn each_scheme_has_its_counts() {
+fn each_scheme_has_the_expected_counts() {
     let soft = Soft::new().unwrap();
     let disk = vec![0; 4 << 20];
     let model = &Model::new(soft.space().session(), Traits::default(), disk);
@@ -41,7 +41,7 @@ fn each_scheme_has_its_counts() {
         let expected = match row.scheme {
             "bounce" => [100, 100, 100, 819_200, 0],
             "static" => [0; 5],
-            // As many buffers as twice the depth: taken back eight at once, and the rest at the end.
+            // There are 16 buffers: eight are unmapped at once, and the rest at the end.
             "map, batched" => [0, 100, 100, 0, row.flushes],
             _ => [0, 100, 100, 0, 100],
         };

@@ -1,4 +1,4 @@
-//! `load`, `write` and `extents`: from and to the disk.
+//! `load`, `write` and `extents`: copies from and to the disk.
 
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Write};
@@ -21,7 +21,7 @@ pub(crate) fn extents(file: &Path) -> Result<()> {
 }
 
 pub(crate) fn load(args: &LoadArgs) -> Result<()> {
-    // Before the device is touched.
+    // The list is read before the device is opened.
     let list = args.extents.as_deref().map(read_list).transpose()?;
     let (builder, passed) = open(&args.device)?;
     let domain = builder.build();
@@ -31,7 +31,7 @@ pub(crate) fn load(args: &LoadArgs) -> Result<()> {
         None => range(args, &namespace)?,
     };
     if len_bytes == 0 {
-        return Err(Failure::Arguments("there is nothing to load: no bytes".to_owned()));
+        return Err(Failure::Arguments("there is nothing to load: the length is zero".to_owned()));
     }
     let memory_bytes = len_bytes.next_multiple_of(namespace.block_bytes());
     let buffer = args.heap.allocate(memory_bytes)?;
@@ -75,10 +75,10 @@ pub(crate) fn write(args: &WriteArgs) -> Result<()> {
     let path = &args.input;
     let named = |what: &str| failed(&format!("{what} {}", path.display()));
     let mut file = File::open(path).map_err(named("opening"))?;
-    let len_bytes = file.metadata().map_err(named("looking at"))?.len();
+    let len_bytes = file.metadata().map_err(named("reading the length of"))?.len();
     if len_bytes == 0 {
         return Err(Failure::Arguments(format!(
-            "{} has nothing to write: no bytes",
+            "there is nothing to write: {} is empty",
             path.display()
         )));
     }
@@ -118,16 +118,16 @@ fn range(args: &LoadArgs, namespace: &Namespace) -> Result<(Vec<DiskRange>, u64)
 fn read_list(path: &Path) -> Result<ExtentList> {
     let text = fs::read_to_string(path).map_err(failed(&format!("reading {}", path.display())))?;
     serde_json::from_str(&text).map_err(|error| {
-        Failure::Arguments(format!("{}: no list of extents: {error}", path.display()))
+        Failure::Arguments(format!("{} is not a list of extents: {error}", path.display()))
     })
 }
 
-/// All of it, or no file.
+/// Writes all of `content` to a file, or removes the file.
 fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     let named = |what: &str| failed(&format!("{what} {}", path.display()));
-    let mut file = File::create(path).map_err(named("making"))?;
+    let mut file = File::create(path).map_err(named("creating"))?;
     if let Err(error) = file.write_all(content).and_then(|()| file.sync_all()) {
-        // What is there is not what was asked for.
+        // The file is incomplete.
         let _ = fs::remove_file(path);
         return Err(named("writing")(error));
     }
@@ -139,7 +139,7 @@ fn failed(operation: &str) -> impl FnOnce(io::Error) -> Failure + use<> {
     move |source| Failure::Io { operation, source }
 }
 
-/// How far it is: a line that changes on a terminal, a line for each tenth elsewhere.
+/// A report of the progress: one line that is updated on a terminal, otherwise a line for each tenth.
 struct Progress {
     verb: &'static str,
     all: u64,
@@ -160,7 +160,7 @@ impl Progress {
         }
         self.told = step;
         let (verb, all, percent) = (self.verb, self.all, step * (100 / steps as u64));
-        // Nobody may be there to read it.
+        // An error means that the reader has closed the pipe.
         let _ = if self.on_terminal {
             let end = if percent == 100 { "\n" } else { "" };
             write!(io::stderr(), "\r{verb} {percent} % of {all} bytes{end}")

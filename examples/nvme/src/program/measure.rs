@@ -11,7 +11,7 @@ use crate::failure::{Failure, Result};
 
 pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     let (builder, passed) = open(&args.device)?;
-    // Nothing is freed within a turn, so what the pools have at its end is the most they had.
+    // Pools free nothing within a turn, so their size at its end is the peak.
     let domain = builder.free_after(None).build();
     let (controller, namespace) = start(&domain, passed, &args.device)?;
     check(args, controller.max_transfer_bytes(), namespace.block_bytes(), namespace.len())?;
@@ -46,25 +46,25 @@ fn check(args: &BenchArgs, max: u64, block: u64, namespace: u64) -> Result<()> {
     let refused = |text: String| Err(Failure::Arguments(text));
     match args.block {
         bytes if bytes == 0 || bytes % block != 0 => {
-            refused(format!("--block {bytes}: the namespace has blocks of {block} bytes"))
+            refused(format!("--block {bytes} must be a multiple of the block size, {block} bytes"))
         }
         bytes if bytes > max => {
-            refused(format!("--block {bytes}: a command of this controller takes {max} at most"))
+            refused(format!("--block {bytes} is more than the {max} bytes of a command"))
         }
         bytes if bytes > namespace => {
-            refused(format!("--block {bytes}: the namespace has {namespace} bytes"))
+            refused(format!("--block {bytes} is more than the {namespace} bytes of the namespace"))
         }
         _ if args.ios == 0 || args.rounds == 0 || args.schemes.is_empty() => {
-            refused("--ios, --rounds and --schemes must be one at least".to_owned())
+            refused("--ios and --rounds must be at least 1, and --schemes not empty".to_owned())
         }
         _ => Ok(()),
     }
 }
 
-/// At once: whoever reads it may be waiting.
+/// Prints a line at once, because a program that reads the output may be waiting.
 fn json_line(line: &impl serde::Serialize) {
     let text = serde_json::to_string(line).expect("numbers and text");
-    // Nobody may be there to read it.
+    // An error means that the reader has closed the pipe.
     let _ = writeln!(io::stdout().lock(), "{text}");
 }
 
@@ -88,7 +88,7 @@ fn text(row: &Row) -> String {
     )
 }
 
-/// Each scheme's median, and how many times the one of `map` that is.
+/// Returns the median of each scheme, and its ratio to that of `map`.
 fn medians(rows: &[Row]) -> String {
     let mut by_scheme = BTreeMap::<_, Vec<f64>>::new();
     for row in rows {
