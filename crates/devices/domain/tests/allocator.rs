@@ -1,6 +1,6 @@
 //! A program's allocator that uses a handle of the domain, while that handle allocates.
 #![cfg(not(any(loom, miri)))]
-#![expect(unsafe_code, reason = "is an allocator")]
+#![expect(unsafe_code, reason = "implements an allocator")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,7 +13,7 @@ use longshore_domain::{Bounce, Direction, DmaPool, DmaPoolOptions, Domain, Local
 use longshore_heap::{Buffer, Heap};
 
 thread_local! {
-    /// Called by the allocator, but not within itself. Without one, it is any other allocator.
+    /// The function that the allocator calls, except within itself.
     static ALSO: Cell<Option<fn()>> = const { Cell::new(None) };
     static CALLS: Cell<u32> = const { Cell::new(0) };
     static LOCAL: Cell<Option<&'static Local<'static>>> = const { Cell::new(None) };
@@ -33,7 +33,7 @@ fn hook() {
     }
 }
 
-// SAFETY: the system's.
+// SAFETY: the calls are passed to the system's allocator.
 unsafe impl GlobalAlloc for Hooked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         hook();
@@ -54,7 +54,7 @@ unsafe impl GlobalAlloc for Hooked {
     }
 }
 
-/// Runs `work` with an allocator that calls `also`, which it does.
+/// Runs `work` with an allocator that calls `also`, and asserts that it was called.
 fn with_hook<R>(also: fn(), work: impl FnOnce() -> R) -> R {
     CALLS.set(0);
     ALSO.set(Some(also));
@@ -64,7 +64,7 @@ fn with_hook<R>(also: fn(), work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// A test in which a thread may wait for itself.
+/// Runs a test that may deadlock.
 fn in_time(test: fn()) {
     let (done, is_done) = mpsc::channel();
     let thread = thread::spawn(move || {
@@ -72,12 +72,12 @@ fn in_time(test: fn()) {
         done.send(()).unwrap();
     });
     match is_done.recv_timeout(Duration::from_secs(60)) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it waits for itself"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("deadlock"),
         _ => thread.join().unwrap(),
     }
 }
 
-/// The allocator may use it for ever.
+/// Leaks a value, because the allocator may use it at any time.
 fn leak<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
@@ -87,7 +87,7 @@ fn domain() -> &'static Domain {
     leak(builder.build())
 }
 
-/// So long that a handle keeps one slot, for which it allocates when it is given the first.
+/// A length of which a handle caches one slot. It allocates when the first one is given back.
 const LEN_BYTES: u64 = 64 << 10;
 
 fn buffer() -> Buffer {
@@ -108,7 +108,7 @@ fn a_handle_that_allocates_is_not_used_twice_at_once() {
             drop(local.map(buffer(), Direction::ToDevice).unwrap());
         };
         with_hook(also, || drop(mapping));
-        // Each slot is there once.
+        // No slot was handed out twice.
         let mappings = [(); 4].map(|()| map(local));
         let mut starts = mappings.each_ref().map(|mapping| mapping.iova().raw());
         starts.sort_unstable();
@@ -121,13 +121,13 @@ fn a_handle_that_allocates_is_not_used_twice_at_once() {
 }
 
 #[test]
-fn a_pool_that_takes_elements_back_does_not_wait_for_its_own_thread() {
+fn a_pool_that_takes_elements_back_does_not_deadlock() {
     in_time(|| {
         let pool = leak(domain().dma_pool(4096, 4096, DmaPoolOptions::new()).unwrap());
         POOL.set(Some(pool));
         drop([(); 8].map(|()| pool.take().unwrap()));
         with_hook(|| drop(POOL.get().unwrap().take().unwrap()), || pool.shrink()).unwrap();
-        // Each element is there once.
+        // No element was handed out twice.
         let elements = [(); 64].map(|()| pool.take().unwrap());
         let mut starts = elements.each_ref().map(|element| element.iova().raw());
         starts.sort_unstable();
@@ -136,7 +136,7 @@ fn a_pool_that_takes_elements_back_does_not_wait_for_its_own_thread() {
 }
 
 #[test]
-fn a_pool_that_grows_does_not_wait_for_its_own_thread() {
+fn a_pool_that_grows_does_not_deadlock() {
     in_time(|| {
         // A chunk for each element, so that the list of chunks grows, too.
         let pool = leak(domain().dma_pool(1 << 20, 64, DmaPoolOptions::new()).unwrap());
@@ -154,7 +154,7 @@ fn a_pool_that_grows_does_not_wait_for_its_own_thread() {
 }
 
 #[test]
-fn bounce_buffers_that_grow_do_not_wait_for_their_own_thread() {
+fn bounce_buffers_that_grow_do_not_deadlock() {
     in_time(|| {
         let local = leak(domain().local());
         LOCAL.set(Some(local));

@@ -1,4 +1,4 @@
-//! All domains of a process have one budget. In a program of its own, because it is the process's.
+//! All domains of a process share one budget. No other test may run in this process.
 
 use longshore_domain::backend::Soft;
 use longshore_domain::{
@@ -31,14 +31,14 @@ fn thirty_two_domains_keep_within_one_budget() {
         assert_eq!(limit_bytes, 10 * CHUNK);
     }
     assert_eq!(process_pool_bytes(), 10 * CHUNK);
-    // What one gives back another can have.
+    // Another domain can use what one gives back.
     assert_eq!(domains[3].shrink(Duration::ZERO).unwrap(), CHUNK);
     map(&domains[31]).unwrap();
     assert!(map(&domains[30]).is_err());
     drop(domains);
     assert_eq!(process_pool_bytes(), 0);
 
-    // What is kept for an element counts too: it may be more than the element.
+    // The state of an element is charged, too. It can be longer than the element.
     let domain = domain(0);
     let options = DmaPoolOptions::new().limit(1 << 20);
     let pool = domain.dma_pool(1, 1, options).unwrap();

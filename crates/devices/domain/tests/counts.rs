@@ -1,5 +1,5 @@
 //! A warm handle and a warm pool do not allocate, lock, or make a system call.
-#![allow(unsafe_code, reason = "counts what the allocator is asked for")]
+#![allow(unsafe_code, reason = "counts calls of the allocator")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,7 +14,7 @@ struct Counting;
 
 thread_local!(static ASKED: Cell<u64> = const { Cell::new(0) });
 
-// SAFETY: the system's allocator does everything.
+// SAFETY: the calls are passed to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ASKED.set(ASKED.get() + 1);
@@ -33,7 +33,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn a_warm_door_neither_allocates_nor_locks() {
+fn a_warm_handle_neither_allocates_nor_locks() {
     let soft = Soft::new().unwrap();
     let space = soft.space().clone();
     let parked = space.session();
@@ -80,7 +80,7 @@ fn a_warm_pool_neither_allocates_nor_maps() {
     let before = (ASKED.get(), space.counters());
     (0..100).for_each(|_| once());
     assert_eq!((ASKED.get(), space.counters()), before);
-    // More than a thread keeps: then a lock is taken now and then, and still nothing is allocated.
+    // More elements than a thread caches: locks are taken now and then, but nothing is allocated.
     let mut many: [_; 200] = [const { None }; 200];
     let mut burst = || {
         many.iter_mut().for_each(|place| *place = Some(pool.take_unzeroed().unwrap()));
@@ -93,8 +93,8 @@ fn a_warm_pool_neither_allocates_nor_maps() {
     assert_eq!(pool.usage().chunks, 1);
 }
 
-/// A thread that the kernel kills at its next system call goes on taking and dropping. In a process of
-/// its own, whose other thread says how that came out.
+/// A thread takes and drops elements after it has entered strict seccomp mode, in which the kernel kills
+/// it at a system call. This runs in a child process, whose other thread reports the result.
 #[test]
 fn a_warm_pool_makes_no_system_call() {
     const PART: &str = "LONGSHORE_WARM_POOL_CHILD";
@@ -121,7 +121,7 @@ fn a_warm_pool_makes_no_system_call() {
             once();
             TURNS.fetch_add(1, Ordering::Relaxed);
         }
-        // Any call ends this thread from here on.
+        // From here on, any other system call would kill this thread.
         loop {
             std::hint::spin_loop();
         }

@@ -1,4 +1,4 @@
-//! DMA pools: elements that stay mapped, seen by a device in this process.
+//! DMA pools: elements that stay mapped, and a device in this process that accesses them.
 #![cfg(not(any(loom, miri)))]
 
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ fn read(device: &Session, iova: Iova, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_device_and_the_processor_see_the_same_bytes() {
+fn the_device_and_the_cpu_see_the_same_bytes() {
     let (domain, device) = domain();
     let pool = domain.dma_pool(1000, 8, DmaPoolOptions::new()).unwrap();
     let mut element = pool.take().unwrap();
@@ -47,7 +47,7 @@ fn the_device_and_the_processor_see_the_same_bytes() {
     let mut seen = [0; 11];
     element.read_at(0, &mut seen).unwrap();
     assert_eq!(&seen, b"from device");
-    // Beyond the end there is nothing.
+    // Accesses beyond the end fail.
     assert!(element.read_at(990, &mut seen).is_err());
     assert!(element.write_at(990, &seen).is_err());
     assert!(element.view_mut().write(usize::MAX, &[0]).is_err());
@@ -73,7 +73,7 @@ fn the_device_may_do_what_the_direction_says() {
 }
 
 #[test]
-fn an_element_has_no_bytes_of_its_last_use_unless_it_is_asked_for() {
+fn an_element_is_zeroed_unless_take_unzeroed_is_called() {
     let (domain, device) = domain();
     let pool = domain.dma_pool(5000, 1, DmaPoolOptions::new().limit(1)).unwrap();
     let used = |element: DmaElement| {
@@ -97,7 +97,7 @@ fn an_element_has_no_bytes_of_its_last_use_unless_it_is_asked_for() {
 fn slices_keep_their_element_until_the_last_is_dropped() {
     let (domain, device) = domain();
     let pool = domain.dma_pool(256, 256, DmaPoolOptions::new().limit(1)).unwrap();
-    // A small chunk has as many as fill a page.
+    // Even the smallest chunk has as many elements as fill a page.
     let others: Vec<_> = (1..16).map(|_| pool.take().unwrap()).collect();
     let mut element = pool.take().unwrap();
     element.write_at(0, &(0..=255).collect::<Vec<u8>>()).unwrap();
@@ -146,18 +146,18 @@ fn slices_keep_their_element_until_the_last_is_dropped() {
 }
 
 #[test]
-fn an_exhausted_pool_says_so_and_finds_what_other_threads_keep() {
+fn an_exhausted_pool_takes_elements_from_caches_and_then_fails() {
     let (domain, _device) = domain();
     let pool = domain.dma_pool(4096, 4096, DmaPoolOptions::new().limit(100)).unwrap();
     let (dropped, have_dropped) = mpsc::channel();
     let (end, is_over) = mpsc::channel::<()>();
     thread::scope(|scope| {
-        // Also when this panics.
+        // Dropped also if this panics.
         let (pool, _end) = (&pool, end);
         scope.spawn(move || {
             drop((0..40).map(|_| pool.take().unwrap()).collect::<Vec<_>>());
             dropped.send(()).unwrap();
-            // It keeps its elements while it lives.
+            // The thread caches its elements while it lives.
             is_over.recv().unwrap_err();
         });
         have_dropped.recv().unwrap();
@@ -183,7 +183,7 @@ fn an_exhausted_pool_says_so_and_finds_what_other_threads_keep() {
 }
 
 #[test]
-fn chunks_are_freed_but_for_the_reserve() {
+fn chunks_are_freed_except_the_reserve() {
     let (domain, _device) = domain();
     let options = DmaPoolOptions::new().reserve(600).limit(2000);
     let pool = domain.dma_pool(4096, 4096, options).unwrap();
@@ -265,7 +265,7 @@ fn memory_stays_mapped_until_the_last_element_is_dropped() {
 }
 
 #[test]
-fn a_forgotten_element_keeps_its_chunk_alone() {
+fn a_leaked_element_keeps_only_its_chunk() {
     let (domain, device) = domain();
     let pool = domain.dma_pool(CHUNK, 1, DmaPoolOptions::new()).unwrap();
     let [forgotten, other] = [pool.take().unwrap(), pool.take().unwrap()];
@@ -280,9 +280,9 @@ fn a_forgotten_element_keeps_its_chunk_alone() {
     assert_eq!((dump.dma_pools[0].in_use, dump.dma_pools[0].chunks), (1, 1));
 }
 
-/// A thread that keeps elements ends after the pool, or while the pool is dropped.
+/// A thread with cached elements ends after the pool, or while the pool is dropped.
 #[test]
-fn threads_that_keep_elements_may_outlive_the_pool() {
+fn threads_with_cached_elements_may_outlive_the_pool() {
     let (domain, _device) = domain();
     for _ in 0..50 {
         let pool = Arc::new(domain.dma_pool(64, 64, DmaPoolOptions::new()).unwrap());
@@ -303,8 +303,8 @@ fn threads_that_keep_elements_may_outlive_the_pool() {
     }
 }
 
-/// Threads take, write, pass on, look and drop; each element has its number in all of its bytes as
-/// long as it is somebody's.
+/// Threads take, write, pass on, check and drop elements. All bytes of an element have its number as
+/// long as it has a handle.
 #[test]
 fn threads_take_and_drop_across_each_other() {
     const THREADS: usize = 4;
@@ -346,7 +346,7 @@ fn threads_take_and_drop_across_each_other() {
                 }
             })
         });
-        // A scope does not wait until a thread has given its cache back, and a join does.
+        // A scope does not wait until a thread has given its cache back, but a join does.
         let threads: Vec<_> = threads.collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
@@ -372,11 +372,11 @@ enum Handle {
     Slice(DmaSlice),
 }
 
-/// A handle, its pool, its element and what its bytes must be.
+/// A handle, its pool, its element and the expected bytes.
 struct Live {
     handle: Handle,
     pool: usize,
-    /// Where its element begins.
+    /// The IOVA of its element.
     element: u64,
     bytes: Vec<u8>,
 }
@@ -416,13 +416,14 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 1..120)
 }
 
-/// An element overlaps no live one, is aligned as asked, and is the memory that the device sees.
+/// Checks that an element overlaps no live one, has the requested alignment, and is the memory that the
+/// device accesses.
 struct World {
     domain: Domain,
     device: Session,
     pools: [DmaPool; 3],
     live: Vec<Live>,
-    /// Live elements: where they begin, and how long they are.
+    /// The lengths of the live elements, by their IOVAs.
     elements: BTreeMap<u64, u64>,
     count: u8,
 }
@@ -540,7 +541,7 @@ impl World {
         self.live.push(live);
     }
 
-    /// Elements of which no handle is left.
+    /// Removes the elements that have no handle.
     fn forget_dropped(&mut self) {
         let live = &self.live;
         self.elements.retain(|start, _| live.iter().any(|live| live.element == *start));
@@ -551,7 +552,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn pools_hold_against_a_model(ops in ops()) {
+    fn pools_match_a_model(ops in ops()) {
         let mut world = World::new();
         for op in ops {
             world.run(op);

@@ -12,13 +12,14 @@ const CHUNK: u64 = 2 << 20;
 const SLOTS: usize = (CHUNK / 4096) as usize;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// One whose pools have room for one chunk.
+/// Returns a domain whose pools have room for one chunk.
 fn domain(when_full: WhenFull) -> Domain {
     let builder = Domain::builder(Soft::new().unwrap()).bounce(Bounce::Always).free_after(None);
     builder.pool_limit(CHUNK, when_full).build()
 }
 
-/// The same page each time: buffers of their own would need more descriptors than a process may have.
+/// Returns the same page each time. A buffer for each mapping would need more descriptors than a process
+/// may have.
 fn page() -> Arc<SharedBuffer> {
     static PAGE: OnceLock<Arc<SharedBuffer>> = OnceLock::new();
     let share = || Heap::Memfd.allocate(4096).unwrap().share(Sealing::Content).unwrap();
@@ -29,14 +30,14 @@ fn is_limit(error: &Error) -> bool {
     matches!(error, Error::Pool(PoolError::Limit { held_bytes: CHUNK, limit_bytes: CHUNK }))
 }
 
-/// All slots that there may be.
+/// Takes all slots.
 fn fill(domain: &Domain) -> Vec<Mapping<'_, Arc<SharedBuffer>>> {
     (0..SLOTS).map(|_| domain.map(page(), Direction::ToDevice).unwrap()).collect()
 }
 
 /// A transfer is not refused while there are idle slots, or slots in the cache of another thread.
 #[test]
-fn what_stands_by_makes_room() {
+fn idle_and_cached_slots_make_room() {
     for when_full in [WhenFull::Refuse, WhenFull::Wait(MINUTE)] {
         let domain = domain(when_full);
         let (local, other) = (domain.local(), domain.local());
@@ -74,13 +75,13 @@ fn a_transfer_waits_for_another_to_end() {
     });
 }
 
-/// A waiting thread finds the slots that another thread keeps for its next transfers.
+/// A waiting thread takes the slots that the handle of another thread caches.
 #[test]
-fn a_transfer_waits_for_what_a_door_keeps() {
+fn a_waiting_transfer_takes_a_slot_from_the_cache_of_a_handle() {
     let domain = domain(WhenFull::Wait(MINUTE));
     let mut all = fill(&domain);
     let (local, other) = (domain.local(), domain.local());
-    // Its only slot goes to the handle that gives it back.
+    // The only slot that becomes free goes to the cache of the handle that gives it back.
     all.pop();
     let last = local.map(page(), Direction::ToDevice).unwrap();
     drop(last);
@@ -97,7 +98,7 @@ fn a_transfer_does_not_wait_for_ever() {
     assert!(is_limit(&refused.error), "{refused}");
     assert!(began.elapsed() >= TIME);
     assert_eq!(refused.value.len(), 4096);
-    // What is longer than a slot, and begins within a granule, needs two for its ends.
+    // A transfer that is longer than a slot and begins within a granule needs two slots for its ends.
     let mut bytes = vec![1; 1 << 20];
     let lent = domain.lend_mut(&mut bytes[1..], Direction::ToDevice, |_| ());
     assert!(is_limit(&lent.unwrap_err()));
@@ -108,12 +109,12 @@ fn a_transfer_does_not_wait_for_ever() {
     assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
 }
 
-/// Every one of many threads gets its turn, with slots for few.
+/// Each of many threads gets a slot, although there are few.
 #[test]
-fn threads_share_what_there_is() {
+fn threads_share_few_slots() {
     let (threads, turns) = if cfg!(miri) { (3, 4) } else { (6, 200) };
     let domain = domain(WhenFull::Wait(MINUTE));
-    // Slots of 256 KiB: eight.
+    // A chunk has eight slots of 256 KiB.
     let hold: Vec<_> = (0..6)
         .map(|_| domain.map(Heap::Memfd.allocate(262_144).unwrap(), Direction::ToDevice).unwrap())
         .collect();

@@ -1,5 +1,5 @@
-//! Memory of the hugetlb pool that was shared, and into which another process punches a hole. One test,
-//! because it changes how many pages the pool of the machine has.
+//! Shared memory of the hugetlb pool, into which another process punches a hole. One test, because it
+//! changes the number of pages in the machine's pool.
 #![cfg(all(target_os = "linux", not(loom), not(miri)))]
 
 use std::fs;
@@ -17,11 +17,11 @@ use rustix::fs::FallocateFlags;
 const HUGE: u64 = 2 << 20;
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-/// Sets the size of the pool back.
+/// Restores the size of the pool when it is dropped.
 struct Pool(String);
 
 impl Pool {
-    /// Adds two pages, or says why there are none.
+    /// Adds two pages, or returns the reason that this is not possible.
     fn grow() -> Result<Self, String> {
         let read = || fs::read_to_string(POOL).map_err(|error| format!("{POOL}: {error}"));
         let pool = Self(read()?);
@@ -76,7 +76,7 @@ fn a_hole_in_shared_memory_is_an_error() {
     rustix::fs::fallocate(memfd, mode, 0, HUGE).unwrap();
     let taken = empty_pool();
     assert_eq!(session.read(at, &mut four).unwrap_err().reason, Reason::BackingLost);
-    // Without a region it is the buffer that keeps the guard.
+    // Without a region, the buffer keeps the guard.
     drop((session, space, region));
     let view = shared.view().unwrap();
     let mut cursor = Cursor::<Source>::foreign_buf(view.bytes());
@@ -86,14 +86,14 @@ fn a_hole_in_shared_memory_is_an_error() {
     drop(view);
     drop((shared, taken));
 
-    // Sealed against writing too, it can have no hole, and needs no guard.
+    // Memory that is also sealed against writes cannot get a hole, and needs no guard.
     let buffer = Heap::Hugetlb.allocate(HUGE).unwrap();
     let shared = buffer.share(Sealing::Content).unwrap();
     rustix::fs::fallocate(shared.memfd().unwrap(), mode, 0, HUGE).unwrap_err();
     assert!(!Region::from_memory(shared).unwrap().is_guarded());
 
-    // The file is rounded up to whole pages of the pool, which are zero behind the content. A device
-    // that reads behind the content reads zeros.
+    // The file is rounded up to whole pages of the pool, which are zero after the content. A device
+    // that reads beyond the content reads zeros.
     for sealing in [Sealing::Size, Sealing::Content] {
         let mut buffer = Heap::Hugetlb.allocate(HUGE + 4999).unwrap();
         buffer.write().unwrap().fill(7);

@@ -1,8 +1,8 @@
-//! All interleavings of threads that end elements of a DMA pool, and of one that ends the pool.
+//! All interleavings of threads that end handles of elements of a DMA pool, and of one that drops it.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p longshore-domain --test loom`
 #![cfg(loom)]
-#![allow(unsafe_code, reason = "is the owner")]
+#![allow(unsafe_code, reason = "calls functions of the owning thread")]
 
 use longshore_domain::dma_pool_refs::Refs;
 use longshore_sync::{Barrier, OwnerBiased};
@@ -10,11 +10,11 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-/// A DMA pool of one chunk with two elements: handles that are counted by `Refs`, the cache of the one
-/// thread that keeps what is given back, under the bias, and the pool's free elements under its lock.
+/// A DMA pool of one chunk with two elements: `Refs` count the handles, one thread has a cache, which it
+/// uses under the bias, and the pool's free elements are under its lock.
 struct Elements {
     refs: [Refs; 2],
-    /// Bytes. Loom sees two that use one at once.
+    /// The elements' bytes. Loom detects concurrent accesses.
     bytes: [UnsafeCell<u32>; 2],
     kept: OwnerBiased<Vec<usize>>,
     home: Mutex<Home>,
@@ -24,11 +24,11 @@ struct Elements {
 struct Home {
     free: Vec<usize>,
     is_closed: bool,
-    /// How often the chunk was unmapped.
+    /// The number of times that the chunk was unmapped.
     ended: u32,
 }
 
-// SAFETY: who has the bytes is what is tested.
+// SAFETY: the test checks that accesses to the bytes are exclusive.
 unsafe impl Sync for Elements {}
 // SAFETY: as above.
 unsafe impl Send for Elements {}
@@ -70,10 +70,10 @@ impl Elements {
         }
     }
 
-    /// The same by the thread with the cache. Nothing is kept once the pool is closed.
+    /// Ends a handle by the thread with the cache, which keeps nothing once the pool is closed.
     ///
     /// # Safety
-    /// By one thread only.
+    /// Only one thread may call it.
     unsafe fn end_cached(&self, element: usize, is_closed: &UnsafeCell<bool>) {
         if !self.refs[element].end() {
             return;
@@ -93,7 +93,7 @@ impl Elements {
         }
     }
 
-    /// The pool is dropped.
+    /// Drops the pool.
     fn close(&self, is_closed: &UnsafeCell<bool>) {
         let cached = self.kept.claim(|kept| {
             // SAFETY: under the claim.
@@ -127,7 +127,7 @@ fn pools(barrier: Barrier) {
         let closer = thread::spawn(move || closer.0.close(&closer.1));
         pool.0.read(0);
         for element in [0, 1] {
-            // SAFETY: this thread alone.
+            // SAFETY: only this thread calls it.
             unsafe { pool.0.end_cached(element, &pool.1) };
         }
         other.join().unwrap();

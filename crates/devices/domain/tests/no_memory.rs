@@ -1,5 +1,5 @@
-//! No memory for what a domain allocates itself. In a program of its own, because the limit that is
-//! reached here is the process's.
+//! A domain that cannot allocate memory. No other test may run in this process, because the limit that
+//! is reached here applies to the process.
 #![cfg(not(any(loom, miri)))]
 
 use std::fs::File;
@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const PAGE: u64 = 4096;
 
-/// Does `work` while no descriptor can be opened, and so no memory be had.
+/// Runs `work` while no descriptor can be opened, so that no memory can be allocated.
 fn without_memory<R>(work: impl FnOnce() -> R) -> R {
     let limit = getrlimit(Resource::Nofile);
     let next = File::open("/dev/null").unwrap().as_raw_fd() as u64;
@@ -32,7 +32,7 @@ fn is_of_memory(refused: &Error) {
 }
 
 #[test]
-fn what_needs_memory_is_refused_and_all_else_goes_on() {
+fn only_operations_that_need_memory_are_refused() {
     for when_full in [WhenFull::MapDirectly, WhenFull::Refuse] {
         let soft = Soft::new().unwrap();
         let device = soft.space().session();
@@ -46,7 +46,7 @@ fn what_needs_memory_is_refused_and_all_else_goes_on() {
                 let refused = domain.alloc_coherent(PAGE).unwrap_err();
                 assert!(matches!(refused, Error::Memory(_)), "{refused}");
                 let buffer = buffers.pop().unwrap();
-                // Kept, with its descriptor, until the end.
+                // Keeps the buffer, with its descriptor, until the end.
                 let _kept = match domain.map(buffer, Direction::Bidirectional) {
                     Ok(mapping) => {
                         assert!(when_full == WhenFull::MapDirectly && !mapping.is_bounced());
@@ -60,7 +60,7 @@ fn what_needs_memory_is_refused_and_all_else_goes_on() {
                         refused.value
                     }
                 };
-                // What must be bounced, and what must be at its ends.
+                // A transfer that must be bounced, and one whose ends must be.
                 for len in [100, 300_000] {
                     let mut bytes = vec![7; len + 3];
                     let lent = domain.lend_mut(&mut bytes[3..], Direction::Bidirectional, |_| ());

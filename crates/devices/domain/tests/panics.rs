@@ -1,4 +1,4 @@
-//! Callbacks that panic: nothing is unmapped twice, leaked, or left within a device's reach.
+//! Callbacks that panic: nothing is unmapped twice, leaked, or left mapped.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use longshore_pagetable::Prot;
 
 const PAGE: u64 = 4096;
 
-/// The space of this process, which refuses what is not mapped, and keeps a list of what it refused.
+/// The space of this process, which refuses to unmap ranges that are not mapped, and lists them.
 #[derive(Debug)]
 struct Strict {
     soft: Soft,
@@ -24,7 +24,7 @@ struct Strict {
     twice: Arc<Mutex<Vec<u64>>>,
 }
 
-// SAFETY: as the space it is.
+// SAFETY: the calls are passed on to a space.
 #[allow(unsafe_code, reason = "passes on what a domain maps")]
 unsafe impl Backend for Strict {
     fn name(&self) -> &'static str {
@@ -133,9 +133,9 @@ fn lease_that_panics(device: &Session, iova: Iova) -> Lease<ReadOnly> {
     device.lease(iova, 8, ReadOnly, OnUnmap::Notify(Arc::new(|| panic!("a callback")))).unwrap()
 }
 
-/// A panic in a destructor of a thread-local value would end the process.
+/// A panic in a destructor of a thread-local value would abort the process.
 #[test]
-fn a_lease_whose_callback_panics_does_not_end_the_process() {
+fn a_lease_whose_callback_panics_does_not_abort_the_process() {
     thread_local! {
         static LAST: RefCell<Option<Mapping<'static, Buffer>>> = const { RefCell::new(None) };
     }
@@ -159,7 +159,7 @@ fn a_lease_whose_callback_panics_does_not_end_the_process() {
     lease.view().read(0, &mut [0; 8]).unwrap();
     drop(lease);
 
-    // A caller that looks gets the mapping back.
+    // A caller that handles the error gets the mapping back.
     let mapping = domain.map(buffer(PAGE), Direction::ToDevice).unwrap();
     let lease = lease_that_panics(&device, mapping.iova());
     let failed = mapping.unmap().unwrap_err();
@@ -174,7 +174,7 @@ fn a_lease_whose_callback_panics_does_not_end_the_process() {
 #[derive(Debug)]
 struct PanicsOnce(Soft, Arc<AtomicBool>);
 
-// SAFETY: as the space it is.
+// SAFETY: the calls are passed on to a space.
 #[allow(unsafe_code, reason = "passes on what a domain maps")]
 unsafe impl Backend for PanicsOnce {
     fn name(&self) -> &'static str {
@@ -200,11 +200,11 @@ unsafe impl Backend for PanicsOnce {
 
 /// One thread frees the idle memory of all domains.
 #[test]
-fn a_backend_that_panics_does_not_end_the_thread_that_frees_idle_memory() {
+fn a_backend_that_panics_does_not_end_the_reclaim_thread() {
     #[track_caller]
     fn wait_until(is_so: impl Fn() -> bool) {
         let mut rounds = (0..20_000).map(|_| std::thread::sleep(Duration::from_millis(1)));
-        assert!(rounds.any(|()| is_so()), "this was waited for in vain");
+        assert!(rounds.any(|()| is_so()), "timed out");
     }
     let has_panicked = Arc::default();
     let backend = PanicsOnce(Soft::new().unwrap(), Arc::clone(&has_panicked));

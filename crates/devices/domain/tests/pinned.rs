@@ -1,5 +1,5 @@
-//! A thread that holds a pin cannot unmap: it maps nothing that it must unmap again, and memory that it
-//! gives up is freed later.
+//! A thread that holds a pin cannot unmap. It maps nothing that it must unmap again, and memory that it
+//! drops is freed later.
 #![cfg(not(loom))]
 
 use std::io::IoSlice;
@@ -56,7 +56,7 @@ fn bytes_are_not_lent_by_a_thread_that_pins() {
     let mut pages = pages.write().unwrap();
     pinned(&device, &mapping, || {
         let maps = domain.counters().maps;
-        // In whole granules, with unaligned ends, and as segments.
+        // Whole granules, unaligned ends, and segments.
         assert_pinned(domain.lend(&pages[..4096], |_| ()));
         assert_pinned(domain.lend_mut(&mut pages[..4096], Direction::FromDevice, |_| ()));
         assert_pinned(domain.local().lend(&pages[..4096], |_| ()));
@@ -105,7 +105,7 @@ fn memory_that_is_given_back_after_an_error_is_not_mapped() {
     mapping.unmap().unwrap();
 }
 
-/// The thread that frees idle bounce buffers waits for a device, and no other domain waits for it.
+/// The reclaim thread waits for a device, but no other domain waits for the thread.
 #[test]
 fn a_lease_of_an_idle_buffer_keeps_no_other_domain_waiting() {
     let pooled = |free_after| {
@@ -119,7 +119,7 @@ fn a_lease_of_an_idle_buffer_keeps_no_other_domain_waiting() {
     let iova = mapping.iova();
     let lease = device.lease(iova, 8, ReadOnly, OnUnmap::Wait).unwrap();
     mapping.unmap().unwrap();
-    // Until the thread has taken the translation out, and waits for the lease.
+    // Waits until the reclaim thread has removed the translation, and waits for the lease.
     while device.read(iova, &mut [0]).is_ok() {
         thread::sleep(Duration::from_millis(1));
     }
@@ -134,11 +134,11 @@ fn a_lease_of_an_idle_buffer_keeps_no_other_domain_waiting() {
     lease.view().read(0, &mut [0; 8]).unwrap();
     drop(lease);
     other.join().unwrap();
-    is_through.expect("a domain waited for the lease of another's memory");
+    is_through.expect("a domain waited for a lease of another domain's memory");
     drop(domain);
 }
 
-/// A domain that bounces, and a device.
+/// Returns a domain that bounces, and a device.
 fn bouncing(set_up: impl FnOnce(Builder) -> Builder) -> (Domain, Session) {
     let soft = Soft::new().unwrap();
     let device = soft.space().session();
@@ -153,11 +153,11 @@ fn idle_buffer(domain: &Domain) -> Iova {
     iova
 }
 
-/// Waits for a thread of the crate.
+/// Waits for the work of another thread.
 #[track_caller]
 fn wait_until(mut is_so: impl FnMut() -> bool) {
     let rounds = iter::repeat_with(|| thread::sleep(Duration::from_millis(1)));
-    assert!(rounds.take(20_000).any(|()| is_so()), "this was waited for in vain");
+    assert!(rounds.take(20_000).any(|()| is_so()), "timed out");
 }
 
 fn is_reached(device: &Session, iova: Iova) -> bool {
@@ -223,7 +223,7 @@ fn drop_within_pin(free_after: Option<Duration>) {
     let other = domain.dma_pool(PAGE, PAGE, DmaPoolOptions::new().reserve(1)).unwrap();
     let iova = idle_buffer(&domain);
     let drop_all = || {
-        // Until the reclaim thread has taken the translation out, and waits for the pin.
+        // Waits until the reclaim thread has removed the translation, and waits for the pin.
         wait_until(|| free_after.is_none() || !is_reached(&device, iova));
         drop((other, domain));
     };
@@ -235,20 +235,20 @@ fn drop_within_pin(free_after: Option<Duration>) {
 }
 
 #[test]
-fn a_domain_that_is_dropped_within_a_pin_does_not_wait_for_itself() {
+fn a_domain_that_is_dropped_within_a_pin_does_not_deadlock() {
     for free_after in [None, Some(Duration::from_millis(2))] {
         let (sender, receiver) = mpsc::channel();
         thread::spawn(move || {
             drop_within_pin(free_after);
             sender.send(()).unwrap();
         });
-        receiver.recv_timeout(Duration::from_secs(60)).expect("it waits for itself");
+        receiver.recv_timeout(Duration::from_secs(60)).expect("deadlock");
     }
 }
 
-/// What is measured cannot be unmapped, so its memory is leaked while the device reaches it.
+/// The measured memory cannot be unmapped, so it is leaked and the device can still access it.
 #[test]
-fn what_calibration_has_mapped_is_never_another_owners() {
+fn memory_that_calibration_cannot_unmap_is_not_used_again() {
     let (domain, device) = domain(SpaceConfig::new());
     let mapping = domain.map(buffer(PAGE, 1), Direction::ToDevice).unwrap();
     let iova = pinned(&device, &mapping, || match domain.calibrate() {
@@ -256,9 +256,9 @@ fn what_calibration_has_mapped_is_never_another_owners() {
         other => panic!("{other:?}"),
     });
     assert_eq!(domain.counters().leaked, 1);
-    // As many as were freed, perhaps where they were.
+    // If the measured memory had been freed, one of these buffers could take its place.
     let _others: Vec<_> = (0..4).map(|_| buffer(256 << 10, b'S')).collect();
     let mut seen = [0; 8];
     device.read(iova, &mut seen).unwrap();
-    assert_eq!(seen, [1; 8], "what calibration filled it with");
+    assert_eq!(seen, [1; 8], "the bytes of calibration");
 }

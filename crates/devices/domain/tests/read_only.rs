@@ -1,5 +1,5 @@
-//! Memory that this process can only read is written by no transfer. A write would end the process
-//! with SIGSEGV, so each case runs in a child process.
+//! No transfer writes to memory that this process can only read. A write would kill the process with
+//! SIGSEGV, so each case runs in a child process.
 
 use std::env;
 use std::num::NonZero;
@@ -66,7 +66,7 @@ fn builder() -> Builder {
     Domain::builder(Soft::new().unwrap()).free_after(None)
 }
 
-/// Requires that the error names the memory.
+/// Asserts that the error names the memory.
 fn assert_read_only(error: &Error, memory: &impl DmaMemory) {
     let host = memory.host();
     let expected = (host.cast::<u8>().addr().get() as u64, host.len() as u64);
@@ -92,7 +92,7 @@ fn write() {
     }
 }
 
-/// A mapping towards the device copies nothing back, whatever the caller asks for.
+/// A mapping towards the device copies nothing back, even if it is synchronised for the CPU.
 fn sync_for_cpu() {
     let domain = domain(Bounce::Always);
     let mut mapping = domain.map(sealed(8192), Direction::ToDevice).unwrap();
@@ -123,7 +123,7 @@ fn refused(domain: &Domain) {
     for direction in WRITING {
         let failed = domain.map(sealed(8192), direction).unwrap_err();
         assert_read_only(&failed.error, &failed.value);
-        // Also when several owners share the memory.
+        // Also if several owners share the memory.
         let failed = domain.map(Arc::new(failed.value), direction).unwrap_err();
         assert_read_only(&failed.error, &failed.value);
         let failed = local.map(failed.value, direction).unwrap_err();
@@ -149,7 +149,7 @@ fn scattered() {
 #[derive(Debug)]
 struct Part(SharedBuffer);
 
-// SAFETY: as the buffer, which it keeps.
+// SAFETY: the value keeps the buffer, which makes the same promises.
 #[allow(unsafe_code, reason = "memory of a test")]
 unsafe impl DmaMemory for Part {
     fn host(&self) -> NonNull<[u8]> {

@@ -1,4 +1,4 @@
-//! What a domain gives back when it is asked for everything, by counts.
+//! `Domain::reclaim` gives back all unused memory, as counters show.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,9 +61,9 @@ fn tables_that_map_nothing_are_freed() {
     }
 }
 
-/// Tables of live mappings stay, and the device reaches these as before.
+/// Tables of live mappings stay, and the device can still access these mappings.
 #[test]
-fn live_mappings_are_not_disturbed() {
+fn live_mappings_stay_mapped() {
     let (domain, space) = domain(|builder| builder);
     let device = space.session();
     let near = domain.map_at(Iova::new(1 << 21), buffer(PAGE), Direction::ToDevice).unwrap();
@@ -80,7 +80,7 @@ fn live_mappings_are_not_disturbed() {
     assert_only_the_root(&domain, &space);
 }
 
-/// Pools, and what handles of other threads keep while those threads do something else.
+/// Pools, and the caches of the handles of other threads, which are not in a call.
 #[test]
 fn caches_of_other_threads_are_emptied() {
     let (domain, space) = domain(|builder| builder.bounce(Bounce::Below(3 * PAGE)));
@@ -97,7 +97,7 @@ fn caches_of_other_threads_are_emptied() {
                 }
                 warm.wait();
                 done.wait();
-                // The handle is as good as new.
+                // The handle still works.
                 drop(local.map(buffer(PAGE), Direction::ToDevice).unwrap());
                 drop(local.map(buffer(4 * PAGE), Direction::ToDevice).unwrap());
             });
@@ -129,7 +129,7 @@ fn threads_map_while_tables_are_freed() {
                     let mut memory = Some(buffer(PAGE));
                     let mut taken = 0;
                     for turn in 0..turns {
-                        // Each thread wants addresses of its own, in tables that others use, too.
+                        // Each thread requests other addresses, whose tables other threads use, too.
                         let iova = Iova::new((1 << 30) + (turn * 3 + thread) * (1 << 19));
                         let mapping = match turn % 3 {
                             0 => {
@@ -147,7 +147,7 @@ fn threads_map_while_tables_are_freed() {
                                 assert_eq!(device.read_obj::<u8>(iova).unwrap(), 7);
                                 mapping.unmap().unwrap()
                             }
-                            // Another thread's cache may have it, since it is free.
+                            // The address is free, but may be in another thread's cache.
                             Err(failed) => {
                                 let error = &*failed.error;
                                 assert!(matches!(error, Error::Iova(IovaError::NotFree { .. })));
@@ -178,7 +178,7 @@ fn threads_map_while_tables_are_freed() {
     assert_only_the_root(&domain, &space);
 }
 
-/// A thread that holds a pin would wait for itself.
+/// A thread that holds a pin would deadlock.
 #[test]
 fn a_thread_that_holds_a_pin_is_refused() {
     let (domain, space) = domain(|builder| builder);

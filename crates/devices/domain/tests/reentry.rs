@@ -23,7 +23,7 @@ struct Rig {
     pool: OnceLock<DmaPool>,
     in_map: Mutex<Option<Action>>,
     in_check: Mutex<Option<Action>>,
-    /// How many ranges are mapped.
+    /// The number of mapped ranges.
     mapped: AtomicUsize,
 }
 
@@ -35,7 +35,7 @@ impl std::fmt::Debug for Calls {
     }
 }
 
-// SAFETY: as the space it is; an action runs before anything is mapped.
+// SAFETY: the calls are passed on to a space. An action runs before anything is mapped.
 unsafe impl Backend for Calls {
     fn name(&self) -> &'static str {
         "calls"
@@ -67,7 +67,7 @@ unsafe impl Backend for Calls {
 }
 
 impl Rig {
-    /// Of a domain that bounces everything, with a pool of two chunks.
+    /// Returns a rig with a domain that bounces everything, and a pool of two chunks.
     fn new() -> &'static Self {
         let rig: &'static Self = Box::leak(Box::new(Self {
             soft: Soft::new().unwrap(),
@@ -101,7 +101,7 @@ impl Rig {
         drop(self.domain().map(buffer(), Direction::ToDevice).unwrap());
     }
 
-    /// All memory can be freed, and all addresses are free then.
+    /// Asserts that all memory can be freed, and that then all addresses are free.
     #[track_caller]
     fn assert_at_rest(&self) {
         self.domain().shrink(Duration::ZERO).unwrap();
@@ -118,10 +118,10 @@ fn next(place: &Mutex<Option<Action>>, action: Action) {
     *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(action);
 }
 
-/// One test at a time: they compare how many bytes the pools of the process have.
+/// Runs one test at a time, because they compare the number of bytes in the pools of the process.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// A test in which a thread may wait for itself.
+/// Runs a test that may deadlock.
 fn in_time(test: fn(&'static Rig)) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (done, is_done) = mpsc::channel();
@@ -134,7 +134,7 @@ fn in_time(test: fn(&'static Rig)) {
         done.send(()).unwrap();
     });
     match is_done.recv_timeout(Duration::from_secs(60)) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it waits for itself"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("deadlock"),
         _ => thread.join().unwrap(),
     }
 }
@@ -144,7 +144,7 @@ fn refusal() -> BackendError {
 }
 
 #[test]
-fn a_backend_takes_elements_and_maps_while_it_is_asked_about_an_unmapping() {
+fn a_backend_takes_elements_and_maps_in_check_unmap() {
     in_time(|rig| {
         drop(rig.pool().take().unwrap());
         let action = |rig: &'static Rig| {
@@ -167,7 +167,7 @@ fn a_chunk_whose_unmapping_is_refused_is_used_again() {
         next(
             &rig.in_check,
             Box::new(|rig| {
-                // The number of the chunk is not given to another one meanwhile.
+                // No other chunk gets the number of this chunk.
                 drop(rig.pool().take().unwrap());
                 Err(refusal())
             }),
@@ -179,7 +179,7 @@ fn a_chunk_whose_unmapping_is_refused_is_used_again() {
         drop(elements);
 
         // The same if the backend panics.
-        next(&rig.in_check, Box::new(|_| panic!("asked about an unmapping")));
+        next(&rig.in_check, Box::new(|_| panic!("in check_unmap")));
         let shrunk = catch_unwind(AssertUnwindSafe(|| rig.pool().shrink().map(drop)));
         assert!(shrunk.is_err());
         assert_eq!(rig.pool().usage().chunks, 2);
@@ -206,7 +206,7 @@ fn a_backend_maps_by_its_own_domain_while_it_maps() {
 fn bounce_buffers_are_given_back_while_the_backend_maps_more_of_them() {
     in_time(|rig| {
         let mut mappings: Vec<_> = Vec::new();
-        // Until the next one needs a new chunk.
+        // Maps until the next mapping needs a new chunk.
         let chunks = |rig: &Rig| rig.domain().counters().pool_grows;
         while chunks(rig) < 2 {
             mappings.push(rig.domain().map(buffer(), Direction::ToDevice).unwrap());
@@ -220,7 +220,7 @@ fn bounce_buffers_are_given_back_while_the_backend_maps_more_of_them() {
         next(
             &rig.in_map,
             Box::new(move |_| {
-                // By another thread, which this one waits for.
+                // Another thread drops it, and this one waits for that.
                 thread::spawn(|| drop(first)).join().unwrap();
                 Ok(())
             }),
@@ -242,7 +242,7 @@ fn a_backend_that_panics_while_it_maps_a_chunk_costs_nothing() {
             assert!(catch_unwind(AssertUnwindSafe(|| rig.bounce())).is_err());
         }
         rig.assert_at_rest();
-        // It still has both of its chunks.
+        // The pool can still have two chunks.
         drop([(); 4].map(|()| rig.pool().take().unwrap()));
         assert_eq!(rig.pool().usage().chunks, 2);
         rig.bounce();

@@ -1,5 +1,5 @@
-//! A backend that refuses, at each step of each way to map and to unmap; and memory that is gone when
-//! it is to be copied.
+//! A backend that refuses a call at each step of each way to map and to unmap, and memory that has
+//! vanished when it is copied.
 #![cfg(not(loom))]
 
 #[path = "model/backend.rs"]
@@ -32,7 +32,7 @@ struct Shape {
     skip: usize,
     len: usize,
     bounce: Bounce,
-    /// How many calls of the backend it takes, with no slot at hand, and how many with slots.
+    /// The number of calls of the backend, without and with free slots.
     calls: [u32; 2],
 }
 
@@ -40,7 +40,7 @@ const SHAPES: [Shape; 6] = [
     // A chunk.
     Shape { skip: 0, len: 5000, bounce: Bounce::Always, calls: [1, 0] },
     Shape { skip: 0, len: 8192, bounce: Bounce::Never, calls: [1, 1] },
-    // A chunk, the head, the tail, the middle; then without one of them.
+    // A chunk, the head, the tail, the middle. The next two shapes lack the tail or the head.
     Shape { skip: 9, len: LONG, bounce: Bounce::Never, calls: [4, 3] },
     Shape { skip: 9, len: LONG - 9, bounce: Bounce::Never, calls: [3, 2] },
     Shape { skip: 0, len: LONG - 9, bounce: Bounce::Never, calls: [3, 2] },
@@ -87,8 +87,8 @@ fn is_unchanged(memory: &Memory) -> bool {
     memory.place().bytes().iter().all(|byte| *byte == 0x91)
 }
 
-/// Of each way to map, each call of the backend is refused once: all is as it was before, and the next
-/// try succeeds.
+/// For each way to map, each call of the backend is refused once. The state is then as before, and the
+/// next try succeeds.
 #[test]
 fn a_map_that_fails_at_any_step_leaves_nothing() {
     for shape in SHAPES {
@@ -147,7 +147,7 @@ fn fails_at(shape: Shape, has_slots: bool, by_local: bool, nth: u32, is_to_fail:
                 let is_first = nth == 0 && !has_slots && shape.calls[0] != shape.calls[1];
                 assert_eq!(is_chunks, is_first, "{what}: {error}");
                 assert!(is_unchanged(&value), "{what}");
-                // A chunk that was made for it may stay, and nothing else.
+                // Only a chunk that was mapped for it may stay.
                 let mut after = lock(&rig.script).entries.clone();
                 let grown = rig.domain.counters().pool_bytes - pool_bytes;
                 after.retain(|iova, entry| {
@@ -166,10 +166,10 @@ fn fails_at(shape: Shape, has_slots: bool, by_local: bool, nth: u32, is_to_fail:
     rig.is_at_rest();
 }
 
-/// Where what was mapped before a refusal cannot be unmapped again, it is leaked: the device reaches
-/// none of the caller's memory, and nobody else gets the slots and the addresses.
+/// If pieces that were mapped before a refusal cannot be unmapped again, they are leaked. The device
+/// cannot access memory of the caller, and the slots and the addresses are not used again.
 #[test]
-fn what_cannot_be_rolled_back_is_nobodys() {
+fn pieces_that_cannot_be_unmapped_are_leaked() {
     let shape = SHAPES[2];
     for nth in 2..4 {
         for partly in [false, true] {
@@ -188,7 +188,7 @@ fn what_cannot_be_rolled_back_is_nobodys() {
                 stuck.values().all(|entry| entry.len_bytes == CHUNK || entry.len_bytes == PAGE)
             );
             assert_eq!(rig.domain.shrink(Duration::ZERO).unwrap(), 0);
-            // Writing to what is stuck changes nothing of anybody's.
+            // Writes to the leaked pieces change no memory of the caller.
             let again = rig.domain.map(failed.value, Direction::Bidirectional).unwrap();
             for (iova, entry) in stuck.iter().filter(|(_, entry)| entry.len_bytes == PAGE) {
                 rig.device.write(Iova::new(*iova), &vec![0x13; entry.len_bytes as usize]).unwrap();
@@ -198,7 +198,7 @@ fn what_cannot_be_rolled_back_is_nobodys() {
     }
 }
 
-/// A mapping that cannot be unmapped stays, and what comes to it is not lost; the next try succeeds.
+/// A mapping that cannot be unmapped stays, with the bytes that the device wrote. The next try succeeds.
 #[test]
 fn an_unmap_that_fails_keeps_the_mapping() {
     for shape in SHAPES {
@@ -224,7 +224,7 @@ fn an_unmap_that_fails_keeps_the_mapping() {
             assert!(transfer[..5000].iter().all(|byte| *byte == 0x17));
             assert!(transfer[5000..].iter().all(|byte| *byte == 0x91));
 
-            // In a batch with others all of them stay.
+            // In a batch, all mappings stay.
             let mut batch = rig.domain.batch();
             for _ in 0..3 {
                 let mapping = rig.domain.map(memory, Direction::Bidirectional).unwrap();
@@ -244,9 +244,9 @@ fn an_unmap_that_fails_keeps_the_mapping() {
     }
 }
 
-/// A mapping that is dropped and cannot be unmapped keeps its memory for ever: the device still has it.
+/// If a mapping that is dropped cannot be unmapped, its memory is leaked, as the device can access it.
 #[test]
-fn what_is_dropped_and_still_mapped_is_leaked() {
+fn a_dropped_mapping_that_cannot_be_unmapped_is_leaked() {
     for shape in SHAPES.into_iter().filter(|shape| shape.calls[1] != 0) {
         let rig = Rig::new(shape.bounce, WhenFull::Refuse);
         let mapping = rig.domain.map(memory(shape), Direction::Bidirectional).unwrap();
@@ -269,7 +269,7 @@ fn what_is_dropped_and_still_mapped_is_leaked() {
     }
 }
 
-/// Where a pool cannot grow, whatever the reason, a transfer that may be mapped is, or not, as chosen.
+/// If a pool cannot grow for any reason, a transfer is mapped directly or refused, as configured.
 #[test]
 fn a_pool_that_cannot_grow_falls_back_or_refuses() {
     for when_full in [WhenFull::MapDirectly, WhenFull::Refuse] {
@@ -290,7 +290,7 @@ fn a_pool_that_cannot_grow_falls_back_or_refuses() {
         }
         rig.is_at_rest();
     }
-    // Addresses for two mappings, and not for a chunk.
+    // The addresses suffice for two mappings, but not for a chunk.
     for when_full in [WhenFull::MapDirectly, WhenFull::Refuse] {
         let builder = Domain::builder(Scripted::new(true)).bounce(Bounce::Always).address_bits(16);
         let domain = builder.pool_limit(u64::MAX, when_full).free_after(None).build();
@@ -307,7 +307,7 @@ fn a_pool_that_cannot_grow_falls_back_or_refuses() {
     }
 }
 
-/// A file that is mapped, and can be cut short.
+/// A mapped file that can be truncated.
 #[derive(Debug)]
 struct Cut {
     file: File,
@@ -328,7 +328,7 @@ impl Cut {
     }
 }
 
-// SAFETY: it stays mapped while this lives, and has no references to it.
+// SAFETY: the memory stays mapped while the value lives, and there are no references to it.
 #[allow(unsafe_code, reason = "memory of a test")]
 unsafe impl DmaMemory for Cut {
     fn host(&self) -> NonNull<[u8]> {
@@ -347,10 +347,10 @@ unsafe impl DmaMemory for Cut {
 
 type Mapped<'d> = Mapping<'d, Cut, Local<'d>>;
 
-/// Memory that is gone is an error when it is copied, each time, and no slot or address is lost by it.
+/// Each copy of memory that has vanished is an error, and leaks no slot and no address.
 #[test]
-fn memory_that_is_gone_is_an_error_and_leaves_nothing() {
-    // Without one the process ends, as with any access to such memory.
+fn memory_that_has_vanished_is_an_error_and_leaks_nothing() {
+    // Without a guard, an access to such memory kills the process.
     let _guard = FaultGuard::install().unwrap();
     for (skip, len, bounce) in
         [(0, 8192, Bounce::Always), (9, LONG, Bounce::Never), (0, LONG - 9, Bounce::Never)]
@@ -366,11 +366,11 @@ fn memory_that_is_gone_is_an_error_and_leaves_nothing() {
                 }
                 (local.map(memory, Direction::Bidirectional), file)
             };
-            // Before it is mapped.
+            // The memory vanishes before it is mapped.
             let failed = map(true).0.unwrap_err();
             assert!(is_copy(&failed.error), "{failed}");
             assert_eq!(failed.value.file.metadata().unwrap().len(), 0);
-            // While it is mapped: each try fails, until the memory is there again.
+            // It vanishes while it is mapped. Each try fails until the memory is back.
             let cut = || -> (Mapped<'_>, File) {
                 let (mapping, file) = map(false);
                 file.set_len(0).unwrap();
@@ -383,10 +383,10 @@ fn memory_that_is_gone_is_an_error_and_leaves_nothing() {
             assert!(is_copy(&failed.error), "{failed}");
             file.set_len((skip + len).next_multiple_of(4096) as u64).unwrap();
             failed.value.unmap().unwrap();
-            // It is dropped.
+            // The mapping is dropped.
             drop(cut());
             drop(cut().0.unmap().unwrap_err());
-            // In a batch the others are given back.
+            // In a batch, the other mappings are given back.
             let mut batch = local.batch();
             let (whole, _file) = map(false);
             whole.unwrap().unmap_deferred(&mut batch).unwrap();

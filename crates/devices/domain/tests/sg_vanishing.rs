@@ -1,4 +1,4 @@
-//! Scattered memory that vanishes while a device has it, and comes back.
+//! Scattered memory that vanishes while it is mapped, and comes back.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -12,7 +12,7 @@ use longshore_sys::mapping::{Access, Mapping};
 
 const LEN: u64 = 300_000;
 
-/// A file's pages, from an odd place on.
+/// Part of a mapped file. It does not begin at a granule.
 #[derive(Debug)]
 struct Pages {
     mapping: Mapping,
@@ -28,7 +28,7 @@ impl Pages {
     }
 }
 
-// SAFETY: the mapping stays where it is, and nobody has a reference to it.
+// SAFETY: the mapping stays at its address, and there are no references to it.
 #[allow(unsafe_code, reason = "memory of a test")]
 unsafe impl DmaMemory for Pages {
     fn host(&self) -> NonNull<[u8]> {
@@ -46,7 +46,7 @@ unsafe impl DmaMemory for Pages {
     }
 }
 
-/// What could not be copied back is not unmapped twice, and costs neither addresses nor slots.
+/// A mapping that could not be copied back is not unmapped twice, and leaks neither addresses nor slots.
 #[test]
 fn a_copy_that_fails_can_be_done_again() {
     let _guard = FaultGuard::install().unwrap();
@@ -68,7 +68,7 @@ fn a_copy_that_fails_can_be_done_again() {
     let failed = mapping.unmap().unwrap_err();
     assert!(matches!(*failed.error, Error::Copy { .. }), "{failed}");
     let failed = failed.value.unmap().unwrap_err();
-    // Dropped, it is lost with what the device has written, and nothing else is.
+    // If it is dropped, only the bytes that the device has written are lost.
     drop(failed.value);
     assert_eq!(domain.counters().flushes, 2);
 

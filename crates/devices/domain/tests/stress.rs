@@ -1,4 +1,4 @@
-//! Threads that do everything at once on one domain, with devices that read and write meanwhile.
+//! Threads that use one domain concurrently, with devices that read and write.
 #![cfg(not(any(loom, miri)))]
 
 #[path = "model/memory.rs"]
@@ -21,7 +21,7 @@ use memory::{Memory, PAGE};
 
 const THREADS: u64 = 4;
 const TURNS: u64 = 2000;
-/// The threads' transfers, in turn: where they begin in their page, and how long they are.
+/// The threads' transfers, in turn: their offset in a page, and their length.
 const SHAPES: [(usize, usize); 8] = [
     (0, 4096),
     (5, 100),
@@ -33,7 +33,7 @@ const SHAPES: [(usize, usize); 8] = [
     (4095, 2),
 ];
 
-/// A transfer that another thread does: bytes that it must find, and those it leaves.
+/// A transfer for a device thread: the byte that it expects, and the one that it writes.
 struct Order {
     iova: Iova,
     len: usize,
@@ -43,7 +43,7 @@ struct Order {
     done: SyncSender<()>,
 }
 
-/// A device: it holds each transfer's bytes against the tag, over all of it, and writes.
+/// Runs a device, which checks all bytes of each transfer, and writes new ones.
 fn serve(device: &Session, orders: &Receiver<Order>) -> u64 {
     let mut served = 0;
     for Order { iova, len, direction, expected, new, done } in orders {
@@ -51,12 +51,7 @@ fn serve(device: &Session, orders: &Receiver<Order>) -> u64 {
             let mut seen = vec![0; len];
             device.read(iova, &mut seen).unwrap();
             let wrong = seen.iter().position(|byte| *byte != expected);
-            assert_eq!(
-                wrong,
-                None,
-                "{:x?} where {expected:#x} should be",
-                wrong.map(|at| seen[at])
-            );
+            assert_eq!(wrong, None, "read {:x?}, expected {expected:#x}", wrong.map(|at| seen[at]));
         }
         let written = device.write(iova, &vec![new; len]);
         assert_eq!(written.is_ok(), direction != Direction::ToDevice);
@@ -66,12 +61,12 @@ fn serve(device: &Session, orders: &Receiver<Order>) -> u64 {
     served
 }
 
-/// What a thread has to work with.
+/// The state of a thread.
 struct Worker<'d, D: Handle> {
     domain: &'d Domain,
     orders: SyncSender<Order>,
     batch: Batch<'d, Memory, D>,
-    /// What the memories in the batch are to hold when they come back.
+    /// The expected bytes of the memory in the batch.
     deferred: Vec<u8>,
     turn: u64,
     tag: u64,
@@ -82,8 +77,8 @@ fn holds(memory: &Memory, len: usize, byte: u8) {
     let bytes = memory.place().bytes();
     let own = &bytes[memory.first..memory.first + len];
     let wrong = own.iter().position(|found| *found != byte);
-    assert_eq!(wrong, None, "{:x?} where {byte:#x} should be", wrong.map(|at| own[at]));
-    // Nothing beside it is ever written.
+    assert_eq!(wrong, None, "found {:x?}, expected {byte:#x}", wrong.map(|at| own[at]));
+    // The bytes around it are never written.
     let (before, behind) = (&bytes[..memory.first], &bytes[memory.first + len..]);
     assert!(before.iter().chain(behind).all(|byte| *byte == 0));
 }
@@ -94,7 +89,7 @@ impl<'d, D: Handle> Worker<'d, D> {
         let (skip, len) = SHAPES[(self.turn * 5 + self.tag) as usize % SHAPES.len()];
         let direction = [Direction::ToDevice, Direction::FromDevice, Direction::Bidirectional]
             [(self.turn * 7 + self.tag) as usize % 3];
-        // Of each thread and turn other bytes than those of the turns around it.
+        // Neighboring turns and other threads have other bytes.
         let byte = (self.turn * THREADS + self.tag) as u8 & 0x7e | 1;
         (skip, len, direction, byte, byte | 0x80)
     }
@@ -105,7 +100,7 @@ impl<'d, D: Handle> Worker<'d, D> {
         waits.recv().unwrap();
     }
 
-    /// One transfer, which ends in one of several ways.
+    /// Does one transfer, which ends in one of several ways.
     fn turn<M>(&mut self, map: M)
     where
         M: FnOnce(Memory, Direction) -> Result<Mapping<'d, Memory, D>, Error>,
@@ -117,7 +112,7 @@ impl<'d, D: Handle> Worker<'d, D> {
         memory.place().fill(&bytes);
         let mut mapping = match map(memory, direction) {
             Ok(mapping) => mapping,
-            // The pools are full, and this one must be bounced.
+            // The pools are full, and this transfer must be bounced.
             Err(Error::Pool(_)) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 return;
@@ -198,9 +193,9 @@ fn work(domain: &Domain, tag: u64, orders: SyncSender<Order>, refused: &AtomicU6
     }
 }
 
-/// No thread's bytes come to another, and all is at rest in the end.
+/// No thread gets bytes of another, and at the end nothing is held.
 #[test]
-fn threads_do_everything_at_once() {
+fn threads_use_a_domain_concurrently() {
     let soft = Soft::new().unwrap();
     let space = soft.space().clone();
     let domain = Domain::builder(soft)
@@ -253,10 +248,10 @@ fn threads_do_everything_at_once() {
     assert_eq!(iovas.free_bytes(), iovas.all_bytes());
 }
 
-/// A device that does not stop when its transfer is taken back, or dropped: no byte of the memory
-/// changes from then on, whichever way it was mapped.
+/// A device does not stop when its transfer is unmapped or dropped. From then on, no byte of the memory
+/// changes, however it was mapped.
 #[test]
-fn a_device_that_runs_on_reaches_nothing() {
+fn a_device_that_does_not_stop_writes_to_no_unmapped_memory() {
     const ROUNDS: u64 = if cfg!(debug_assertions) { 300 } else { 2000 };
     let soft = Soft::new().unwrap();
     let space = soft.space().clone();
@@ -299,7 +294,7 @@ fn a_device_that_runs_on_reaches_nothing() {
             let after = place.bytes();
             for _ in 0..5 {
                 thread::yield_now();
-                assert!(place.bytes() == after, "round {round}: written after it was taken back");
+                assert!(place.bytes() == after, "round {round}: written after the unmapping");
             }
             drop(kept);
         }
@@ -309,7 +304,7 @@ fn a_device_that_runs_on_reaches_nothing() {
     assert!(arrived != 0 && faulted != 0, "{arrived} writes arrived, {faulted} did not");
 }
 
-/// Ends what runs until then, also when a test fails.
+/// Stops other threads when it is dropped, also if a test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -318,11 +313,11 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Memory that the test still has when its mapping is gone.
+/// Memory that the test keeps after its mapping has ended.
 #[derive(Clone, Debug)]
 struct Shared(Arc<Memory>);
 
-// SAFETY: as for `Memory`, which lives as long as this does.
+// SAFETY: the value keeps a `Memory`, which makes the same promises.
 #[allow(unsafe_code, reason = "memory of a test")]
 unsafe impl DmaMemory for Shared {
     fn host(&self) -> NonNull<[u8]> {

@@ -1,4 +1,4 @@
-//! Each operation is a span, for whoever listens.
+//! Each operation is a span.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -18,10 +18,10 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// A span's name, and its fields' values as they are printed.
+/// A span's name, and the values of its fields as text.
 type Seen = (&'static str, BTreeMap<&'static str, String>);
 
-/// Keeps every span.
+/// A subscriber that stores all spans.
 #[derive(Clone, Default)]
 struct Keeps {
     spans: Arc<Mutex<BTreeMap<u64, Seen>>>,
@@ -62,7 +62,7 @@ impl Subscriber for Keeps {
 
 thread_local!(static LOCAL: OnceCell<Local<'static>> = const { OnceCell::new() });
 
-/// Maps by the same handle, in the middle of an operation of it.
+/// A subscriber that maps by the same handle, within an operation of it.
 #[derive(Clone, Default)]
 struct Maps {
     keeps: Keeps,
@@ -109,16 +109,16 @@ impl Subscriber for Maps {
     }
 }
 
-/// A subscriber may map by the handle, and by the domain, whose operation is reported to it. It is called
-/// while neither a lock is held nor what the handle keeps is in use: it would wait for itself, or have
-/// the same slots a second time.
+/// A subscriber may map by the handle, and by the domain, whose operation is reported to it. When it
+/// is called, no lock is held and the cache of the handle is not in use. Otherwise it would deadlock,
+/// or get slots that are already in use.
 #[test]
 fn a_subscriber_may_map() {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         let maps = Maps::default();
         let mapped = Arc::clone(&maps.mapped);
-        // Subscribers and values of threads are for ever.
+        // Subscribers and thread-local values need a static domain.
         let builder = Domain::builder(Soft::new().unwrap()).bounce(Bounce::Always);
         let domain: &'static Domain = Box::leak(Box::new(builder.free_after(None).build()));
         tracing::dispatcher::with_default(&tracing::Dispatch::new(maps), || {
@@ -133,18 +133,17 @@ fn a_subscriber_may_map() {
         });
         done.send((mapped.load(Ordering::Relaxed), domain.counters())).unwrap();
     });
-    let (mapped, counters) =
-        is_done.recv_timeout(Duration::from_secs(60)).expect("it waits for itself");
+    let (mapped, counters) = is_done.recv_timeout(Duration::from_secs(60)).expect("deadlock");
     assert!(mapped > 3);
     assert_eq!(counters.maps, counters.unmaps);
     assert_eq!(counters.pool_bytes, 0);
 }
 
-/// Panics once.
+/// A subscriber that panics once.
 #[derive(Clone)]
 struct Panics {
     keeps: Keeps,
-    /// In which span, and when.
+    /// The span and the call in which it panics.
     at: (&'static str, &'static str),
     is_through: Arc<AtomicBool>,
 }
@@ -184,7 +183,7 @@ impl Subscriber for Panics {
     }
 }
 
-/// Borrowed bytes are out of the device's reach when the borrow ends, wherever a subscriber panics.
+/// Borrowed bytes are unmapped when the borrow ends, wherever a subscriber panics.
 #[test]
 fn a_subscriber_that_panics_leaves_no_borrowed_bytes_mapped() {
     for name in ["map", "unmap", "map_sg", "unmap_sg"] {
@@ -196,7 +195,7 @@ fn a_subscriber_that_panics_leaves_no_borrowed_bytes_mapped() {
             let panics =
                 Panics { keeps: Keeps::default(), at: (name, when), is_through: Arc::default() };
             let is_through = Arc::clone(&panics.is_through);
-            // Whole pages of it are mapped.
+            // Whole pages of these bytes are mapped.
             let mut bytes = vec![0; 400_000];
             let lend = AssertUnwindSafe(|| {
                 if name.ends_with("sg") {

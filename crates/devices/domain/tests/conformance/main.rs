@@ -19,7 +19,7 @@ impl Rig for InProcess {
     }
 }
 
-/// The same, where each misuse is a failure.
+/// The same rig with a checker, which panics on misuse.
 struct Watched;
 
 impl Rig for Watched {

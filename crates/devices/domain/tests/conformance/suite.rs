@@ -1,4 +1,4 @@
-//! What holds on every backend. A rig gives it a backend and a device behind it.
+//! Tests for every backend. A rig provides the backend and a device behind it.
 #![allow(unreachable_pub, reason = "read by test programs of several crates")]
 
 use std::num::NonZero;
@@ -15,15 +15,15 @@ use longshore_mem::{DmaMemory, FileOffset, Iova};
 pub trait Rig {
     type Device: Device;
 
-    /// A domain of its own, and a device in it.
+    /// Returns a builder of a new domain, and a device in it.
     fn domain(&self) -> (Builder, Self::Device);
 }
 
-/// Something that does DMA for the calling thread.
+/// A device that does DMA for the calling thread.
 pub trait Device {
-    /// Whether it could read all of it.
+    /// Reads all of it. Returns false if that is not possible.
     fn read(&self, iova: Iova, into: &mut [u8]) -> bool;
-    /// Whether it could write all of it.
+    /// Writes all of it. Returns false if that is not possible.
     fn write(&self, iova: Iova, from: &[u8]) -> bool;
 }
 
@@ -182,7 +182,7 @@ fn a_batch_is_taken_back_at_once<R: Rig>(rig: &R) {
         iovas.push(mapping.iova());
         mapping.unmap_deferred(&mut batch).unwrap();
     }
-    // Until then the device may still write.
+    // Before the flush the device can still write.
     assert!(device.write(iovas[3], &[99]));
     let before = domain.counters().flushes;
     let mut back = Vec::new();
@@ -235,7 +235,7 @@ fn borrowed_bytes_are_lent_for_a_scope<R: Rig>(rig: &R) {
             iova
         })
         .unwrap();
-    // Seven hundred bytes, and too many for a bounce buffer.
+    // The first length fits into a bounce buffer, and the second does not.
     for len in [700, 400_000] {
         let mut bytes = vec![6u8; len];
         let lent = domain.lend_mut(&mut bytes[3..], Direction::FromDevice, |iova| {
@@ -256,7 +256,7 @@ fn borrowed_bytes_are_lent_for_a_scope<R: Rig>(rig: &R) {
     all_is_free(&domain);
 }
 
-/// Direct, bounced, and with bounced ends.
+/// Bounced and direct.
 fn a_mapping_is_used_more_than_once<R: Rig>(rig: &R) {
     let (builder, device) = rig.domain();
     let domain = builder.bounce(Bounce::Below(2 * PAGE)).build();
@@ -264,7 +264,7 @@ fn a_mapping_is_used_more_than_once<R: Rig>(rig: &R) {
         let mut mapping = domain.map(buffer(len, 1), Direction::Bidirectional).unwrap();
         assert_eq!(mapping.is_bounced(), is_bounced);
         for turn in 2..6u8 {
-            // The processor's turn, and then the device's.
+            // The CPU's turn, and then the device's.
             mapping.sync_for_cpu(100..150).unwrap();
             mapping.write(100, &[turn; 50]).unwrap();
             mapping.sync_for_device(90..200).unwrap();
@@ -312,12 +312,12 @@ fn coherent_memory_is_seen_by_both<R: Rig>(rig: &R) {
 
 fn elements_of_a_pool_stay_mapped<R: Rig>(rig: &R) {
     let (builder, device) = rig.domain();
-    // The thread that frees idle chunks may have cached elements in its hands at any moment.
+    // The reclaim thread could hold cached elements at any moment, so it is off.
     let domain = builder.free_after(None).build();
     let options = DmaPoolOptions::new().limit(600);
     let pool = domain.dma_pool(1024, 1024, options.boundary(PAGE)).unwrap();
     let mut elements: Vec<_> = (0..600).map(|_| pool.take().unwrap()).collect();
-    // Some of them, as devices that are emulated are slow.
+    // Only some of them, because emulated devices are slow.
     for (nth, element) in elements.iter_mut().enumerate().skip(39).step_by(40) {
         let fill = nth as u8;
         element.write_at(0, &[fill; 1000]).unwrap();
@@ -347,11 +347,11 @@ fn elements_of_a_pool_stay_mapped<R: Rig>(rig: &R) {
     all_is_free(&domain);
 }
 
-/// Memory that is not made of pages.
+/// Memory that does not consist of whole pages.
 #[derive(Debug)]
 struct Odd(u64, usize);
 
-// SAFETY: refused before anybody looks at it.
+// SAFETY: it is refused before it is accessed.
 #[allow(unsafe_code, reason = "promises nothing that is used")]
 unsafe impl DmaMemory for Odd {
     fn host(&self) -> NonNull<[u8]> {

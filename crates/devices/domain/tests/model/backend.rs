@@ -1,4 +1,4 @@
-//! A backend that keeps a list of what is mapped, and refuses what it is told to.
+//! A backend that keeps a list of its mappings, and refuses calls by a script.
 #![allow(unreachable_pub, reason = "read by test programs of several kinds")]
 
 use std::collections::BTreeMap;
@@ -9,34 +9,34 @@ use longshore_domain::backend::{Backend, BackendError, Limits, Piece, Soft};
 use longshore_mem::{AddrRange, Iova};
 use longshore_pagetable::Prot;
 
-/// What pools grow by.
+/// The size of a chunk, by which pools grow.
 pub const CHUNK: u64 = 2 << 20;
 
-/// What is mapped at an address.
+/// A mapping of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub len_bytes: u64,
-    /// Where in this process.
+    /// The address in this process.
     pub host: u64,
     pub prot: Prot,
 }
 
-/// What a backend has been asked for, and what it is to refuse.
+/// The calls of a backend so far, and those that it is to refuse.
 #[derive(Debug, Default)]
 pub struct Script {
-    /// By address.
+    /// The mappings, by IOVA.
     pub entries: BTreeMap<u64, Entry>,
-    /// The how many-th mapping from here on is refused; 0 is the next.
+    /// The number of the mapping that is refused, counted from here on; 0 is the next.
     pub refuse_map: Option<u32>,
-    /// The how many-th unmapping, and whether its first range is gone all the same.
+    /// The number of the unmapping that is refused, and `true` if its first range is unmapped anyway.
     pub refuse_unmap: Option<(u32, bool)>,
-    /// All that come behind it, too.
+    /// `true` if all later calls are refused, too.
     pub keeps_refusing: bool,
     /// Ranges that were unmapped by a call that then failed.
     gone: BTreeMap<u64, u64>,
-    /// How many calls were refused.
+    /// The number of refused calls.
     pub refused: u32,
-    /// A chunk could not be unmapped, and is leaked.
+    /// `true` if a chunk could not be unmapped, and is leaked.
     pub lost_chunk: bool,
     pub calls: u32,
 }
@@ -76,7 +76,7 @@ impl Script {
 pub struct Scripted {
     pub soft: Soft,
     pub script: Arc<Mutex<Script>>,
-    /// As VT-d is driven by Linux, where it does not.
+    /// `false` if devices can read memory that is mapped for writing only, as with VT-d under Linux.
     pub denies_reads: bool,
 }
 
@@ -86,7 +86,7 @@ impl Scripted {
     }
 }
 
-/// Also after a test has failed.
+/// Locks the script, also after a test has failed.
 pub fn lock(script: &Mutex<Script>) -> MutexGuard<'_, Script> {
     script.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -95,8 +95,8 @@ fn refused() -> BackendError {
     BackendError::Io { operation: "refusing", source: io::Error::other("as the script says") }
 }
 
-// SAFETY: as the space it is; what it refuses to unmap it says. The sessions of the test reach no
-// byte that is not the test's.
+// SAFETY: the calls are passed on to a space, or return an error. The sessions of the test access only
+// memory of the test.
 #[allow(unsafe_code, reason = "passes on what a domain maps")]
 unsafe impl Backend for Scripted {
     fn name(&self) -> &'static str {
@@ -104,7 +104,7 @@ unsafe impl Backend for Scripted {
     }
 
     fn limits(&self) -> Limits {
-        // As a backend of the kernel's, which `Builder::trusted` has an effect on.
+        // As a backend of the kernel, for which `Builder::trusted` has an effect.
         let mut limits = self.soft.limits();
         limits.denies_reads = self.denies_reads;
         limits.in_process = false;

@@ -1,4 +1,4 @@
-//! What is known of a domain from round to round, and held against it.
+//! The expected state of a domain, which outlives rounds, and the checks of it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,7 +10,7 @@ use crate::backend::{CHUNK, Entry, Script, lock};
 use crate::memory::PAGE;
 use crate::oracle::{Rules, Transfer};
 
-/// What is known of a domain, from round to round.
+/// The expected state of a domain, which outlives rounds.
 pub(crate) struct Books {
     pub(crate) rules: Rules,
     pub(crate) sessions: [Session; 2],
@@ -21,9 +21,9 @@ pub(crate) struct Books {
     pub(crate) transfers: BTreeMap<u64, Transfer>,
     /// Transfers whose memory is leaked.
     pub(crate) lost: Vec<Transfer>,
-    /// And coherent memory that is.
+    /// The number of leaked allocations of coherent memory.
     pub(crate) lost_shares: u64,
-    /// Something is leaked that does not come back: slots, a chunk, addresses.
+    /// `true` if slots, a chunk or addresses are leaked for good.
     pub(crate) is_stuck: bool,
     pub(crate) next: u64,
     pub(crate) past: Vec<u64>,
@@ -74,7 +74,7 @@ impl Books {
         lock(&self.script)
     }
 
-    /// That nothing is held by anybody, but for what is leaked.
+    /// Asserts that nothing is held except leaks.
     pub(crate) fn check_rest(&self, domain: &Domain) {
         assert!(self.transfers.is_empty());
         let (counters, iovas) = (domain.counters(), domain.iovas());
@@ -92,13 +92,13 @@ impl Books {
         assert!(self.script().entries.is_empty());
     }
 
-    /// The same when the domain is gone: memory that the device may reach is not freed.
+    /// Asserts the same after the domain was dropped: leaked memory is not freed.
     pub(crate) fn check_end(&self) {
         assert!(self.lost.iter().all(|transfer| transfer.place.is_alive()));
         assert!(self.is_stuck || self.script().entries.is_empty());
     }
 
-    /// That what is counted and what the backend has mapped is what it should be.
+    /// Asserts that the counters and the mappings of the backend are as expected.
     pub(crate) fn check(&self, domain: &Domain, shared: impl Iterator<Item = (u64, u64)>) {
         assert_eq!(Counts::from(domain.counters()), self.counts);
         assert!(domain.counters().pool_bytes <= self.pool_limit);
@@ -113,7 +113,7 @@ impl Books {
             if let Some((at, entry)) = own {
                 let found = rest.remove(&at);
                 let is_right = found == Some(entry) || found.is_none() && transfer.is_shaky;
-                assert!(is_right, "{entry:x?} at {at:#x}, and there is {found:x?}");
+                assert!(is_right, "expected {entry:x?} at {at:#x}, found {found:x?}");
             }
             for at in transfer.ends() {
                 let found = rest.remove(&at).map(|entry| (entry.len_bytes, entry.prot));
@@ -126,7 +126,7 @@ impl Books {
         }
         if !self.is_stuck {
             let odd = rest.iter().find(|(_, entry)| entry.len_bytes != CHUNK);
-            assert!(odd.is_none(), "{odd:x?} is mapped, and nobody's");
+            assert!(odd.is_none(), "{odd:x?} is mapped without a transfer");
             let held = rest.len() as u64 * CHUNK;
             assert_eq!(held, domain.counters().pool_bytes);
         }

@@ -1,4 +1,4 @@
-//! What a device finds at an address, and what it should.
+//! The accesses of a device, and their expected results.
 
 use longshore_access::{Fault, Reason};
 use longshore_mem::Iova;
@@ -10,16 +10,16 @@ use crate::ops::At;
 use crate::oracle::UNKNOWN;
 use crate::world::World;
 
-/// What is at an address.
+/// The expected content of an address.
 enum Found {
     Transfer(u64),
     Coherent(usize),
-    /// Perhaps mapped, or a slot that no transfer has.
+    /// Possibly mapped, or a slot without a transfer.
     Vague,
     Nothing,
 }
 
-/// What the backend has mapped where `at` lies.
+/// Returns the mapping of the backend that contains `at`.
 pub(crate) fn around(script: &Script, at: u64) -> Option<Entry> {
     let (start, entry) = script.entries.range(..=at).next_back()?;
     (at - start < entry.len_bytes).then_some(*entry)
@@ -44,7 +44,7 @@ impl World<'_, '_> {
         }
     }
 
-    /// Where the device looks.
+    /// Returns the address of an access.
     pub(crate) fn address(&self, at: &At) -> u64 {
         let moved = |to: u64, offset: i64| to.saturating_add_signed(offset);
         let transfer = |which: usize| {
@@ -65,7 +65,7 @@ impl World<'_, '_> {
         }
     }
 
-    /// Has a device read, or write bytes that begin with `byte`, and holds all of it against the model.
+    /// Has a device read, or write bytes that begin with `byte`. Compares the outcome with the model.
     pub(crate) fn access(&mut self, session: usize, at: u64, len: usize, byte: Option<u8>) {
         let right = if byte.is_some() { Prot::WRITE } else { Prot::READ };
         let from: Vec<u8> = (0..len)
@@ -108,7 +108,7 @@ impl World<'_, '_> {
             }
             done += count;
         }
-        // Not into what nobody can say anything about.
+        // An access ends before bytes whose content the model does not know.
         let len = if reason.is_some() { len } else { done };
         let iova = Iova::new(at);
         let session = &self.books.sessions[session];
@@ -124,10 +124,10 @@ impl World<'_, '_> {
             let is_same = seen.get(..expected.len()) == Some(&expected[..]);
             let pairs = into.iter().zip(&expected).enumerate().take(if is_same { 0 } else { len });
             for (nth, (seen, right)) in pairs {
-                // What was never filled has what devices wrote, and never what others sent.
+                // A byte that was never filled may come from a device, but never from other memory.
                 let is_right =
                     if *right == UNKNOWN { *seen < 0x80 } else { u16::from(*seen) == *right };
-                assert!(is_right, "byte {nth} at {at:#x}: {seen:#x} is seen, for {right:#x}");
+                assert!(is_right, "byte {nth} at {at:#x}: read {seen:#x}, expected {right:#x}");
             }
             assert!(into[expected.len()..].iter().all(|byte| *byte == 0xee));
         }

@@ -1,8 +1,8 @@
-//! Sequences of operations beside a plain model: what each memory holds, what the device may reach and
-//! what it finds there, what is refused, and that all is at rest in the end.
+//! Sequences of operations on a domain and on a simple model, which predicts the content of memory, the
+//! results of device accesses, and the errors. At the end nothing is held.
 //!
-//! Bytes that the processor writes are 0x80 and above, bytes that a device writes are below, and
-//! each memory has its own: what is found where it does not belong is known by that.
+//! Bytes that the CPU writes are 0x80 and above, bytes that a device writes are below, and each memory
+//! has other bytes. So a byte in the wrong place is detected.
 #![cfg(not(any(loom, miri)))]
 
 mod backend;
@@ -24,16 +24,16 @@ use self::ops::{Op, some_bounce, some_op};
 use self::oracle::Rules;
 use self::world::World;
 
-/// How a domain is set up.
+/// The configuration of a domain.
 #[derive(Clone, Debug)]
 struct Setting {
     bounce: Bounce,
     trusted: bool,
     denies_reads: bool,
-    /// Chunks that the pools may have.
+    /// The limit of the pools, in chunks.
     chunks: Option<u64>,
     refuses: bool,
-    /// Addresses, in bits: 24 are 8 chunks.
+    /// The width of addresses in bits. With 24 bits there is room for 8 chunks.
     address_bits: u32,
     guard_bytes: u64,
 }
@@ -72,7 +72,7 @@ fn run(setting: &Setting, rounds: Vec<Vec<Op>>) {
         .guard_bytes(setting.guard_bytes)
         .free_after(None);
     if setting.trusted {
-        // SAFETY: the memory around a transfer is the test's own (`memory.rs`).
+        // SAFETY: the memory around a transfer belongs to the test (`memory.rs`).
         #[allow(unsafe_code, reason = "shows the effect")]
         let trusted = unsafe { builder.trusted() };
         builder = trusted;
@@ -102,9 +102,9 @@ fn run(setting: &Setting, rounds: Vec<Vec<Op>>) {
     books.check_end();
 }
 
-/// Two transfers of each number of granules, in slots beside each other.
+/// Two transfers of each number of granules, in adjacent slots.
 #[test]
-fn slots_of_each_size_do_what_the_model_does() {
+fn slots_of_each_size_match_the_model() {
     let setting = Setting {
         bounce: Bounce::Always,
         trusted: false,
@@ -135,7 +135,7 @@ proptest! {
     })]
 
     #[test]
-    fn a_domain_does_what_the_model_does(
+    fn a_domain_matches_the_model(
         setting in some_setting(),
         rounds in prop::collection::vec(
             prop::collection::vec(some_op(), 1..60), 1..4,

@@ -1,6 +1,6 @@
-//! Memory for mappings, with bytes of nobody's on both sides.
+//! Memory for mappings, with unused bytes on both sides.
 #![allow(unreachable_pub, reason = "read by test programs of several kinds")]
-#![allow(unsafe_code, reason = "memory that a device writes to while the test looks at it")]
+#![allow(unsafe_code, reason = "memory that a device writes to while the test reads it")]
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::os::fd::BorrowedFd;
@@ -11,7 +11,7 @@ use longshore_mem::{DmaMemory, FileOffset};
 
 pub const PAGE: u64 = 4096;
 
-/// Where memory is, which may have been freed.
+/// The place of memory that may have been freed.
 #[derive(Clone, Debug)]
 pub struct Place {
     pub start: NonNull<u8>,
@@ -24,11 +24,11 @@ impl Place {
         self.alive.strong_count() != 0
     }
 
-    /// What is there now.
+    /// Returns the current bytes.
     pub fn bytes(&self) -> Vec<u8> {
         assert!(self.is_alive(), "the memory is freed");
         let mut bytes = vec![0; self.len];
-        // SAFETY: it is alive, and nobody writes while this thread looks.
+        // SAFETY: it is alive, and no code writes to it while this thread reads.
         unsafe { self.start.as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), self.len) };
         bytes
     }
@@ -40,20 +40,20 @@ impl Place {
     }
 }
 
-/// A page, `len` bytes that begin `skip` bytes behind its end, and what is missing to another page.
+/// A page, `len` bytes that begin `skip` bytes after its end, and bytes up to the end of another page.
 #[derive(Debug)]
 pub struct Memory {
     start: NonNull<u8>,
     layout: Layout,
-    /// Where the bytes begin.
+    /// The offset of the bytes.
     pub first: usize,
     len: usize,
     alive: Arc<()>,
 }
 
-// SAFETY: it is memory of the heap.
+// SAFETY: the memory is on the heap.
 unsafe impl Send for Memory {}
-// SAFETY: what is shared tells where it is, and nothing more.
+// SAFETY: a shared reference only gives access to the address.
 unsafe impl Sync for Memory {}
 
 impl Memory {

@@ -1,4 +1,4 @@
-//! What is done: any operation at any time.
+//! Strategies for operations, which can come in any order.
 
 use longshore_domain::{Bounce, Direction};
 use proptest::prelude::*;
@@ -47,7 +47,7 @@ pub(crate) enum Op {
         which: usize,
         how: End,
     },
-    /// Perhaps refused, with or without the first range.
+    /// The unmapping is refused if `refused` is set. `true`: the first range is unmapped anyway.
     Flush {
         handle: usize,
         refused: Option<bool>,
@@ -81,15 +81,15 @@ pub(crate) enum Op {
     },
 }
 
-/// An address, in words of what is mapped or was.
+/// An address, relative to a current or past mapping.
 #[derive(Clone, Debug)]
 pub(crate) enum At {
-    /// So far from the start of a transfer.
+    /// `offset` bytes from the start of a transfer.
     Near {
         which: usize,
         offset: i64,
     },
-    /// Of a transfer, in thousandths of its length, and so far from there.
+    /// `part` thousandths of the length of a transfer from its start, and `offset` bytes more.
     Within {
         which: usize,
         part: u64,
@@ -102,7 +102,7 @@ pub(crate) enum At {
     Page(u64),
 }
 
-/// Bytes of a transfer: in thousandths of its length, and some more.
+/// A range of a transfer's bytes: in thousandths of its length, and a number of bytes more.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) start: u64,
@@ -112,7 +112,7 @@ pub(crate) struct Part {
 #[derive(Clone, Debug)]
 pub(crate) enum End {
     Unmap,
-    /// So many thousandths, and so many more.
+    /// Thousandths of the length, and a number of bytes more.
     Complete(u64, u64),
     Drop,
     Defer {

@@ -1,4 +1,4 @@
-//! What a transfer looks like from both sides: the plain model.
+//! The model of a transfer: its bytes as seen by the CPU and by the device.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use longshore_pagetable::Prot;
 
 use crate::memory::{PAGE, Place};
 
-/// A byte of a slot that nobody has said anything about.
+/// A byte of a slot whose value the model does not know.
 pub(crate) const UNKNOWN: u16 = 0x100;
 
 /// The sizes of slots in granules. A transfer takes the smallest slot that it fits into.
 pub(crate) const SLOTS: [u64; 21] =
     [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64];
 
-/// How a transfer is made.
+/// The way in which a transfer is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     Direct,
@@ -22,7 +22,7 @@ pub(crate) enum Route {
     Unaligned,
 }
 
-/// What a domain is told.
+/// The configuration of the domain, as far as it decides on routes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) bounce: Bounce,
@@ -47,7 +47,7 @@ impl Rules {
         }
     }
 
-    /// What a device may do with a transfer.
+    /// Returns the rights of a device to a transfer.
     pub(crate) fn rights(&self, direction: Direction) -> Prot {
         match direction {
             Direction::FromDevice if !self.denies_reads => Prot::READ_WRITE,
@@ -56,7 +56,7 @@ impl Rules {
     }
 }
 
-/// Where a transfer's bytes are, for the device.
+/// The place of a transfer's bytes for the device.
 #[derive(Clone, Debug)]
 pub(crate) enum Shape {
     Direct,
@@ -68,7 +68,7 @@ pub(crate) enum Shape {
     },
 }
 
-/// A mapping, as it should be.
+/// The expected state of a mapping.
 #[derive(Clone, Debug)]
 pub(crate) struct Transfer {
     pub(crate) iova: u64,
@@ -77,18 +77,18 @@ pub(crate) struct Transfer {
     pub(crate) rights: Prot,
     pub(crate) is_reported: bool,
     pub(crate) shape: Shape,
-    /// The memory, with what is beside it, and where in it the transfer begins.
+    /// The memory, with the bytes around the transfer. The transfer begins at `first`.
     pub(crate) memory: Vec<u8>,
     pub(crate) first: usize,
     pub(crate) place: Place,
-    /// It is perhaps not mapped any more.
+    /// `true` if it is possibly no longer mapped.
     pub(crate) is_shaky: bool,
-    /// Some bytes of the memory are whatever the device has left.
+    /// `true` if unknown bytes of a slot were copied to the memory.
     pub(crate) is_vague: bool,
 }
 
 impl Transfer {
-    /// A transfer that was just mapped at `iova`, by this route.
+    /// Returns a transfer that was just mapped at `iova`, by this route.
     pub(crate) fn new(
         [iova, len]: [u64; 2],
         direction: Direction,
@@ -111,7 +111,7 @@ impl Transfer {
                 let granules = SLOTS.iter().find(|granules| **granules * PAGE >= len).unwrap();
                 let mut cells = vec![zeros; (granules * PAGE) as usize];
                 copy(&mut cells, bytes);
-                // What the device cannot read is not wiped.
+                // Bytes that the device cannot read are not zeroed.
                 if !rights.contains(Prot::READ) {
                     cells[bytes.len()..].fill(UNKNOWN);
                 }
@@ -149,7 +149,7 @@ impl Transfer {
         }
     }
 
-    /// Where what the device can reach begins, and how long it is.
+    /// Returns the start and the length of the range that the device can access.
     pub(crate) fn window(&self) -> (u64, u64) {
         match &self.shape {
             Shape::Slot(cells) => (self.iova, cells.len() as u64),
@@ -160,7 +160,8 @@ impl Transfer {
         }
     }
 
-    /// The part of the window that is the memory itself: where, how long, which of its bytes.
+    /// Returns the part of the window that is the memory itself: its IOVA, its length, and its offset in
+    /// the memory.
     pub(crate) fn own(&self) -> Option<(u64, u64, u64)> {
         let (start, len) = self.window();
         let page_of_memory = (self.first as u64) & !(PAGE - 1);
@@ -176,7 +177,7 @@ impl Transfer {
         }
     }
 
-    /// Where the ends are mapped that are copied.
+    /// Returns the IOVAs of the ends that are copied.
     pub(crate) fn ends(&self) -> impl Iterator<Item = u64> {
         let (start, len) = self.window();
         let (head, tail) = match &self.shape {
@@ -186,7 +187,7 @@ impl Transfer {
         head.then_some(start).into_iter().chain(tail.then_some(start + len.max(PAGE) - PAGE))
     }
 
-    /// A byte of the window.
+    /// Returns a byte of the window.
     pub(crate) fn get(&self, at: u64) -> u16 {
         let page_of_memory = self.first & !(PAGE as usize - 1);
         let tail_at = self.window().1 - PAGE.min(self.window().1);
@@ -200,7 +201,7 @@ impl Transfer {
         }
     }
 
-    /// `count` bytes from `at` on, which lie in one granule.
+    /// Appends `count` bytes from `at` on, which lie in one granule.
     pub(crate) fn append_to(&self, bytes: &mut Vec<u16>, at: u64, count: usize) {
         let (start, _) = self.window();
         if let Shape::Slot(cells) = &self.shape {
@@ -228,13 +229,13 @@ impl Transfer {
         }
     }
 
-    /// Whether byte `at` of the transfer is copied, not mapped.
+    /// Returns true if byte `at` of the transfer is copied, not mapped.
     fn is_copied(&self, at: u64) -> bool {
         let at = self.iova + at;
         self.own().is_none_or(|(start, len, _)| at < start || at >= start + len)
     }
 
-    /// How many of these bytes of the transfer are copied.
+    /// Returns the number of these bytes of the transfer that are copied.
     pub(crate) fn copied(&self, bytes: Range<u64>) -> u64 {
         let end = bytes.end.min(self.len);
         let own = self.own().map_or(0, |(start, len, _)| {
@@ -244,13 +245,13 @@ impl Transfer {
         end.saturating_sub(bytes.start) - own
     }
 
-    /// Whether the model knows what the device finds in these bytes.
+    /// Returns true if the model knows the values of these bytes for the device.
     pub(crate) fn is_known(&self, bytes: Range<u64>) -> bool {
         let skip = self.iova - self.window().0;
         bytes.into_iter().all(|at| self.get(skip + at) != UNKNOWN)
     }
 
-    /// From where the device finds them to the memory.
+    /// Copies these bytes from their place for the device to the memory.
     pub(crate) fn copy_to_memory(&mut self, bytes: Range<u64>) {
         let skip = self.iova - self.window().0;
         for at in bytes {
@@ -263,7 +264,7 @@ impl Transfer {
         }
     }
 
-    /// And back.
+    /// Copies these bytes from the memory to their place for the device.
     pub(crate) fn copy_to_device(&mut self, bytes: Range<u64>) {
         let skip = self.iova - self.window().0;
         for at in bytes {
@@ -273,11 +274,11 @@ impl Transfer {
         }
     }
 
-    /// That the memory has what it should.
+    /// Asserts that the memory has the expected bytes.
     pub(crate) fn check_memory(&mut self) {
         let found = self.place.bytes();
         if self.is_vague {
-            // Within the transfer it is what the device said it had written, and had not.
+            // The device reported bytes that it had not written. Any bytes of the transfer are accepted.
             let end = self.first + self.len as usize;
             self.memory[self.first..end].copy_from_slice(&found[self.first..end]);
             self.is_vague = false;

@@ -1,4 +1,4 @@
-//! A domain and its model, side by side.
+//! Runs operations on a domain and on its model.
 
 use std::ops::Range;
 use std::slice;
@@ -68,7 +68,7 @@ impl<'d, 'b> World<'d, 'b> {
         }
     }
 
-    /// Memory with bytes of its own.
+    /// Returns memory with bytes that no other memory has.
     fn memory(&mut self, skip: usize, len: usize) -> (Memory, Vec<u8>) {
         let memory = Memory::new(skip, len);
         let place = memory.place();
@@ -99,7 +99,7 @@ impl<'d, 'b> World<'d, 'b> {
         Some((at, self.live[at].1))
     }
 
-    /// A mapping that was made, or why that may not have been possible.
+    /// Adds a new mapping to the model, or checks that an error was possible.
     fn made(
         &mut self,
         result: Result<Held<'d>, Failed<Memory>>,
@@ -111,7 +111,7 @@ impl<'d, 'b> World<'d, 'b> {
         let refused = self.books.script().refused - refused_before;
         let pool_bytes = self.domain.counters().pool_bytes;
         let is_full = pool_bytes.saturating_add(CHUNK) > self.books.pool_limit;
-        // Where pools are full, what is idle is unmapped first.
+        // If pools are full, idle chunks are unmapped first.
         let lost_chunk = self.books.script().lost_chunk;
         self.books.is_stuck |= lost_chunk;
         let held = match result {
@@ -136,7 +136,7 @@ impl<'d, 'b> World<'d, 'b> {
                     other => panic!("{other}"),
                 }
                 if self.domain.counters().leaked != self.books.counts.leaked {
-                    // What was mapped before the refusal could not be unmapped.
+                    // The pieces that were mapped before the refusal could not be unmapped.
                     assert!(route == Route::Unaligned && refused >= 2);
                     self.books.counts.leaked += 1;
                     self.books.is_stuck = true;
@@ -167,7 +167,7 @@ impl<'d, 'b> World<'d, 'b> {
         let (start, all) = transfer.window();
         let id = self.add(transfer);
         self.live.push((held, id));
-        // All that it can see, also beside the transfer.
+        // All bytes that it can access, also around the transfer.
         if rights.contains(Prot::READ) {
             self.access(0, start, all as usize, None);
         }
@@ -230,7 +230,7 @@ impl<'d, 'b> World<'d, 'b> {
         }
     }
 
-    /// Bytes of a transfer.
+    /// Returns the range of `part`.
     fn part(transfer: &Transfer, part: &Part) -> Range<u64> {
         let start = transfer.len * part.start / 1000;
         let len = if part.len == u64::MAX { transfer.len - start } else { part.len };
@@ -252,7 +252,7 @@ impl<'d, 'b> World<'d, 'b> {
         self.books.transfers.get_mut(&id).expect("a transfer that lives")
     }
 
-    /// Whether the bytes lie in the transfer, as the outcome must say.
+    /// Returns true if the bytes lie in the transfer, and asserts that the outcome is an error if not.
     fn is_inside(&self, id: u64, bytes: &Range<u64>, outcome: Result<(), Error>) -> bool {
         match outcome {
             Ok(()) => assert!(bytes.end <= self.books.transfers[&id].len),
@@ -273,7 +273,7 @@ impl<'d, 'b> World<'d, 'b> {
             true => transfer.direction == Direction::ToDevice,
             false => transfer.is_reported,
         };
-        // Of a device that says what it has written, only that is asked for.
+        // If a device reports the length that it has written, only known bytes are synchronised.
         if is_inside && for_cpu && !one_way && !transfer.is_known(bytes.clone()) {
             return;
         }
@@ -347,7 +347,7 @@ impl<'d, 'b> World<'d, 'b> {
         })
     }
 
-    /// An unmapping was refused: whether the device can reach it still is what the script says.
+    /// Records that an unmapping was refused. The list of the backend shows if it is still mapped.
     fn stays(&mut self, ids: &[u64]) {
         for id in ids {
             let (start, len) = self.books.transfers[id].window();
@@ -359,7 +359,7 @@ impl<'d, 'b> World<'d, 'b> {
         }
     }
 
-    /// A transfer has ended: `written` bytes of it are the device's.
+    /// Records that a transfer has ended, of which the device has written `written` bytes.
     fn forget(&mut self, id: u64, written: u64, is_flushed: bool) {
         let mut transfer = self.books.transfers.remove(&id).expect("a transfer that lives");
         if transfer.direction != Direction::ToDevice && written != 0 {
@@ -431,21 +431,21 @@ impl<'d, 'b> World<'d, 'b> {
         self.books.counts.flushes += u64::from(has_ranges);
         for (id, memory) in ids.into_iter().zip(back) {
             let transfer = &self.books.transfers[&id];
-            assert_eq!(memory.place().start, transfer.place.start, "another's memory came back");
+            assert_eq!(memory.place().start, transfer.place.start, "other memory came back");
             let written = if transfer.is_reported { 0 } else { transfer.len };
             self.forget(id, written, false);
         }
     }
 
-    #[allow(unsafe_code, reason = "lends bytes that the model looks at by itself")]
+    #[allow(unsafe_code, reason = "lends bytes that the model reads")]
     fn lend(&mut self, handle: usize, skip: usize, len: usize, direction: Direction, part: &Part) {
-        // Bytes that cannot be taken back end the process.
+        // The process is aborted if lent bytes cannot be unmapped.
         self.books.script().relent();
         let (memory, bytes) = self.memory(skip, len);
         let (place, first) = (memory.place(), memory.first);
         let rules = self.books.rules;
         let route = rules.route((first % PAGE as usize) as u64, len as u64);
-        // SAFETY: the memory lives until the end, and is looked at by nobody else meanwhile.
+        // SAFETY: the memory lives until the end, and no other code accesses it in between.
         let lent = unsafe { slice::from_raw_parts_mut(memory.host().cast().as_ptr(), len) };
         let (domain, handles) = (self.domain, self.handles);
         let world = &mut *self;
@@ -623,7 +623,7 @@ impl<'d, 'b> World<'d, 'b> {
         self.books.check(self.domain, shared);
     }
 
-    /// All mappings end.
+    /// Ends all mappings.
     pub(crate) fn finish(mut self) {
         self.books.script().relent();
         (0..3).for_each(|handle| self.flush(handle));

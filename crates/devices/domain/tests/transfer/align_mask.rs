@@ -1,5 +1,5 @@
-//! The low bits of an address that a device needs are kept by bounce buffers, and the bytes before and
-//! between transfers show nothing of others.
+//! Bounce buffers keep the low bits of an address that a device needs, and the bytes before and between
+//! transfers have no bytes of other transfers.
 
 use std::io::IoSlice;
 use std::num::NonZero;
@@ -22,7 +22,7 @@ const LARGEST: u64 = 64 * PAGE;
 const SECRET: u8 = 0x5e;
 const MASKS: [u64; 7] = [0, 0xfff, 0x1ff, 0x3, 0x800, 0xff0, 0xa5a];
 
-/// A part of a buffer that others have parts of, too.
+/// A part of a shared buffer.
 #[derive(Debug, Clone)]
 struct Part {
     buffer: Arc<Buffer>,
@@ -30,7 +30,7 @@ struct Part {
     len_bytes: u64,
 }
 
-// SAFETY: a buffer's bytes stay where they are, and no test looks at a slice of a shared one.
+// SAFETY: a buffer's bytes stay at their address, and no test borrows a slice of a shared one.
 #[allow(unsafe_code, reason = "memory of a test")]
 unsafe impl DmaMemory for Part {
     fn host(&self) -> NonNull<[u8]> {
@@ -53,7 +53,7 @@ impl Part {
         self.host().cast::<u8>().addr().get() as u64
     }
 
-    /// The bytes, which no device has now.
+    /// Returns the bytes, which no device may access at the time.
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len_bytes as usize];
         // SAFETY: within the buffer, of which no slice exists.
@@ -69,7 +69,7 @@ fn tag(at: u64) -> u8 {
     (at % 61) as u8 + 1
 }
 
-/// Bytes that are none of them zero nor secret.
+/// Returns a buffer without zero and secret bytes.
 fn buffer(len_bytes: u64) -> Arc<Buffer> {
     let mut buffer = Heap::Memfd.allocate(len_bytes).unwrap();
     buffer.write().unwrap().iter_mut().zip(0..).for_each(|(byte, at)| *byte = tag(at));
@@ -89,7 +89,7 @@ fn domain(mask: u64, bounce: Bounce) -> (Domain, Session) {
     (builder.min_align_mask(mask).unwrap().build(), session)
 }
 
-/// Leaves secrets in slots of every size that the tests take.
+/// Leaves secret bytes in slots of each size that the tests take.
 fn fill_slots(domain: &Domain, device: &Session, len_bytes: u64) {
     let bounce = domain.bounce();
     domain.set_bounce(Bounce::Always);
@@ -106,7 +106,7 @@ fn fill_slots(domain: &Domain, device: &Session, len_bytes: u64) {
     domain.set_bounce(bounce);
 }
 
-/// All that the device can read in the granules of these bytes, apart from these, is zero.
+/// Checks that the device reads only zeros in the granules of these segments, outside the segments.
 fn assert_nothing_else(device: &Session, segments: &[SgSegment]) -> Result<(), TestCaseError> {
     let is_ours = |at: u64| {
         segments
@@ -197,7 +197,7 @@ proptest! {
         if mapping.is_bounced() {
             assert_nothing_else(&device, &segment)?;
         }
-        // The device writes as far as it says, and sync sees the same bytes.
+        // The device writes as many bytes as it reports, and they are there after a sync.
         let written = (len_bytes as f64 * share) as u64;
         if direction != Direction::ToDevice {
             device.write(iova, &vec![0x77; written as usize]).unwrap();
@@ -238,7 +238,7 @@ proptest! {
         let before: Vec<u8> = parts.iter().flat_map(Part::bytes).collect();
         let mapping = domain.map_sg(parts.clone(), direction, SgLimits::new()).unwrap();
         let segments = mapping.segments().to_vec();
-        // Each byte of the transfer: where the device finds it.
+        // The IOVA of each byte of the transfer.
         let places: Vec<u64> = segments
             .iter()
             .flat_map(|part| part.iova.raw()..part.iova.raw() + part.len_bytes)
@@ -248,7 +248,7 @@ proptest! {
         for part in parts.iter().filter(|part| part.len_bytes != 0) {
             let end = at + part.len_bytes as usize;
             prop_assert_eq!(places[at] & mask, part.start() & mask);
-            // And it is whole there.
+            // It is contiguous.
             prop_assert_eq!(places[end - 1] - places[at], part.len_bytes - 1);
             at = end;
         }
@@ -274,7 +274,7 @@ proptest! {
         let after: Vec<u8> = parts.iter().flat_map(Part::bytes).collect();
         let expected = if is_written { vec![0x77; before.len()] } else { before };
         prop_assert_eq!(after, expected);
-        // Beside the places all is as it was.
+        // The bytes outside the parts are unchanged.
         let whole = Part { buffer: shared, at: 0, len_bytes: 300_000 }.bytes();
         let ours = |at: u64| parts.iter().any(|part| (part.at..part.at + part.len_bytes).contains(&at));
         prop_assert!(whole.iter().zip(0..).all(|(byte, at)| ours(at) || *byte == tag(at)));
@@ -282,7 +282,7 @@ proptest! {
     }
 }
 
-/// The bytes before the transfer need room: they count for the size of the slot.
+/// The slot must also have room for the bytes before the transfer.
 #[test]
 fn the_offset_counts_for_the_size_of_the_slot() {
     let part = |at, len_bytes| Part { buffer: buffer(300_000), at, len_bytes };
@@ -293,16 +293,16 @@ fn the_offset_counts_for_the_size_of_the_slot() {
         let pools = domain.dump().pools;
         assert_eq!((pools.len(), pools[0].slot_bytes), (1, slot_bytes), "{mask:#x}");
     }
-    // It fits the largest slot, but not behind the offset: its ends are bounced.
+    // It fits into the largest slot, but not together with the offset, so its ends are bounced.
     let (domain, _) = domain(0xfff, Bounce::Always);
     let mapping = domain.map(part(5, LARGEST), Direction::Bidirectional).unwrap();
     assert!(mapping.is_bounced());
     assert_eq!(domain.counters().copied_bytes, PAGE);
 }
 
-/// A debug checker sees writes behind the transfer, and none where the transfer is.
+/// The checker reports writes beyond the transfer, but not within it.
 #[test]
-fn the_debug_checker_looks_behind_the_offset() {
+fn the_checker_allows_for_the_offset() {
     let soft = Soft::new().unwrap();
     let device = soft.space().session();
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));

@@ -1,4 +1,4 @@
-//! Transfers through bounce buffers, as a device sees them that looks everywhere.
+//! Transfers through bounce buffers, with a device that reads and writes all that is mapped.
 
 use std::num::NonZero;
 use std::os::fd::BorrowedFd;
@@ -16,16 +16,16 @@ use crate::outside::Outside;
 
 const PAGE: u64 = 4096;
 
-/// Bytes anywhere, which the device may be given.
+/// Bytes at any address.
 #[derive(Debug)]
 struct Bytes {
-    /// Never moved or freed while this lives, and not looked at while a device may write.
+    /// Neither moved nor freed while the value lives, and not read while a device may write.
     bytes: Vec<u8>,
     skip: usize,
 }
 
 impl Bytes {
-    /// `len` bytes at an odd address.
+    /// Returns `len` bytes at an odd address.
     fn odd(len: usize, fill: u8) -> Self {
         let mut bytes = vec![0; len + 8192];
         let skip = (4096 - bytes.as_ptr().addr() % 4096) + 3;
@@ -34,7 +34,7 @@ impl Bytes {
         Self { bytes, skip }
     }
 
-    /// `len` bytes, whole pages.
+    /// Returns `len` bytes at the start of a page.
     fn pages(len: usize, fill: u8) -> Self {
         let mut odd = Self::odd(len + 4096, fill);
         odd.skip += 4093;
@@ -47,7 +47,7 @@ impl Bytes {
     }
 }
 
-// SAFETY: a vector's bytes stay where they are, and `get` borrows the value.
+// SAFETY: a vector's bytes stay at their address, and `get` borrows the value.
 #[allow(unsafe_code, reason = "memory of a test")]
 unsafe impl DmaMemory for Bytes {
     fn host(&self) -> NonNull<[u8]> {
@@ -66,7 +66,7 @@ unsafe impl DmaMemory for Bytes {
     }
 }
 
-/// One whose pools are freed on request alone, unless it is set up otherwise.
+/// Returns a domain whose pools are freed only on request, unless `set_up` changes that, and a device.
 fn domain(set_up: impl FnOnce(Builder) -> Builder) -> (Domain, Session) {
     let soft = Soft::new().unwrap();
     let session = soft.space().session();
@@ -116,7 +116,7 @@ fn the_policy_decides() {
         let soft = Soft::new().unwrap();
         let device = soft.space().session();
         let builder = Domain::builder(Outside(soft)).free_after(None).bounce(bounce);
-        // SAFETY: the session reads bytes of the transfer alone.
+        // SAFETY: the session reads only bytes of the transfer.
         #[allow(unsafe_code, reason = "shows the effect")]
         let builder = if trusted { unsafe { builder.trusted() } } else { builder };
         let domain = builder.build();
@@ -142,20 +142,20 @@ fn the_policy_decides() {
     assert!(matches!(empty, Error::Empty { .. }), "{empty}");
 }
 
-/// All of a slot that a device can read beyond its transfer is zero, whatever was there before.
+/// A device reads only zeros in a slot beyond its transfer, even if the slot was in use before.
 #[test]
 fn a_device_never_sees_another_transfer() {
     let (domain, device) = domain(|builder| builder.bounce(Bounce::Always));
     let local = domain.local();
     for direction in [Direction::ToDevice, Direction::Bidirectional] {
-        // Long ones, which the device fills up to the end of the slot.
+        // Long transfers, which the device fills to the end of the slot.
         let long: Vec<_> =
             (0..20).map(|_| local.map(Bytes::odd(4096, 0x5e), direction).unwrap()).collect();
         for mapping in &long {
             let _ = device.write(mapping.iova(), &[0x5e; 4096]);
         }
         drop(long);
-        // And a short one, behind which the device writes all the same.
+        // A short transfer, beyond which the device writes, too.
         let short = local.map(Bytes::odd(5, 0x5e), direction).unwrap();
         let written = device.write(short.iova(), &[0x5e; 4096]);
         assert_eq!(written.is_ok(), direction == Direction::Bidirectional);
@@ -169,14 +169,14 @@ fn a_device_never_sees_another_transfer() {
     }
 }
 
-/// Of a long transfer the ends are bounced, so that a device sees nothing beside it, and what it
-/// writes there goes nowhere.
+/// The ends of a long transfer are bounced, so that a device cannot read the bytes around it, and writes
+/// around it are lost.
 #[test]
 fn the_ends_of_a_long_transfer_are_bounced() {
     const LEN: usize = 300_000;
     let (domain, device) = domain(|builder| builder);
     let local = domain.local();
-    // Slots with something in them.
+    // Leaves bytes in the slots.
     for direction in [Direction::ToDevice, Direction::Bidirectional, Direction::FromDevice] {
         let mappings: Vec<_> =
             (0..4).map(|_| local.map(Bytes::odd(4090, 0x5e), direction).unwrap()).collect();
@@ -209,7 +209,7 @@ fn the_ends_of_a_long_transfer_are_bounced() {
             let bytes = mapping.unmap().unwrap();
             let expected = if direction == Direction::ToDevice { 0x21 } else { 0x99 };
             assert!(bytes.get().iter().all(|byte| *byte == expected));
-            // Beside it nothing has changed.
+            // The bytes around it are unchanged.
             assert!(bytes.bytes[bytes.skip - skip..bytes.skip].iter().all(|byte| *byte == 0x21));
             assert!(device.read(iova, &mut [0]).is_err());
         }
@@ -219,9 +219,9 @@ fn the_ends_of_a_long_transfer_are_bounced() {
     assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
 }
 
-/// Synchronised bytes are copied, and no others.
+/// Only synchronised bytes are copied.
 #[test]
-fn only_the_bytes_asked_for_are_synchronised() {
+fn only_the_requested_bytes_are_synchronised() {
     const LEN: usize = 300_000;
     let (domain, device) = domain(|builder| builder);
     for len in [1000, LEN] {
@@ -242,8 +242,7 @@ fn only_the_bytes_asked_for_are_synchronised() {
     }
 }
 
-/// Bytes that the device has not written are as before, never those that an earlier transfer left
-/// in the slot.
+/// Bytes that the device has not written are unchanged, and are never bytes of an earlier transfer.
 #[test]
 fn memory_never_gets_stale_bytes() {
     let (domain, device) = domain(|builder| builder.bounce(Bounce::Always));
@@ -260,7 +259,7 @@ fn memory_never_gets_stale_bytes() {
     assert_eq!(bytes.get()[..10], [0x33; 10]);
     assert_eq!(bytes.get()[10..], [0x22; 990]);
 
-    // Where the device says how much it wrote nothing else is copied, in either direction.
+    // If the device reports the length that it wrote, nothing else is copied, in either direction.
     let copied = domain.counters().copied_bytes;
     let mapping = local.map_reported(Bytes::odd(1000, 0x44)).unwrap();
     device.write(mapping.iova(), &[0x55; 600]).unwrap();
@@ -333,7 +332,7 @@ fn pools_grow_to_their_limit_and_shrink_to_nothing() {
         assert!(matches!(*refused.error, Error::Pool(PoolError::Limit { .. })), "{refused}");
         assert_eq!(domain.shrink(Duration::ZERO).unwrap(), 0);
         drop(mappings);
-        // The handle keeps a few slots for itself, and is asked for them.
+        // The handle caches a few slots, which are taken from it.
         assert_eq!(domain.shrink(Duration::from_secs(3600)).unwrap(), 0);
         assert_eq!(domain.shrink(Duration::ZERO).unwrap(), LIMIT);
         let counters = domain.counters();
@@ -345,8 +344,8 @@ fn pools_grow_to_their_limit_and_shrink_to_nothing() {
     }
 }
 
-/// At the peak of a burst the pools have at most a quarter more than the bytes in flight, and a chunk
-/// for each kind.
+/// At the peak of a burst the pools have at most a quarter more than the bytes in flight, and one chunk
+/// for each pool.
 #[test]
 fn pools_follow_the_bytes_in_flight() {
     const CHUNK: u64 = 2 << 20;
@@ -369,9 +368,9 @@ fn pools_follow_the_bytes_in_flight() {
     assert_eq!(domain.counters().pool_bytes, 0);
 }
 
-/// Idle chunks are freed without a call, including slots that the handle of a busy thread keeps.
+/// Idle chunks are freed without a call, even if the handle of a busy thread caches slots of them.
 #[test]
-fn what_is_idle_is_freed_after_a_time() {
+fn idle_chunks_are_freed_after_a_time() {
     let idle = Some(Duration::from_millis(30));
     let (quick, _device) = domain(|builder| builder.bounce(Bounce::Always).free_after(idle));
     let (never, _other) = domain(|builder| builder.bounce(Bounce::Always).free_after(None));
@@ -393,16 +392,16 @@ fn what_is_idle_is_freed_after_a_time() {
     assert_eq!(never.counters().pool_shrinks, 0);
 }
 
-/// For as long as a test may take.
+/// Waits for at most a minute.
 fn wait_until(is_so: impl Fn() -> bool) {
     let began = std::time::Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(60), "it is not so after a minute");
+        assert!(began.elapsed() < Duration::from_secs(60), "timed out");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The slots of a handle are taken from it while its thread goes on.
+/// Slots are taken from the cache of a handle while its thread maps.
 #[test]
 fn shrinking_does_not_disturb_transfers() {
     const TURNS: usize = 20_000;
@@ -437,7 +436,7 @@ fn shrinking_does_not_disturb_transfers() {
     assert_eq!(domain.iovas().free_bytes(), domain.iovas().all_bytes());
 }
 
-/// A forgotten mapping is leaked, with its chunk, and nothing of it is ever used again.
+/// A mapping that is passed to `mem::forget` is leaked with its chunk, which is never used again.
 #[test]
 fn a_forgotten_mapping_keeps_its_bytes() {
     let (domain, device) = domain(|builder| builder.bounce(Bounce::Always));
@@ -454,7 +453,7 @@ fn many_owners_map_one_memory() {
     /// Memory that is only read.
     #[derive(Clone, Debug)]
     struct Shared(Arc<Bytes>);
-    // SAFETY: as for `Bytes`; nobody writes, as the mappings below are for reading.
+    // SAFETY: as for `Bytes`. No device writes, because the mappings below are for reading.
     #[allow(unsafe_code, reason = "memory of a test")]
     unsafe impl DmaMemory for Shared {
         fn host(&self) -> NonNull<[u8]> {

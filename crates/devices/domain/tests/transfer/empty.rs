@@ -1,4 +1,4 @@
-//! Transfers of zero bytes: one error, whatever the policy, the alignment and the way they are mapped.
+//! Transfers of zero bytes fail with the same error for each policy, alignment and way to map.
 
 use std::num::NonZero;
 use std::os::fd::BorrowedFd;
@@ -14,11 +14,11 @@ use longshore_mem::{DmaMemory, FileOffset, Iova};
 
 use crate::outside::Outside;
 
-/// No bytes, some bytes into a buffer.
+/// Zero bytes at an offset in a buffer.
 #[derive(Debug)]
 struct Nothing(Buffer, u64);
 
-// SAFETY: the buffer is kept, and there are no bytes.
+// SAFETY: the value keeps the buffer, and there are no bytes.
 #[allow(unsafe_code, reason = "memory of a test")]
 unsafe impl DmaMemory for Nothing {
     fn host(&self) -> NonNull<[u8]> {
@@ -54,7 +54,7 @@ fn zero_bytes_are_refused_alike_by_every_policy() {
     for bounce in [Bounce::Never, Bounce::Below(8192), Bounce::Always] {
         for (is_trusted, skip) in [(false, 0), (false, 3), (true, 0), (true, 3)] {
             let builder = Domain::builder(Outside(Soft::new().unwrap())).bounce(bounce);
-            // SAFETY: no device reaches anything.
+            // SAFETY: there is no device.
             #[allow(unsafe_code, reason = "a policy of several")]
             let builder = if is_trusted { unsafe { builder.trusted() } } else { builder };
             let domain = builder.free_after(None).build();
@@ -85,7 +85,7 @@ fn zero_bytes_are_refused_alike_by_every_policy() {
 }
 
 #[test]
-fn a_cursor_that_is_at_its_end_is_refused_and_stays() {
+fn a_cursor_that_is_at_its_end_is_refused_and_does_not_move() {
     for bounce in [Bounce::Never, Bounce::Always] {
         let domain = Domain::builder(Soft::new().unwrap()).bounce(bounce).build();
         let bytes = [1; 100];

@@ -1,5 +1,4 @@
-//! Large pages are mapped as such: they lie at IOVAs that are multiples of their size, where there is
-//! room.
+//! Large pages are mapped as such: if there is room, their IOVAs are multiples of their size.
 
 use longshore_domain::backend::Soft;
 use longshore_domain::{Bounce, Direction, Domain, Mapping};
@@ -36,7 +35,7 @@ fn large_buffers_and_chunks_begin_where_a_large_page_does() {
 }
 
 #[test]
-fn elsewhere_is_better_than_nowhere() {
+fn without_room_a_large_page_gets_an_unaligned_iova() {
     let domain = Domain::builder(Soft::new().unwrap()).address_bits(23).build();
     let taken = [3 << 20, 5 << 20, 7 << 20].map(|iova| at(&domain, iova));
     let mapping = domain.map(buffer(LARGE), Direction::ToDevice).unwrap();

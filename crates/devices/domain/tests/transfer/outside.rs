@@ -7,7 +7,7 @@ use longshore_pagetable::Prot;
 #[derive(Debug)]
 pub(crate) struct Outside(pub(crate) Soft);
 
-// SAFETY: as the space it is. The sessions of a test reach no byte that is not the test's.
+// SAFETY: the calls are passed on to a space. The sessions of a test access only memory of the test.
 #[allow(unsafe_code, reason = "passes on what a domain maps")]
 unsafe impl Backend for Outside {
     fn name(&self) -> &'static str {

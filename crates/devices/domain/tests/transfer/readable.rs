@@ -1,4 +1,4 @@
-//! Bounce buffers where a device can read what is mapped for writing only, as VT-d has it with Linux.
+//! Bounce buffers if devices can read memory that is mapped for writing only, as with VT-d under Linux.
 
 use longshore_access::Session;
 use longshore_domain::backend::{Backend, BackendError, Limits, Piece, Soft};
@@ -9,11 +9,11 @@ use longshore_pagetable::Prot;
 
 const SECRET: u8 = 0x5e;
 
-/// A space that maps all for reading.
+/// A space whose mappings can all be read.
 #[derive(Debug)]
 struct Readable(Soft);
 
-// SAFETY: as the space it is; that it denies no reads it says.
+// SAFETY: the calls are passed on to a space. `limits` says that it does not deny reads.
 #[allow(unsafe_code, reason = "passes on what a domain maps")]
 unsafe impl Backend for Readable {
     fn name(&self) -> &'static str {
@@ -49,15 +49,15 @@ fn slot(device: &Session, iova: Iova) -> [u8; 4096] {
     bytes
 }
 
-/// What was copied into a slot for one transfer is not there for the device in the next, whether that
-/// one is filled or not.
+/// A device cannot read bytes of an earlier transfer from a slot, whether the new transfer fills the
+/// slot or not.
 #[test]
 fn a_device_that_reads_what_it_writes_sees_no_other_transfer() {
     let soft = Soft::new().unwrap();
     let device = soft.space().session();
     let domain = Domain::builder(Readable(soft)).bounce(Bounce::Always).build();
     for _ in 0..3 {
-        // Many, so that any slot that is used again was one of these.
+        // So many that each slot that is used again was one of these.
         let before: Vec<_> =
             (0..600).map(|_| domain.map(buffer(4096), Direction::FromDevice).unwrap()).collect();
         assert_eq!(slot(&device, before[0].iova()), [SECRET; 4096]);

@@ -22,7 +22,7 @@ use crate::outside::Outside;
 
 const PAGE: u64 = 4096;
 
-/// Part of a buffer, which others have parts of, too.
+/// A part of a shared buffer.
 #[derive(Debug)]
 struct Part {
     buffer: Arc<Buffer>,
@@ -30,7 +30,7 @@ struct Part {
     len_bytes: u64,
 }
 
-// SAFETY: the buffer stays where it is while a part lives, and tests look at it when none is mapped.
+// SAFETY: the buffer stays at its address while a part lives. Tests read it only while none is mapped.
 #[allow(unsafe_code, reason = "memory of a test")]
 unsafe impl DmaMemory for Part {
     fn host(&self) -> NonNull<[u8]> {
@@ -56,7 +56,7 @@ fn domain(set_up: impl FnOnce(Builder) -> Builder) -> (Domain, Session) {
     (set_up(builder).build(), session)
 }
 
-/// `len` bytes, each of which tells where it is.
+/// Returns `len` bytes, whose values follow from their offsets.
 fn buffer(len: u64) -> Buffer {
     let mut buffer = Heap::Memfd.allocate(len).unwrap();
     let mut bytes = buffer.write().unwrap();
@@ -101,7 +101,7 @@ fn is_at_rest(domain: &Domain) {
     assert_eq!((counters.maps, counters.pool_bytes, counters.leaked), (counters.unmaps, 0, 0));
 }
 
-/// Bytes that the device can read in the granules of these segments, besides those of the transfer.
+/// Returns the bytes that the device can read in the granules of these segments, outside the segments.
 fn seen_beside(device: &Session, segments: &[SgSegment]) -> Vec<u8> {
     let mut beside = Vec::new();
     let is_inside = |at: u64| {
@@ -151,7 +151,7 @@ fn directions() -> impl Strategy<Value = Direction> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 100 }))]
 
-    /// In whatever places, by whatever way: the device finds these bytes, and no others.
+    /// Wherever the bytes lie and however they are mapped, the device can read only these bytes.
     #[test]
     fn the_device_finds_the_bytes(
         places in places(),
@@ -164,14 +164,14 @@ proptest! {
         let soft = Soft::new().unwrap();
         let device = soft.space().session();
         let builder = Domain::builder(Outside(soft)).free_after(None).bounce(bounce);
-        // SAFETY: the sessions access bytes of the transfers alone.
+        // SAFETY: the sessions access only bytes of the transfers.
         #[allow(unsafe_code, reason = "shows the effect")]
         let builder = if is_trusted { unsafe { builder.trusted() } } else { builder };
         let domain = builder.build();
         let local = domain.local();
         let len: u64 = places.iter().map(|(_, len)| len).sum();
         prop_assume!(len != 0);
-        // Bounce buffers of the sizes it takes have something in them.
+        // Leaves bytes in bounce buffers of the sizes that the transfer takes.
         domain.set_bounce(Bounce::Always);
         for len in [PAGE, len.next_multiple_of(PAGE)] {
             drop(local.map(buffer(len), direction).unwrap());
@@ -207,7 +207,7 @@ proptest! {
             write(&device, &segments, &answer);
         }
         drop(mapping.complete(written_bytes).unwrap());
-        // What was bounced as a whole stays mapped for the next transfer.
+        // A bounce buffer stays mapped for the next transfer.
         if !is_bounced {
             prop_assert!(device.read(first.iova, &mut [0]).is_err());
         }
@@ -226,7 +226,7 @@ proptest! {
             match holds[at] {
                 Some(_) if direction == Direction::ToDevice => prop_assert_eq!(*byte, before),
                 Some(nth) if nth < written_bytes => prop_assert_eq!(*byte, !before),
-                // What lies behind is as it was where it was copied, and the device's elsewhere.
+                // Later bytes are unchanged if they are copied. Otherwise the device wrote them.
                 Some(_) => prop_assert!([before, !before].contains(byte)),
                 None => prop_assert_eq!(*byte, before),
             }
@@ -237,7 +237,7 @@ proptest! {
 }
 
 #[test]
-fn what_lies_side_by_side_is_one_segment() {
+fn adjacent_places_are_one_segment() {
     let (domain, device) = domain(|builder| builder);
     let shared = Arc::new(buffer(100 * PAGE));
     let count = |places: &[(u64, u64)]| {
@@ -247,9 +247,9 @@ fn what_lies_side_by_side_is_one_segment() {
         assert_eq!(read(&device, mapping.segments()), bytes);
         (mapping.segments().len(), mapping.is_bounced())
     };
-    // In memory, be it in granules or not.
+    // Adjacent in memory, in whole granules or not.
     assert_eq!(count(&[(PAGE, 100), (PAGE + 100, PAGE - 100), (2 * PAGE, PAGE)]), (1, false));
-    // At IOVAs.
+    // Adjacent at IOVAs.
     assert_eq!(count(&[(9 * PAGE, PAGE), (3 * PAGE, 2 * PAGE), (30 * PAGE, 50)]), (1, true));
     assert_eq!(count(&[(9 * PAGE, PAGE), (3 * PAGE, 50), (30 * PAGE, PAGE)]), (2, true));
     // The same bytes twice are sent twice.
@@ -258,7 +258,7 @@ fn what_lies_side_by_side_is_one_segment() {
 }
 
 #[test]
-fn what_the_device_cannot_take_is_gathered_or_refused() {
+fn too_many_segments_are_gathered_or_refused() {
     let (domain, device) = domain(|builder| builder);
     let shared = Arc::new(buffer(200 * PAGE));
     let places: Vec<_> = (0..20).map(|nth| (nth * 3 * PAGE + 7, 100)).collect();
@@ -283,7 +283,7 @@ fn what_the_device_cannot_take_is_gathered_or_refused() {
         "{refused}"
     );
     assert_eq!(refused.value.len(), 20);
-    // And one that does not fit as it is copied, either.
+    // A transfer that has too many segments even in a bounce buffer.
     let small = limits.segments(2).segment_bytes(NonZero::new(512).unwrap());
     let refused = domain
         .map_sg(parts(&shared, &[(0, 1025), (PAGE, 1)]), Direction::ToDevice, small)
@@ -295,7 +295,7 @@ fn what_the_device_cannot_take_is_gathered_or_refused() {
 }
 
 #[test]
-fn only_what_is_synchronised_is_copied() {
+fn only_synchronised_bytes_are_copied() {
     for bounce in [Bounce::Always, Bounce::Never] {
         let (domain, device) = domain(|builder| builder.bounce(bounce));
         let shared = Arc::new(buffer(10 * PAGE));
@@ -324,7 +324,7 @@ fn only_what_is_synchronised_is_copied() {
         refused.value.unmap().unwrap();
         assert_eq!(byte(PAGE + 4199), 0);
 
-        // Of both places, what the device says it has written.
+        // The bytes of both places that the device reports as written.
         let places = [(5000, 20), (2 * PAGE + 100, 200)];
         let mapping =
             domain.map_sg(parts(&shared, &places), Direction::FromDevice, SgLimits::new());
@@ -338,7 +338,7 @@ fn only_what_is_synchronised_is_copied() {
 }
 
 #[test]
-fn what_a_cursor_walks_is_lent() {
+fn the_bytes_of_a_cursor_are_lent() {
     for bounce in [Bounce::Never, Bounce::Always] {
         let (domain, device) = domain(|builder| builder.bounce(bounce));
         let local = domain.local();
@@ -350,22 +350,22 @@ fn what_a_cursor_walks_is_lent() {
             .lend_sg(&mut source, 15, SgLimits::new(), |segments| read(&device, segments))
             .unwrap();
         assert_eq!(seen, [[1; 10].as_slice(), &[2; 5]].concat());
-        assert_eq!(source.remaining(), 295, "it stands behind them");
+        assert_eq!(source.remaining(), 295, "the cursor has moved");
 
         let (mut low, mut high) = (vec![0; 3000], vec![0; 6000]);
         let mut slices = [IoSliceMut::new(&mut low), IoSliceMut::new(&mut high)];
         let mut dest = Cursor::<Dest>::own_vec(&mut slices);
         let pattern: Vec<u8> = (0..9000u64).map(tag).collect();
-        // More than there is.
+        // More bytes than the cursor has left.
         let written = local.lend_sg(&mut dest, 99_999, SgLimits::new(), |segments| {
-            assert!(device.read(segments[0].iova, &mut [0]).is_err(), "it may only write");
+            assert!(device.read(segments[0].iova, &mut [0]).is_err(), "the device may only write");
             write(&device, segments, &pattern);
         });
         written.unwrap();
         assert_eq!(dest.remaining(), 0);
         assert_eq!([low, high].concat(), pattern);
 
-        // Nothing is left to walk; and a scope that panics ends the mapping.
+        // Zero bytes are an error, and a scope that panics ends the mapping.
         let empty = local.lend_sg(&mut source.clone(), 0, SgLimits::new(), |_| ());
         assert!(matches!(empty, Err(Error::Empty { .. })));
         let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -378,7 +378,7 @@ fn what_a_cursor_walks_is_lent() {
     }
 }
 
-/// Refuses the call with this number, of those that map.
+/// A backend that refuses the `nth` mapping.
 #[derive(Debug)]
 struct Refuses {
     soft: Soft,
@@ -386,7 +386,7 @@ struct Refuses {
     nth: Arc<AtomicU64>,
 }
 
-// SAFETY: the calls are passed on, or refused.
+// SAFETY: the calls are passed on to a space, or return an error.
 #[allow(unsafe_code, reason = "a backend of a test")]
 unsafe impl Backend for Refuses {
     fn name(&self) -> &'static str {
@@ -412,11 +412,11 @@ unsafe impl Backend for Refuses {
     }
 }
 
-/// Wherever it is refused, nothing stays mapped or taken.
+/// After a refusal at any step, nothing stays mapped or taken.
 #[test]
-fn a_mapping_that_is_refused_halfway_is_undone() {
+fn a_mapping_that_is_refused_partway_is_undone() {
     let shared = Arc::new(buffer(20 * PAGE));
-    // Chunks for the ends, two ends, and three pieces of memory.
+    // A chunk for the ends, two ends, and three pieces of memory.
     let places = [(100, 2 * PAGE), (9 * PAGE, PAGE), (5 * PAGE, PAGE)];
     let mut refusals = 0;
     for nth in 0.. {
@@ -444,7 +444,7 @@ fn a_mapping_that_is_refused_halfway_is_undone() {
 }
 
 #[test]
-fn what_is_leaked_and_what_is_impossible_is_reported() {
+fn leaks_and_impossible_lengths_are_reported() {
     let (seen, reports) = std::sync::mpsc::channel();
     let (domain, _) =
         domain(|builder| builder.on_misuse(move |misuse| seen.send(misuse.to_string()).unwrap()));
@@ -462,7 +462,7 @@ fn what_is_leaked_and_what_is_impossible_is_reported() {
 
 #[test]
 fn places_with_more_bytes_than_there_are_iovas_are_refused() {
-    // Sparse: nothing of it is used.
+    // The memory is sparse, and none of it is used.
     let memory = Heap::MemfdBasePages.reserve(1 << 45).unwrap().finish().unwrap();
     let memory = Arc::new(memory.share(Sealing::Size).unwrap());
     let (domain, _device) = domain(|builder| builder);

@@ -1,4 +1,4 @@
-//! Sums of what a device reads, and of what it has written.
+//! Checksums of the bytes that a device reads, and of those that it has written.
 
 use longshore_access::Session;
 use longshore_domain::backend::Soft;
@@ -24,9 +24,9 @@ fn buffer(content: &[u8]) -> Buffer {
     buffer
 }
 
-/// Whether they go through a slot, have their end in one, or are mapped.
+/// Transfers that go through a slot, whose ends are in slots, and that are mapped directly.
 #[test]
-fn what_the_device_reads_is_summed() {
+fn the_checksum_covers_the_bytes_for_the_device() {
     for bounce in [Bounce::Never, Bounce::Always] {
         let (domain, device) = domain(bounce);
         for len in [1, 9, 4096, 5000, 65_536, 262_144, 300_001] {
@@ -52,7 +52,7 @@ fn what_the_device_reads_is_summed() {
 }
 
 #[test]
-fn what_the_device_has_written_is_summed() {
+fn the_checksum_covers_the_bytes_of_the_device() {
     for bounce in [Bounce::Never, Bounce::Always] {
         let (domain, device) = domain(bounce);
         for len in [1, 9, 4096, 5000, 65_536, 262_144, 300_001, 303_104] {
@@ -69,7 +69,7 @@ fn what_the_device_has_written_is_summed() {
                 assert!(done == &content[..written] && rest.iter().all(|byte| *byte == 7));
             }
         }
-        // Of what the device may only read, what it was given.
+        // If the device may only read, the sum is that of the bytes that it was given.
         let content = bytes(5000);
         let mapping = domain.map(buffer(&content), Direction::ToDevice).unwrap();
         let mut sum = Checksum::new();
@@ -78,9 +78,9 @@ fn what_the_device_has_written_is_summed() {
     }
 }
 
-/// The sum is of the bytes that the memory has, also where the device goes on writing to a slot.
+/// The sum is that of the bytes in the memory, even if the device goes on writing to a slot.
 #[test]
-fn a_device_that_goes_on_does_not_spoil_the_sum() {
+fn a_device_that_goes_on_writing_does_not_change_the_sum() {
     let (domain, device) = domain(Bounce::Always);
     let mapping = domain.map_reported(buffer(&[0; 65_536])).unwrap();
     let iova = mapping.iova();
@@ -94,7 +94,7 @@ fn a_device_that_goes_on_does_not_spoil_the_sum() {
         while !ends.is_finished() {
             turn = turn.wrapping_add(1);
             for at in (0..65_536).step_by(512) {
-                // The pool's memory stays mapped, so this is no fault after the end either.
+                // The memory of the pool stays mapped, so that this cannot fail after the end.
                 device.write(Iova::new(iova.raw() + at), &[turn; 16]).unwrap();
             }
         }

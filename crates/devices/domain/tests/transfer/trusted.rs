@@ -1,4 +1,4 @@
-//! A device that is code of this process reaches nothing beside a transfer, even if the domain is
+//! A device that is code of this process cannot access bytes around a transfer, even if the domain is
 //! built for a trusted device.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -25,15 +25,15 @@ fn trusted() -> (Domain, Session) {
     (builder.free_after(None).build(), device)
 }
 
-/// `len` bytes of ours with 4096 bytes of a neighbor on both sides, all in one allocation.
+/// Returns `len` bytes of ours with 4096 bytes of a neighbor on both sides, in one allocation.
 fn surrounded(len: usize) -> Vec<u8> {
     let mut bytes = vec![NEIGHBOR; 4096 + len + 4096];
-    // Not aligned to a granule, and neither is the end.
+    // Neither the start nor the end is aligned to a granule.
     bytes[4096..4096 + len].fill(OURS);
     bytes
 }
 
-/// Reads and writes each byte that the device may reach around the transfer.
+/// Reads and writes each byte around the transfer that the device can access.
 fn roam(device: &Session, iova: Iova, len: usize) {
     let around = (iova.raw() - 4096..iova.raw()).chain(iova.raw() + len as u64..);
     for at in around.take(2 * 4096) {
@@ -47,7 +47,7 @@ fn roam(device: &Session, iova: Iova, len: usize) {
 
 fn assert_neighbors(bytes: &[u8], len: usize) {
     assert!(bytes[..4096].iter().all(|byte| *byte == NEIGHBOR), "{len} bytes: before");
-    assert!(bytes[4096 + len..].iter().all(|byte| *byte == NEIGHBOR), "{len} bytes: behind");
+    assert!(bytes[4096 + len..].iter().all(|byte| *byte == NEIGHBOR), "{len} bytes: after");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_session_stays_within_the_segments_of_a_cursor() {
     }
 }
 
-/// A device outside this process is trusted as the builder says: nothing is bounced.
+/// A device outside this process is trusted if the builder says so. Then nothing is bounced.
 #[test]
 fn a_trusted_device_outside_the_process_gets_whole_granules() {
     let domain = |is_trusted: bool| {

@@ -1,4 +1,4 @@
-//! The reports of a checked domain, and the use that it does not report.
+//! The reports of a checked domain, and correct use, which it does not report.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ impl Reports {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 
-    /// The one that there is.
+    /// Returns the only report.
     fn one(&self) -> Misuse {
         let all = self.take();
         let [misuse] = &all[..] else { panic!("{all:?}") };
@@ -38,7 +38,7 @@ fn buffer(len_bytes: u64) -> Buffer {
     Heap::Memfd.allocate(len_bytes).unwrap()
 }
 
-/// Made in this file, at that line.
+/// Returns true if the mapping was made in this file, at that line.
 fn is_here(made: &MappingInfo, line: u32) -> bool {
     made.by.file().ends_with("transfer/watch.rs") && made.by.line() == line
 }
@@ -55,7 +55,7 @@ fn a_leaked_mapping_is_named() {
     std::mem::forget(leaked);
     drop(local);
     drop(domain);
-    let Misuse::Leaked { mapping } = reports.one() else { panic!("another one") };
+    let Misuse::Leaked { mapping } = reports.one() else { panic!("another misuse") };
     assert!(is_here(&mapping, line), "{mapping}");
     assert_eq!((mapping.iova, mapping.len_bytes), (iova, 8192));
     let text = Misuse::Leaked { mapping }.to_string();
@@ -63,7 +63,7 @@ fn a_leaked_mapping_is_named() {
 }
 
 #[test]
-fn bytes_that_the_device_has_are_not_touched() {
+fn accesses_to_bytes_that_the_device_owns_are_reported() {
     for bounce in [Bounce::Never, Bounce::Always] {
         let (domain, _, reports) = domain(|builder| builder.bounce(bounce));
         let mut mapping = domain.map(buffer(4096), Direction::Bidirectional).unwrap();
@@ -76,7 +76,7 @@ fn bytes_that_the_device_has_are_not_touched() {
         mapping.read(120, &mut bytes).unwrap();
         let Misuse::DeviceOwns { mapping: made, bytes: owned, operation, at } = reports.one()
         else {
-            panic!("another one")
+            panic!("another misuse")
         };
         assert_eq!((owned, operation, at.line()), (128..136, "read", line!() - 5));
         assert_eq!((made.iova, made.is_bounced), (mapping.iova(), bounce == Bounce::Always));
@@ -84,7 +84,7 @@ fn bytes_that_the_device_has_are_not_touched() {
         mapping.sync_for_device(80..96).unwrap();
         mapping.write(72, &bytes).unwrap();
         let Misuse::DeviceOwns { bytes: owned, operation, .. } = reports.one() else {
-            panic!("another one")
+            panic!("another misuse")
         };
         assert_eq!((owned, operation), (80..88, "written"));
         mapping.sync_for_cpu(0..4096).unwrap();
@@ -95,7 +95,7 @@ fn bytes_that_the_device_has_are_not_touched() {
 }
 
 #[test]
-fn what_the_device_says_must_be_possible_and_must_be_asked() {
+fn wrong_and_missing_lengths_are_reported() {
     let (domain, _, reports) = domain(|builder| builder);
     domain.map(buffer(4096), Direction::ToDevice).unwrap().complete(0).unwrap();
     domain.map_reported(buffer(4096)).unwrap().complete(4096).unwrap();
@@ -112,7 +112,7 @@ fn what_the_device_says_must_be_possible_and_must_be_asked() {
 }
 
 #[test]
-fn one_memory_is_not_written_to_by_two() {
+fn a_mapping_that_writes_to_mapped_memory_is_reported() {
     let (domain, _, reports) = domain(|builder| builder);
     let shared: Arc<SharedBuffer> = Arc::new(buffer(4096).share(Sealing::Size).unwrap());
     let one = domain.map(Arc::clone(&shared), Direction::ToDevice).unwrap();
@@ -120,15 +120,15 @@ fn one_memory_is_not_written_to_by_two() {
     assert_eq!(reports.take(), []);
     let three = domain.map(shared, Direction::FromDevice).unwrap();
     let line = line!() - 1;
-    let Misuse::Overlap { mapping, with } = reports.one() else { panic!("another one") };
+    let Misuse::Overlap { mapping, with } = reports.one() else { panic!("another misuse") };
     assert!(is_here(&mapping, line), "{mapping}");
     assert!([one.iova(), two.iova()].contains(&with.iova));
     drop(three);
 }
 
-/// Behind a transfer in a bounce buffer a device can write without a fault.
+/// A device can write beyond a transfer in a bounce buffer without a fault.
 #[test]
-fn a_device_that_writes_too_much_is_found() {
+fn a_device_that_writes_too_much_is_reported() {
     let (domain, device, reports) = domain(|builder| builder.bounce(Bounce::Always));
     let local = domain.local();
     let write = |iova: Iova, at: u64, len: usize| {
@@ -140,7 +140,7 @@ fn a_device_that_writes_too_much_is_found() {
         ref other => panic!("{other:?}"),
     };
     for _ in 0..3 {
-        // A slot, all of which is written.
+        // A transfer that fills its slot.
         let mapping = local.map(buffer(4096), Direction::FromDevice).unwrap();
         write(mapping.iova(), 0, 4096);
         mapping.unmap().unwrap();
@@ -161,7 +161,7 @@ fn a_device_that_writes_too_much_is_found() {
         mapping.unmap().unwrap();
         assert_eq!(beyond(), Some(3500));
 
-        // The end of a long one.
+        // The end of a long transfer.
         let mapping = local.map(buffer((1 << 20) + 5), Direction::FromDevice).unwrap();
         write(mapping.iova(), 0, (1 << 20) + 5);
         mapping.unmap().unwrap();
@@ -174,7 +174,7 @@ fn a_device_that_writes_too_much_is_found() {
 }
 
 #[test]
-fn a_dump_tells_what_there_is() {
+fn a_dump_lists_pools_and_mappings() {
     let (domain, _, _) = domain(|builder| builder.bounce(Bounce::Below(8192)));
     let bounced = domain.map(buffer(4096), Direction::FromDevice).unwrap();
     let direct = domain.map(buffer(65_536), Direction::ToDevice).unwrap();
