@@ -2,9 +2,9 @@
 # Installs what is missing, builds Longshore and loads a model file into device-shareable memory.
 #
 #   scripts/load-a-model.sh FILE    loads this file
-#   scripts/load-a-model.sh         makes a safetensors file of 1 GiB, keeps it, and loads it
+#   scripts/load-a-model.sh         creates a safetensors file of 1 GiB, keeps it, and loads it
 #
-# LONGSHORE_MODEL_SIZE sets the size of the file that is made: 4GiB, 64MiB.
+# LONGSHORE_MODEL_SIZE sets the size of the created file: 4GiB, 64MiB.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -27,15 +27,15 @@ if [[ -z $model ]]; then
     if [[ ! -e $model ]]; then
         mkdir -p "$cache"
         "$longshore" make-model --size "$size" "$model"
-        echo "it is kept for the next time"
+        echo "the file is kept for the next run"
     fi
-    # What was just written lies in memory: drop it from there, so that the disk is read.
+    # Evict the new file from the page cache, so that it is read from the disk.
     sync "$model"
     dd if="$model" iflag=nocache count=0 status=none
 fi
 
 printf '\n$ longshore inspect %s\n' "$model"
-# Reads to the end, where head would leave a broken pipe.
+# sed reads to the end; head would break the pipe.
 "$longshore" inspect "$model" | sed -n '1,12p;13s/.*/…/p'
 
 printf '\n$ longshore load --verify crc32c %s\n' "$model"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Runs the manual's blocks that `cargo test` does not run: those of each page in one language are one
-# program, run in a folder of its own, where model.safetensors is, with `longshore` in PATH.
+# Runs those code blocks of the manual that `cargo test` does not run. All blocks of a page in one
+# language are one program. It runs in its own folder, with model.safetensors there and `longshore` in
+# PATH.
 #
 #   scripts/manual.sh [--debug] python PYTHON    with a Python that has longshore and numpy
-#   scripts/manual.sh [--debug] c [CC]           with the C library where pkg-config finds it
+#   scripts/manual.sh [--debug] c [CC]           with the C library that pkg-config finds
 #
-# The command is built with optimisation, as scripts/load-a-model.sh builds it, unless --debug.
+# Without --debug, the command is built with optimisation, as in scripts/load-a-model.sh.
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
@@ -29,7 +30,7 @@ trap 'rm -rf "$work"' EXIT
 cargo build --quiet --profile "${profile/debug/dev}" --package longshore-cli || exit
 PATH=$(realpath "${CARGO_TARGET_DIR:-target}")/$profile:$PATH
 
-# One that waits for something in vain must not hang the tests.
+# A program that never ends must not block the tests.
 bounded=(timeout --kill-after=10 300)
 
 run_python() { (cd "$2" && "${bounded[@]}" "$python" -W error "$1.py"); }

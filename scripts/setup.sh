@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# Installs what Longshore needs and this machine lacks; says nothing where all is there.
+# Installs what Longshore needs and this machine lacks. Prints nothing if nothing is missing.
 #
-#   scripts/setup.sh build    what building and loading need: a C linker and Rust
-#   scripts/setup.sh test     that, and QEMU, file system tools, Go, Python, C and C++ compilers,
-#                             valgrind, Chromium, Miri, the oldest Rust and AArch64; with
-#                             LONGSHORE_VM_IOMMUFD=1 what building a kernel needs
+#   scripts/setup.sh build    the tools that build and load: a C linker and Rust
+#   scripts/setup.sh test     also QEMU, file system tools, Go, Python, C and C++ compilers, valgrind,
+#                             Chromium, Miri, the oldest supported Rust and an AArch64 toolchain; with
+#                             LONGSHORE_VM_IOMMUFD=1 also the tools that build a kernel
 #
 # The other scripts source it and call its functions.
 
-# The Rust that is installed where none is recent enough. A newer one builds Longshore too, but may
-# bring lints that were never seen to pass.
+# The Rust version to install if there is none, or only an old one. A newer one builds Longshore too, but
+# its new lints were not tried.
 RUST_TO_INSTALL=1.95.0
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 rust_oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$repository/Cargo.toml")
-# Miri and the texts of the public API come from this compiler.
+# The compiler for Miri and for the texts of the public API.
 rust_nightly=nightly-2026-05-20
 
 : "${HOME:=$(getent passwd "$(id -u)" | cut -d: -f6)}"
 export HOME
-# Asking whether a toolchain is there must not install it.
+# Checking for a toolchain must not install it.
 export RUSTUP_AUTO_INSTALL=0
 
-# Debian's packages, each with a program or file that shows that it is there.
+# Debian packages, each with a program or file that exists if the package is installed.
 build_packages=(
     gcc:gcc
     libc6-dev:/usr/include/stdio.h
@@ -65,10 +65,10 @@ aarch64_packages=(
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
-# Whether Python is there, recent enough for the package and able to make virtual environments.
+# Returns success if Python is recent enough for the package and can create virtual environments.
 has_python() { python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'; }
 
-# Where Python's own modules are.
+# Prints the folder of Python's standard library.
 python_library() {
     python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))' 2>/dev/null ||
         echo /usr/lib/python3
@@ -76,7 +76,7 @@ python_library() {
 
 has_program() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
 
-# Prints those of the packages named as PACKAGE:SIGN that are not there.
+# Prints the missing packages among the arguments, which have the form PACKAGE:SIGN.
 missing_packages() {
     local entry sign
     for entry in "$@"; do
@@ -88,19 +88,19 @@ missing_packages() {
     done
 }
 
-# Installs those of the packages named as PACKAGE:SIGN that are not there.
+# Installs the missing packages among the arguments, which have the form PACKAGE:SIGN.
 ensure_packages() {
     local missing as_root=()
     mapfile -t missing < <(missing_packages "$@")
     [[ ${#missing[@]} -gt 0 ]] || return 0
     if ! has_program apt-get; then
-        say "this system has no apt: install what Debian calls ${missing[*]} by its own means"
+        say "apt-get was not found: install the equivalents of these Debian packages: ${missing[*]}"
         return 1
     fi
     if [[ $(id -u) -ne 0 ]]; then
         if ! has_program sudo; then
             say "these packages are missing: ${missing[*]}"
-            say "neither root nor sudo is here; as root run: apt-get install ${missing[*]}"
+            say "sudo was not found; run as root: apt-get install ${missing[*]}"
             return 1
         fi
         as_root=(sudo)
@@ -112,7 +112,7 @@ ensure_packages() {
         "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" >&2
 }
 
-# Whether the version $1 is $2 or newer.
+# Returns success if the version $1 is $2 or newer.
 is_at_least() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort --version-sort | head -n 1) == "$2" ]]; }
 
 cargo_is_recent() {
@@ -121,7 +121,7 @@ cargo_is_recent() {
     [[ -n $version ]] && is_at_least "$version" "$rust_oldest"
 }
 
-# Makes a recent enough cargo the one that is called.
+# Puts a recent enough cargo first in PATH, and installs it if necessary.
 ensure_rust() {
     cargo_is_recent && return
     PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
@@ -135,28 +135,28 @@ ensure_rust() {
     else
         say "installing rustup and Rust $RUST_TO_INSTALL in $HOME"
         ensure_packages curl:curl || return
-        # What https://rustup.rs offers, from the host that Rust itself comes from.
+        # The script that https://rustup.rs offers, from the host that Rust itself comes from.
         curl --proto '=https' --tlsv1.2 --silent --show-error --fail --retry 3 \
             https://static.rust-lang.org/rustup/rustup-init.sh |
             RUSTUP_INIT_SKIP_PATH_CHECK=yes sh -s -- -y --profile minimal \
                 --default-toolchain "$RUST_TO_INSTALL" --component rustfmt --component clippy ||
             return
-        say "new shells find cargo by themselves; this one does after: . $HOME/.cargo/env"
+        say "new shells will find cargo; in this one, run: . $HOME/.cargo/env"
     fi
     cargo_is_recent
 }
 
-# Makes rustfmt and clippy callable.
+# Installs rustfmt and clippy if they are missing.
 ensure_lints() {
     cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 && return
     if ! has_program rustup; then
-        say "cargo fmt or cargo clippy is missing: install them by the means that Rust came by"
+        say "cargo fmt or cargo clippy is missing: install it in the same way as Rust"
         return 1
     fi
     rustup component add rustfmt clippy
 }
 
-# Makes Miri callable as `cargo +$rust_nightly miri`.
+# Installs Miri, as `cargo +$rust_nightly miri`.
 ensure_miri() {
     cargo "+$rust_nightly" miri --version >/dev/null 2>&1 && return
     has_program rustup || return
@@ -165,7 +165,7 @@ ensure_miri() {
         --component miri --component rust-src
 }
 
-# Makes the oldest Rust that Longshore promises to build with callable as `cargo +VERSION`.
+# Installs the oldest supported Rust, as `cargo +VERSION`.
 ensure_oldest_rust() {
     cargo "+$rust_oldest" --version >/dev/null 2>&1 && return
     has_program rustup || return
@@ -173,13 +173,14 @@ ensure_oldest_rust() {
     rustup toolchain install "$rust_oldest" --profile minimal --no-self-update
 }
 
-# Whether programs for AArch64 can be built and run: Rust's library, a linker and an emulator.
+# Returns success if AArch64 programs can be built and run: with Rust's library, a linker and an
+# emulator.
 has_aarch64() {
     [[ -d $(rustc --print target-libdir --target aarch64-unknown-linux-gnu) ]] &&
         [[ -z $(missing_packages "${aarch64_packages[@]}") ]]
 }
 
-# Makes programs for AArch64 buildable and runnable.
+# Installs what AArch64 programs need to be built and run.
 ensure_aarch64() {
     has_aarch64 && return
     ensure_packages "${aarch64_packages[@]}" || return
@@ -191,34 +192,35 @@ ensure_aarch64() {
 
 setup_build() {
     if ! ensure_packages "${build_packages[@]}" && ! has_program cc; then
-        say "without a C compiler nothing can be linked"
+        say "no C compiler was found or installed, so nothing can be linked"
         return 1
     fi
     if ! ensure_rust; then
-        say "no Rust $rust_oldest or newer could be had; see https://rustup.rs"
+        say "Rust $rust_oldest or newer could not be installed; see https://rustup.rs"
         return 1
     fi
 }
 
-# What only some tests need may stay missing: those say so when they are skipped.
+# Some tools are needed by a few tests only. If one is missing, those tests are skipped and print the
+# reason.
 setup_test() {
     setup_build || return
     ensure_lints || return
     ensure_packages "${test_packages[@]}" || say "some tests will be skipped"
-    # The kernel of the tests of iommufd is built from source.
+    # The kernel for the tests of iommufd is built from source.
     if [[ ${LONGSHORE_VM_IOMMUFD:-} == 1 ]]; then
         ensure_packages "${kernel_packages[@]}" || say "the tests of iommufd will fail"
     fi
-    # The wheels that it unpacks come with other packages, too.
+    # Other packages also install the wheels that ensurepip unpacks.
     has_python 2>/dev/null || ensure_packages "python3-venv:$(python_library)/ensurepip" ||
         say "the tests of the Python package will be skipped"
     ensure_miri || say "Miri could not be installed"
     ensure_oldest_rust || say "Rust $rust_oldest could not be installed"
-    ensure_aarch64 || say "what AArch64 needs could not be installed"
+    ensure_aarch64 || say "the AArch64 toolchain or emulator could not be installed"
     return 0
 }
 
-# Called and not sourced.
+# The script is executed, not sourced.
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
     set -uo pipefail
     case "$#:${1:-}" in

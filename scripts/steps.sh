@@ -1,5 +1,5 @@
-# Sourced by the scripts that run tests in steps: runs each step, counts its tests, and prints a table at
-# the end. The caller sets `logs`, the folder that keeps what each step printed.
+# Sourced by scripts that run tests in steps. Runs each step, counts its tests, and prints a table at the
+# end. The caller sets `logs`, the folder for the output of each step.
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # `logs` is the caller's.
 
@@ -8,22 +8,22 @@ skips=()
 failures=()
 passed=0 failed=0 skipped=0 tests=0 cpu_seconds=0
 
-# --- Tests of Rust ------------------------------------------------------------------------------
+# --- Rust tests ---------------------------------------------------------------------------------
 
-# Has Rust's test programs print how long each test took. Only unstable options do, and a test program of
-# a stable compiler takes them if this variable is set. It is set for those programs alone, by Cargo's
-# setting for how a program is run: a compiler would take it as well.
+# Makes Rust's test programs print how long each test took. The option is unstable, and a test program
+# from a stable compiler accepts it only if this variable is set. Cargo's runner setting sets it for
+# those programs alone, because a compiler would obey it too.
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER='env RUSTC_BOOTSTRAP=1'
 
-# Runs `cargo $@`, a `cargo test`. Fails also if no test ran, and if a filter behind `--`, or a `--skip`
-# there, names no test: after a move it would select nothing, and nobody would see it.
+# Runs `cargo $@`, where $1 is `test`. Also fails if no test ran, or if a filter after `--`, or a
+# `--skip` there, matches no test: a renamed test would otherwise drop out unnoticed.
 cargo_tests() {
     local output status=0 argument place=before exact=false
     local ours=() theirs=(-Zunstable-options --report-time) filters=() skipping=()
     for argument; do
         case $place:$argument in
         before:--) place=behind && continue ;;
-        # Those of documentation are run by rustdoc.
+        # rustdoc runs documentation tests and does not take these options.
         before:--doc) theirs=() ;;
         skip:*) skipping+=("$argument") && place=behind ;;
         behind:--skip) place=skip ;;
@@ -61,16 +61,16 @@ cargo_tests() {
 
 # --- Steps --------------------------------------------------------------------------------------
 
-# Prints how many tests the log names as $2: passed, failed or ignored.
+# Prints the number of tests that the log $1 reports as $2: passed, failed or ignored.
 count() {
     awk -v word="$2" '
         /^ *test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word) sum += $(i - 1) }
         END { print sum + 0 }' "$1"
 }
 
-# Prints the parts of the log $1 that say which tests failed and why: the names, and of Rust's test runner
-# its sections of failures, which leave out the panics that tests expect; else lines of errors; else the
-# end.
+# Prints which tests failed and why, from the log $1: the names, and the `failures:` sections of Rust's
+# test runner, which leave out panics that tests expect. Without those it prints lines with errors, and
+# without such lines the end of the log.
 what_failed() {
     awk '/^test / { after = 0 }
         /^test result:/ { on = 0; next }
@@ -81,8 +81,8 @@ what_failed() {
         tail --lines=10 "$1"
 }
 
-# Prints the ten tests that took longest, with their steps, from the lines that name a test and end in
-# seconds in angle brackets.
+# Prints the ten slowest tests, with their steps, from lines that name a test and end in seconds in angle
+# brackets.
 slowest() {
     local log step
     for log in "$logs"/*.log; do
@@ -93,7 +93,7 @@ slowest() {
         awk '{ seconds = $1; sub(/^[^ ]* /, ""); gsub(/_tests:/, ":"); printf "  %7.1f s  %s\n", seconds, $0 }'
 }
 
-# Adds a line to the table: step, verdict, seconds, seconds of the processors, tests.
+# Adds a line to the table: step, verdict, seconds, CPU seconds, tests.
 add_line() {
     local line
     printf -v line '%-16s %-8s %6s %6s %7s' "$@"
@@ -117,14 +117,14 @@ run() {
     for line in "${here_skipped[@]}"; do
         skips+=("${name//_/ }: $line")
     done
-    # A test that skipped itself was counted as passed.
+    # The test runner counted a test that skipped itself as passed.
     local unfounded=$((${#here_skipped[@]} < here_passed ? ${#here_skipped[@]} : here_passed))
     passed=$((passed + here_passed - unfounded))
     skipped=$((skipped + ${#here_skipped[@]} + $(count "$log" ignored)))
     local verdict=ok
     [[ $here_passed -gt 0 || ${#here_skipped[@]} -eq 0 ]] || verdict=skipped
     if [[ $status -eq 0 && $name == *_tests && $here_passed -eq 0 && $verdict == ok ]]; then
-        printf 'error: a step of tests has none\n' | tee --append "$log"
+        printf 'error: the step ran no test\n' | tee --append "$log"
         status=1
     fi
     if [[ $status -ne 0 || $here_failed -gt 0 ]]; then
@@ -139,7 +139,7 @@ run() {
     printf '==> %s: %s after %d s\n' "${name//_/ }" "$verdict" $((SECONDS - began))
 }
 
-# Notes that the step $1 is not run, and why.
+# Records that the step $1 is not run, with the reason $2.
 skip() {
     printf '\n==> %s: SKIPPED: %s\n' "${1//_/ }" "$2"
     add_line "${1//_/ }" skipped '' '' ''
@@ -147,10 +147,10 @@ skip() {
     skipped=$((skipped + 1))
 }
 
-# Prints the table, what was skipped, the slowest tests, what failed, and the sum: the trap of an exit.
+# Prints the table, the skipped and the slowest tests, the failures, and the sum. It is the exit trap.
 finish() {
     local status=$?
-    # Leaving before the end is a failure of its own.
+    # An early exit is a failure too.
     [[ $status -eq 0 ]] || failed=$((failed + 1))
     printf '\n%-16s %-8s %6s %6s %7s\n' step '' s 'cpu s' tests
     if [[ ${#table[@]} -gt 0 ]]; then printf '%s\n' "${table[@]}"; fi
@@ -166,7 +166,7 @@ finish() {
     [[ $failed -eq 0 ]] || exit 1
 }
 
-# Makes an empty folder for the logs and has `finish` print what became of the steps.
+# Creates an empty folder for the logs, and sets `finish` as the exit trap.
 begin_steps() {
     trap finish EXIT
     rm -rf "$logs"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Tests steps.sh: what it counts, and that it notices a filter that names no test. In place of cargo there
-# is a function that prints what a test program would.
+# Tests the counts of steps.sh, and that a filter without a test is an error. A function replaces cargo
+# and prints the output of a test program.
 set -uo pipefail
 work=$(mktemp -d) || exit
 trap 'rm -rf "$work"' EXIT
 checked=0 wrong=0
 
-# Runs the steps that are defined in $1, and keeps what was printed.
+# Runs the steps that are defined in $1, and keeps their output.
 steps() {
-    # shellcheck disable=SC2016 # It is for the shell that is started.
+    # shellcheck disable=SC2016 # The inner shell expands it.
     env -i PATH="$PATH" logs="$work/logs" bash -c '
         set -uo pipefail
         bounded=()
@@ -19,7 +19,8 @@ steps() {
         eval "$1"' steps "$1" >"$work/said" 2>&1
 }
 
-# Whether the steps that are defined in $2 end with the status $1, and print what matches the rest.
+# Checks that the steps defined in $2 end with the status $1, and that the output matches each pattern in
+# the other arguments.
 check() {
     local expected=$1 script=$2 status=0 pattern
     shift 2
@@ -45,7 +46,7 @@ check 1 'a_tests() { cargo_tests test -- --exact a::on; }; run a_tests' 'no test
 check 1 'a_tests() { cargo_tests test -- --skip c; }; run a_tests' 'called c, which is to be skipped'
 check 1 'cargo() { echo "test result: ok. 0 passed; 0 failed"; }
     a_tests() { cargo_tests test -- --ignored; }; run a_tests' 'error: no test ran: cargo test'
-check 1 'a_tests() { true; }; run a_tests' 'a step of tests has none'
+check 1 'a_tests() { true; }; run a_tests' 'the step ran no test'
 check 0 'a_step() { true; }; run a_step' '^a step +ok +[0-9]+ +[0-9]+ +$'
 check 1 'a_step() { false; }; run a_step' '^a step +FAILED' '^0 passed, 1 failed, 0 skipped$'
 check 0 'a_tests() { echo "SKIPPED: no disk"; cargo_tests test; }; run a_tests' \

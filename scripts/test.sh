@@ -3,13 +3,12 @@
 #
 #   scripts/test.sh             everything
 #   scripts/test.sh --quick     without the steps that take minutes
-#   scripts/test.sh STEP...     these steps, such as miri_tests; what they are is in CONTRIBUTING.md
+#   scripts/test.sh STEP...     these steps, such as miri_tests; CONTRIBUTING.md lists them
 #
-# With CI=true neither the tests in a real kernel may be skipped nor those in Go and Python programs
-# and in a browser.
-# What each step printed is kept in target/test-logs. At the end is a table of the steps with their
-# seconds, those of the processors and their tests, then the ten slowest tests. The last line counts
-# tests; a step that failed without a test counts as one.
+# With CI=true, the tests in a real kernel, in Go and Python programs and in a browser fail if they
+# cannot run. Without it they are skipped. The output of each step is kept in target/test-logs. At the
+# end a table lists the steps with seconds, CPU seconds and tests, followed by the ten slowest tests. The
+# last line counts tests; a step that failed without a failed test counts as one failed test.
 set -uo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -19,7 +18,7 @@ set -uo pipefail
 quick_steps=(format shell_scripts lints rules unit_tests)
 long_steps=(stress_tests loom_tests isa_tests miri_tests aarch64_tests documentation public_api packages
     oldest_rust fuzz_targets load_a_model c_tests python_tests guest_tests bench)
-# Too long for every run: .ci/run-more has them run.
+# Too long for every run; .ci/run-more runs them.
 longer_steps=(fuzzing whole_programs)
 
 steps=()
@@ -39,13 +38,13 @@ done
 
 cd "$repository" || exit
 logs=${CARGO_TARGET_DIR:-target}/test-logs
-# What is off unless asked for. The step with the oldest Rust builds without.
+# The optional features. The step with the oldest Rust builds without them.
 features=(--features "longshore/vfio-user longshore/vhost-user longshore/vm-memory longshore/tracing")
 locked=()
 bounded=()
 if [[ ${CI:-} == true ]]; then
     export LONGSHORE_REQUIRE_GUEST=1 CARGO_INCREMENTAL=0 CARGO_TERM_PROGRESS_WHEN=never
-    # What is committed is what is tested, and nobody is there to stop what hangs.
+    # CI tests the committed lock file, and a step that hangs must end by itself.
     locked=(--locked)
     bounded=(timeout --kill-after=10 "${LONGSHORE_STEP_LIMIT:-30m}")
 fi
@@ -63,7 +62,7 @@ lints() {
     local status=0 wing
     local -r deny=(-- --deny warnings)
     cargo clippy --workspace --all-targets "${features[@]}" "${locked[@]}" "${deny[@]}" || status=1
-    # Each wing also without the other.
+    # Each wing also builds without the other.
     for wing in models devices; do
         cargo clippy --package longshore --no-default-features --features "$wing" \
             "${locked[@]}" "${deny[@]}" || status=1
@@ -73,8 +72,8 @@ lints() {
 
 rules() { cargo xtask check; }
 
-# All but the guest tests, also of the package that has them. A test that finds no ground to run on
-# says SKIPPED, which is seen only with --show-output.
+# All tests except the guest tests; the library tests of their package are included. A test that lacks
+# what it needs prints SKIPPED, which cargo shows only with --show-output.
 unit_tests() {
     local status=0
     cargo_tests test --workspace --exclude longshore-vm-tests --lib --bins --tests --examples \
@@ -85,18 +84,19 @@ unit_tests() {
     return "$status"
 }
 
-# Processes and threads that do as they please, for 20 seconds or LONGSHORE_STRESS_SECONDS.
+# Stress tests with many processes and threads, for 20 seconds or LONGSHORE_STRESS_SECONDS.
 stress_tests() {
     local -x LONGSHORE_STRESS_SECONDS=${LONGSHORE_STRESS_SECONDS:-20}
     cargo_tests test --workspace --exclude longshore-vm-tests --test stress --no-fail-fast \
         "${features[@]}" "${locked[@]}" -- --ignored --show-output
 }
 
-# Every interleaving of threads that change one page table, access what is unmapped, write beside a
-# harvest of a dirty log, wait for what comes over a connection, or want what another one keeps.
+# Model checks of all interleavings of threads that change one page table, access memory while it is
+# unmapped, write while a dirty log is collected, wait for replies over one connection, or want a
+# resource that another thread keeps.
 loom_tests() {
     local -x RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom
-    # Linking several small programs with optimisation across crates takes longer than they run.
+    # Link-time optimisation of several small programs takes longer than they run.
     local -x CARGO_PROFILE_RELEASE_LTO=off
     cargo_tests test --release --package longshore-pagetable --package longshore-sync \
         --package longshore-access --package longshore-vfio-user --package longshore-domain \
@@ -104,16 +104,16 @@ loom_tests() {
         --no-fail-fast "${locked[@]}" --
 }
 
-# Copies, checksums, digests and page tables with each instruction set of the machine but the last: that
-# one the unit tests have, because it is what is chosen where nothing else is said. Of the page tables
-# three formats are enough, of three widths of entry and block: the rest is the same code.
+# Copies, checksums, digests and page tables with each instruction set of the machine except the last
+# one, which is the default and is covered by the unit tests. Three page-table formats are enough: they
+# have the three widths of entry and block, and the rest is the same code.
 isa_tests() {
     local status=0 here
     local tests=(cargo_tests test "${locked[@]}" --no-fail-fast)
     here=$(cargo test --package longshore-mem --lib "${locked[@]}" -- isa:: --show-output |
         sed -n 's/^instruction sets of this machine: \[\(.*\)\]$/\L\1/p')
     if [[ $here != scalar* ]]; then
-        printf 'error: the tests do not say which instruction sets this machine has\n'
+        printf 'error: the tests did not print the instruction sets of this machine\n'
         return 1
     fi
     read -ra here <<<"${here//,/}"
@@ -130,15 +130,15 @@ isa_tests() {
     return "$status"
 }
 
-# Miri has no memfd, no madvise and no io_uring, so what asks the kernel for memory cannot run under
-# it. The modules named here do not, and every test in them passes. Miri is of one processor, so the
-# packages run side by side, those that take longest first; what they said is shown when all are done.
+# Miri has no memfd, no madvise and no io_uring, so code that asks the kernel for memory cannot run under
+# it. The modules named here do not, and every test in them passes. Miri uses one processor, so the
+# packages run side by side, the longest first. Their output is printed when all have ended.
 miri_tests() {
     local status=0 running=0 at_once package
     # Miri runs the programs itself.
     unset CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER
-    # The clock and the current folder are asked for by proptest; its cases take seconds each. Why
-    # Tree Borrows: crates/memory/mem/src/copy/bytewise.rs.
+    # proptest reads the clock and the current folder, hence no isolation; its cases take seconds each.
+    # crates/memory/mem/src/copy/bytewise.rs gives the reason for Tree Borrows.
     local -x MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-tree-borrows'
     local -x PROPTEST_CASES=${LONGSHORE_MIRI_CASES:-3}
     local packages=(access vm_memory iov_tests iov mem pagetable load serve counts domain sync heap)
@@ -164,7 +164,7 @@ miri_tests() {
 
 miri() { cargo_tests "+$rust_nightly" miri test "${locked[@]}" "$@"; }
 
-# With slices of atomics looked at whole, not entry by entry, which takes far longer.
+# Tracks a slice of atomics as a whole; tracking each entry takes far longer.
 miri_of_tables() {
     local -x MIRIFLAGS="$MIRIFLAGS -Zmiri-tree-borrows-no-precise-interior-mut"
     miri "$@"
@@ -180,8 +180,8 @@ miri_of_pagetable() { miri_of_tables --package longshore-pagetable --test miri; 
 miri_of_vm_memory() {
     miri_of_tables --package longshore-access --features vm-memory --test vm_memory
 }
-# Words of several sizes in one place, as rings have them, are too much for Miri's memory of old
-# stores. And addresses in page tables are numbers.
+# Miri's weak-memory emulation does not support accesses of several sizes to one place, as in rings.
+# Addresses in page tables are integers, hence permissive provenance.
 miri_of_counts() {
     local -x MIRIFLAGS="$MIRIFLAGS -Zmiri-disable-weak-memory-emulation"
     MIRIFLAGS+=' -Zmiri-permissive-provenance'
@@ -189,30 +189,30 @@ miri_of_counts() {
 }
 miri_of_domain() { miri --package longshore-domain --lib -- pool:: dma_pool:: iova::ranges::; }
 miri_of_sync() { miri --package longshore-sync --lib; }
-# The protocol alone: all else asks the kernel for sockets.
+# Only the protocol: the other modules need sockets.
 miri_of_serve() { miri --package longshore-serve --lib -- protocol::; }
 miri_of_heap() { miri_of_tables --package longshore-heap --lib -- heap:: page_report:: error::; }
 miri_of_load() {
     miri_of_tables --package longshore-load --lib -- budget:: fill::piece:: fill::route::
 }
 
-# The assembly for AArch64, emulated. Faults of memory are delivered as a kernel would, but the
-# emulator is of one process: a test that starts another of its kind cannot. The scenarios of signal
-# handlers, which those tests start, are run one by one, but for those that end in death and the one
-# that sends signals, of which the emulator dies. Go and Python programs would load a library of this
-# machine's own architecture.
+# The assembly for AArch64, emulated. QEMU delivers memory faults as a kernel would, but it emulates one
+# process, so tests that start a second process of their own program cannot run. Those tests would start
+# the scenarios of signal handlers; here the scenarios run one by one, except those that end in a fatal
+# signal and the one that sends signals, which crashes the emulator. The tests in Go and Python programs
+# would load a library for this machine's own architecture.
 aarch64_tests() {
     local status=0
     local -x CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
     local -x CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='env RUSTC_BOOTSTRAP=1 qemu-aarch64 -L /usr/aarch64-linux-gnu'
-    # Emulating what is not optimised takes minutes.
+    # Without optimisation the emulated tests take minutes.
     local -x CARGO_PROFILE_DEV_OPT_LEVEL=1
     local tests=(cargo_tests test --target aarch64-unknown-linux-gnu "${locked[@]}")
     "${tests[@]}" --package longshore-mem --package longshore-iov --package longshore-pagetable \
         --tests --no-fail-fast -- \
         --show-output --skip processes:: --skip what_is_not_a_copy_dies \
         --skip keeps_its_handlers --skip a_failed_allocation_is_not_counted_as_used || status=1
-    # The emulator takes any length for memory, and another process's addresses for the machine's.
+    # The emulator accepts mappings of any length, and treats another process's addresses as the host's.
     "${tests[@]}" --package longshore-access --lib --test faults --test counts --test model \
         --test logs --no-fail-fast -- --show-output \
         --skip memory_of_another_process --skip writes_to_remote_regions_are_logged \
@@ -231,11 +231,11 @@ documentation() {
     RUSTDOCFLAGS='--deny warnings' cargo doc --workspace --no-deps "${features[@]}" "${locked[@]}"
 }
 
-# Whether a change of a crate's public API was meant.
+# Fails if a crate's public API differs from its `api.txt`.
 public_api() { cargo xtask api; }
 
-# Each published crate is built from its package alone. Cargo keeps what it unpacks by the path of the
-# folder it builds in, and never looks at it again, so that folder is a new one each time.
+# Builds each published crate from its package alone. Cargo caches what it unpacks by the path of the
+# target folder and never checks it again, so each run uses a new folder.
 packages() {
     local manifest names=() status=0
     local -x CARGO_TARGET_DIR
@@ -248,13 +248,13 @@ packages() {
     return "$status"
 }
 
-# What users build, without this project's own tests and tools.
+# Checks the crates that users build, without this project's tests and tools.
 oldest_rust() {
     cargo "+$rust_oldest" check --workspace --exclude longshore-bench --exclude longshore-vm-tests \
         --exclude longshore-guest --exclude xtask --lib --bins --examples "${locked[@]}"
 }
 
-# A workspace of its own. libFuzzer itself, which is C++, is built only to fuzz.
+# A workspace of its own. libFuzzer itself, which is C++, is built only for fuzzing.
 fuzz_targets() {
     export CUSTOM_LIBFUZZER_PATH=/not/built/libfuzzer.a
     cargo fmt --manifest-path fuzz/Cargo.toml --check &&
@@ -262,7 +262,7 @@ fuzz_targets() {
             "${locked[@]}" -- --deny warnings
 }
 
-# The command that the README begins with, on a small model of its own.
+# Runs the first command of the README on a small model.
 load_a_model() {
     local cache status=0
     cache=$(mktemp -d) || return
@@ -271,17 +271,17 @@ load_a_model() {
     return "$status"
 }
 
-# The C library, as those use it who install it.
+# The C library, tested as its users install it.
 c_tests() { "${bounded[@]}" bindings/c/test.sh; }
 
-# So the Python package.
+# The Python package, likewise.
 python_tests() { "${bounded[@]}" bindings/python/test.sh; }
 
 guest_tests() {
     cargo_tests test --package longshore-vm-tests --test '*' --no-fail-fast "${locked[@]}"
 }
 
-# As the unit tests built it: the figures mean nothing, and a release build takes minutes.
+# Built like the unit tests, because a release build takes minutes. The figures mean nothing.
 bench() {
     local status=0 bench
     for bench in load programs iov pagetable access bounce; do
@@ -291,7 +291,7 @@ bench() {
     return "$status"
 }
 
-# Each target for a minute, or LONGSHORE_FUZZ_SECONDS, on a copy of its corpus.
+# Runs each target for a minute, or LONGSHORE_FUZZ_SECONDS, on a copy of its corpus.
 fuzzing() {
     local status=0 target corpus
     local -x CARGO_TARGET_DIR=${logs%/*}/fuzz
@@ -312,18 +312,18 @@ fuzzing() {
     return "$status"
 }
 
-# The command beside other programs that do the same, each from its start to its end.
+# Compares the command with other programs, each from its start to its end.
 whole_programs() {
     cargo run --release --package longshore-bench "${locked[@]}" -- programs
 }
 
-# Prints why the step $1 cannot be run here, if so.
+# Prints the reason if the step $1 cannot run here.
 why_not() {
     case $1 in
     shell_scripts) has_program shellcheck || echo "shellcheck is not installed" ;;
     miri_tests) cargo "+$rust_nightly" miri --version >/dev/null 2>&1 ||
         echo "there is no $rust_nightly with Miri" ;;
-    aarch64_tests) has_aarch64 || echo "nothing here builds and runs programs for AArch64" ;;
+    aarch64_tests) has_aarch64 || echo "there is no AArch64 linker, library or emulator" ;;
     public_api | fuzzing) cargo "+$rust_nightly" --version >/dev/null 2>&1 ||
         echo "there is no $rust_nightly" ;;
     oldest_rust) cargo "+$rust_oldest" --version >/dev/null 2>&1 ||
