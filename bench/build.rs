@@ -1,4 +1,4 @@
-//! Notes the compiler's version, which belongs to the environment of every figure.
+//! Passes the compiler's version to the bench, which records it with every figure.
 
 use std::process::Command;
 

@@ -1,10 +1,10 @@
-"""Loads a safetensors file into host memory with one of the peers, timing only that.
+"""Loads a safetensors file into host memory with one of the peers, and times only the load.
 
     driver.py load PEER FILE REHEARSAL     ready, go, done, verify, verified (one JSON object a line)
-    driver.py convert PEER FILE OUTPUT     makes the file that a peer with a format of its own reads
-    driver.py versions                     the versions of what is installed
+    driver.py convert PEER FILE OUTPUT     converts FILE to the format of a peer that does not read safetensors
+    driver.py versions                     the versions of the installed packages
 
-Imports and one load of a small file come before "ready", so that neither is in the time.
+Imports and one load of a small file come before "ready", so neither is part of the time.
 """
 
 import importlib.metadata
@@ -18,12 +18,12 @@ import time
 PAGE_BYTES = 4096
 
 
-# A peer is a function that imports what it needs and returns another, which loads a path and
-# returns its tensors by name, or the whole file as one array of bytes.
+# A peer is a function that imports what it needs and returns a second function. That one loads a path
+# and returns its tensors by name, or the whole file as one array of bytes.
 
 
 def safetensors():
-    """The file mapped, every page of it touched: tensors are the page cache's own pages."""
+    """Maps the file and touches every page. The tensors are views of the page cache."""
     import torch
     from safetensors.torch import load_file
 
@@ -37,14 +37,14 @@ def safetensors():
 
 
 def safetensors_numpy():
-    """Tensors as arrays of their own, copied out of the mapped file."""
+    """Copies the tensors out of the mapped file into their own arrays."""
     from safetensors.numpy import load_file
 
     return load_file
 
 
 def readinto():
-    """The file read through the page cache into one array."""
+    """Reads the file through the page cache into one array."""
     import numpy
 
     def load(path):
@@ -59,7 +59,7 @@ def readinto():
 
 
 def mmap_clone():
-    """The file mapped and copied into one array."""
+    """Maps the file and copies it into one array."""
     import numpy
 
     def load(path):
@@ -109,7 +109,7 @@ def tensorizer():
 
 
 def longshore():
-    """This project's own package: tensors are views of one buffer."""
+    """Loads with this project's own package. The tensors are views of one buffer."""
     from longshore.numpy import load_file
 
     return load_file
@@ -205,17 +205,17 @@ def load(out, peer, path, rehearsal):
     if sys.stdin.readline().strip() == "verify":
         check(loaded, source_of(path))
         say(out, say="verified")
-    # Without the interpreter's slow farewell: the bench has what it wanted.
+    # Skips the interpreter's slow shutdown: the bench needs nothing more.
     os._exit(0)
 
 
 def source_of(path):
-    """The safetensors file that a converted file was made of lies beside it."""
+    """Returns the path of the safetensors file from which a converted file was made."""
     return path.removesuffix(".tensors")
 
 
 def main():
-    # Libraries print what they like; messages have the standard output to themselves.
+    # Libraries may print to standard output, so messages get a descriptor of their own.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     verb, *arguments = sys.argv[1:]
@@ -223,7 +223,7 @@ def main():
         peer = arguments[0]
         try:
             load(out, *arguments)
-        except Exception as error:  # whatever a peer raises is reported, never hidden
+        except Exception as error:  # report any exception of a peer
             say(out, say="failed", reason=f"{peer}: {type(error).__name__}: {error}")
     elif verb == "convert":
         peer, path, output = arguments

@@ -1,14 +1,14 @@
-//! The bench `access`: reading and writing memory by IOVA, and what unmapping costs meanwhile.
+//! The bench `access`: reads and writes of memory by IOVA, and the cost of unmapping at the same time.
 //!
-//! Every candidate makes the same accesses to the same addresses of this process, one after the
-//! other, by its own way from an address that a device would use:
+//! Every candidate makes the same accesses to the same memory of this process, one after the other. Each
+//! candidate translates in its own way from the address that a device would use:
 //!
 //! ```text
 //!   accesses (a list)      an accessor for each candidate          memory, 1 GiB
 //!   ┌──────────────────┐   ┌──────────────────────────────┐
-//!   │ place, len, dir  │──►│ ours: IOVA, session          │──┐   pieces in an arbitrary
-//!   │                  │   │ vm-memory: guest address     │──┼─► order, so that adjacent
-//!   │                  │   │ IOMMU memory: IOVA           │──┤   ones do not make a run
+//!   │ place, len, dir  │──►│ ours: IOVA, session          │──┐   ranges in an arbitrary
+//!   │                  │   │ vm-memory: guest address     │──┼─► order, so that none
+//!   │                  │   │ IOMMU memory: IOVA           │──┤   continues another
 //!   │                  │   │ plain copy: the host address │──┘
 //!   └──────────────────┘   └──────────────────────────────┘
 //! ```

@@ -1,4 +1,4 @@
-//! The bench `bounce`: mappings for devices, and the bounce buffers that spare them.
+//! The bench `bounce`: mappings for devices, and bounce buffers that replace them.
 //!
 //! ```text
 //!   on the host, no device            in a guest, an NVMe behind each virtual IOMMU

@@ -23,7 +23,7 @@ use machine::Machine;
 use peers::Peers;
 use schemes::Kinds;
 
-/// The published test's size on the host: a model of 3.4 GB.
+/// The size of the published test, on the host: a model of 3.4 GB.
 const SIZE_BYTES: u64 = 3_400_000_000;
 const SIZE_QUICK_BYTES: u64 = 512 << 20;
 
@@ -34,42 +34,42 @@ pub(crate) struct Load {
     pub(crate) common: CommonOptions,
     #[command(flatten)]
     on: On,
-    /// The size of the model, as 3.4GB or 512MiB [default: 3.4GB, with --quick 512MiB]
+    /// The size of the model, such as 3.4GB or 512MiB [default: 3.4GB, with --quick 512MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
-    /// Also install and run the peers that bring torch (up to 6 GB on disk)
+    /// Also install and run the peers that need torch (up to 6 GB on disk)
     #[arg(long, conflicts_with = "quick")]
     peers: bool,
-    /// Of the schemes' sizes only this one, on the host and in the guest; may be given several times
+    /// Run the schemes only at this size, on the host and in the guest; may be given several times
     #[arg(long, value_name = "SIZE", value_parser = ["512KB", "8MB", "1GB", "3GB"])]
     scheme_size: Vec<String>,
     /// Also run the schemes in a guest whose kernel has dma-heap and udmabuf
     #[arg(long, conflicts_with = "quick")]
     guest: bool,
-    /// There at 3 GB too, in a guest with 8 GiB of memory
+    /// Also run them at 3 GB in the guest, which then has 8 GiB of memory
     #[arg(long, requires = "guest")]
     guest_3g: bool,
 }
 
-/// Where a bench of files has them, and what it runs with.
+/// The options for the folder of data files and the programs.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct On {
     /// A folder on the disk to be measured [default: the user's cache]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Leave the data files where they are, for the next run
+    /// Keep the data files for the next run
     #[arg(long)]
     keep: bool,
-    /// The Python that the peers' environment is made with
+    /// The Python that makes the environment of the peers
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     pub(crate) python: PathBuf,
-    /// Before a cold run evict the file only, even where the whole page cache could be dropped
+    /// Before a cold run evict only the file, even if the whole page cache could be dropped
     #[arg(long)]
     evict_only: bool,
 }
 
 impl On {
-    /// The folder and the machine, which the environment describes then.
+    /// Opens the folder, and adds folder and machine to the environment.
     pub(crate) fn set_up(
         &self,
         quick: bool,
@@ -86,7 +86,7 @@ impl On {
     }
 }
 
-/// What all cases of a run share.
+/// The data that all cases of a run share.
 struct Context<'o> {
     options: &'o Load,
     folder: Folder,
@@ -116,7 +116,7 @@ impl Load {
         self.size.unwrap_or(default)
     }
 
-    /// Peers are installed only for cases that have some.
+    /// Installs peers if a case of the run needs them.
     fn install_peers(&self) -> Peers {
         if self.common.quick {
             return Peers::none("peers are not run by --quick");

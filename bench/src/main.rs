@@ -1,13 +1,14 @@
-//! The published tables, measured here, beside the peers.
+//! The benchmarks of Longshore: the cases of published tables, measured here, beside other programs and
+//! crates.
 //!
 //! ```text
 //!   longshore-bench NAME ──► measure ─────────► Session ──► rows: table or JSON, results, goals
 //!                                 │
-//!                                 └──► cases ──► candidates, by turns ──► a process for each run
+//!                                 └──► cases ──► candidates, alternating ──► a process for each run
 //!   longshore-bench report ──► rows of every bench ──► one HTML page
 //! ```
 //!
-//! `README.md` tells how to run a bench, what its lines mean, and how to add one.
+//! `README.md` describes how to run a bench, the fields of its lines, and how to add one.
 
 mod access;
 mod bounce;
@@ -25,7 +26,7 @@ use harness::CommonOptions;
 
 /// Measures Longshore beside other programs and beside published figures.
 ///
-/// Every figure is a ratio against a named candidate that ran in the same minutes, by turns.
+/// Every ratio is against a named candidate that ran in the same minutes, in alternation.
 #[derive(Parser)]
 #[command(name = "longshore-bench", version)]
 struct Cli {
@@ -52,7 +53,7 @@ enum Command {
     /// One job in a process of its own, started by a bench
     #[command(hide = true)]
     Worker {
-        /// What to do, as JSON
+        /// The job, as JSON
         job: String,
     },
 }

@@ -1,8 +1,8 @@
-//! The bench `programs`: what a shell would run, each from its start to its end, on one model.
+//! The bench `programs`: programs that a shell would run, each from its start to its end, on one model.
 //!
 //! ```text
-//!   for each round, cold and warm:   machine made ready ──► exec … exit ──► time, CPU time, memory,
-//!   each program in its turn                                                 disk reads, page cache
+//!   for each round, cold and warm:   prepare the machine ──► exec … exit ──► time, CPU time, memory,
+//!   programs alternate                                                       disk reads, page cache
 //! ```
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -25,13 +25,14 @@ use crate::load::units::{gigabytes_per_second, mebibytes};
 
 const SIZE_BYTES: u64 = 1 << 30;
 const SIZE_QUICK_BYTES: u64 = 64 << 20;
-/// When the rounds end, so that the bench ends within ten minutes. The cold ones need more time.
+/// The times after which no round continues, so that the bench ends within ten minutes. Cold rounds take
+/// longer.
 const COLD_LIMIT: Duration = Duration::from_secs(330);
 const WARM_LIMIT: Duration = Duration::from_secs(240);
-const OVER: &str = "the time of this bench was over";
-/// What a run takes, most of it to make the machine ready.
+const OVER: &str = "the time limit of this bench was reached";
+/// The seconds of a run, most of them to prepare the machine.
 const RUN_SECONDS: u64 = 5;
-/// What a program takes besides the content.
+/// The memory of a program besides the content.
 const OTHER_BYTES: u64 = 256 << 20;
 
 const OURS: &str = "longshore load";
@@ -50,7 +51,7 @@ pub(crate) struct Programs {
     pub(crate) common: CommonOptions,
     #[command(flatten)]
     on: load::On,
-    /// The size of the model, as 1GiB or 512MB [default: 1GiB, with --quick 64MiB]
+    /// The size of the model, such as 1GiB or 512MB [default: 1GiB, with --quick 64MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
 }
@@ -90,7 +91,9 @@ pub(crate) fn measure(
     }
     if !options.common.quick {
         let minutes = (runs as u64 * RUN_SECONDS).div_ceil(60).min(10);
-        eprintln!("this takes about {minutes} minutes; after ten the rounds end in any case");
+        eprintln!(
+            "this takes about {minutes} minutes; the rounds end after ten minutes in any case"
+        );
     }
     for (case, start, limit, programs) in cases {
         let measured = session.run_within((limit, OVER), case, programs);
@@ -119,11 +122,11 @@ impl Programs {
     }
 }
 
-/// A file, and how it is made ready.
+/// A file, and the state of the page cache at the start.
 type On<'a> = (&'a DataFile, Machine, Start);
 
-/// The programs of a case. Direct reads are of the disk whatever the page cache has, so they are
-/// part of the cold one only.
+/// Returns the programs of a case. Direct reads always read the disk, so those programs are part of the
+/// cold case only.
 fn candidates<'s>(peers: &'s Peers, on: On<'s>) -> Result<Vec<Candidate<'s>>> {
     let longshore = |options: &'static [&str]| {
         move |file: &DataFile| -> Result<Ended, Trouble> {
@@ -163,7 +166,7 @@ fn candidates<'s>(peers: &'s Peers, on: On<'s>) -> Result<Vec<Candidate<'s>>> {
     Ok(all)
 }
 
-/// Frees the memory of a copy, too, so that the next run has it.
+/// Checks the length of a copy, and frees its memory for the next run.
 fn ensure_copied(memfd: &OwnedFd, file: &DataFile) -> Result<()> {
     let copied_bytes = rustix::fs::fstat(memfd)?.st_size;
     rustix::fs::ftruncate(memfd, 0)?;
@@ -171,7 +174,7 @@ fn ensure_copied(memfd: &OwnedFd, file: &DataFile) -> Result<()> {
     Ok(())
 }
 
-/// A program on a file that is cold or warm.
+/// Makes a candidate that runs a program on a cold or warm file.
 fn candidate<'a>(
     name: &str,
     (file, machine, start): On<'a>,

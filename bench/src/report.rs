@@ -1,4 +1,4 @@
-//! All benches as one page: each published table beside ours, peers, goals, machines.
+//! All benches on one page: each published table beside our figures, peers, goals and machines.
 //!
 //! ```text
 //!   kept runs, files ──► read ──┐
@@ -6,8 +6,8 @@
 //!   every bench ──────► measure ┘
 //! ```
 //!
-//! The page is complete by itself: its style and its plots are inside, it loads nothing, and no
-//! program runs in it. What comes from a run is text on it, never markup.
+//! The page is a single file with its style and its plots; it loads nothing and runs no scripts. All
+//! text from a run is escaped.
 
 mod comparisons;
 mod contents;
@@ -41,36 +41,36 @@ const BENCHES: [Bench; 6] =
 
 /// Makes one HTML page of every bench: published tables beside ours, peers, goals, machines.
 ///
-/// By default of the runs that are kept in bench/results/; the page needs nothing else.
+/// By default it shows the runs that are kept in bench/results/; the page needs no other file.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   longshore-bench report                              the kept runs, as report.html
   longshore-bench report --out docs/figures.html      elsewhere
   longshore-bench report --from quiet                 every run kept as BENCH-quiet
   longshore-bench report --from load-warm --from ./iov.jsonl
-                                                      these; what others lack says 'not run'
+                                                      only these; missing figures are 'not run'
   longshore-bench report --run                        measures first: about half an hour
-  longshore-bench report --run --peers --guest        with all there is: two hours and more
+  longshore-bench report --run --peers --guest        with peers and a guest: two hours or more
   longshore-bench report --run --quick                every path once; the figures mean nothing")]
 pub(crate) struct Report {
-    /// Where the page goes; a file that is there is replaced when the page is complete
+    /// The file to write; an existing file is replaced when the page is complete
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     out: PathBuf,
-    /// Draw the picture of README.md from the kept runs instead, as an SVG file
+    /// Draw the picture for README.md from the kept runs, as an SVG file, instead of the page
     #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "run", "out"])]
     picture: Option<PathBuf>,
-    /// Lines that a bench printed with --json: a run kept in bench/results/ (as load-quiet, or
-    /// quiet for all of that name) or a file; of a case in several the last counts
+    /// Read lines that a bench printed with --json: a run kept in bench/results/ (load-quiet, or quiet
+    /// for every bench's run of that name) or a file. If several runs have a case, the last one is used
     #[arg(long, value_name = "NAME", conflicts_with = "run")]
     from: Vec<String>,
-    /// Measure first, every bench with its defaults
+    /// Measure first: every bench with its defaults
     #[arg(long)]
     run: bool,
     /// With --run: every path once on small inputs; the figures mean nothing
     #[arg(long, requires = "run")]
     quick: bool,
-    /// With --run: 'load' also installs and runs the peers that bring torch; cold figures count
-    /// only with them
+    /// With --run: 'load' also installs and runs the peers that need torch; without them its cold
+    /// figures are marked as not measured
     #[arg(long, requires = "run", conflicts_with = "quick")]
     peers: bool,
     /// With --run: 'load' also runs the published schemes in a guest
@@ -85,10 +85,10 @@ impl Report {
     /// Reads or measures, and writes the page.
     ///
     /// # Errors
-    /// If a line of a run is no figure, or the page cannot be written. An older page is still
-    /// there then.
+    /// Returns an error if a line of a run is invalid, or the page cannot be written. An older page is
+    /// then unchanged.
     pub(crate) fn write(&self) -> Result<ExitCode> {
-        // Before an hour of measuring.
+        // Before an hour of measuring, find errors in the description of the page.
         let contents = Contents::read()?;
         if let Some(file) = &self.picture {
             let picture = picture::draw(&contents, &Figures::new(runs_kept(&contents)?))?;
@@ -126,7 +126,8 @@ impl Report {
         Ok(if troubles.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    /// Opens a file beside the page, which replaces it when it is complete and goes otherwise.
+    /// Opens a temporary file beside the page. It replaces the page when it is complete, and is removed
+    /// otherwise.
     fn begin(&self) -> Result<tempfile::NamedTempFile> {
         let shown = self.out.display();
         ensure!(!self.out.is_dir(), "'{shown}' is a folder: name a file in it");
@@ -134,7 +135,7 @@ impl Report {
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         let mut file = tempfile::Builder::new();
         file.permissions(Permissions::from_mode(0o666));
-        file.tempfile_in(folder).with_context(|| format!("making a file beside '{shown}'"))
+        file.tempfile_in(folder).with_context(|| format!("creating a file beside '{shown}'"))
     }
 }
 

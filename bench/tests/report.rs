@@ -1,4 +1,4 @@
-//! `longshore-bench report`: the page as a command makes it, and as a browser shows it.
+//! `longshore-bench report`: the page that the command writes, and its layout in a browser.
 
 mod browser;
 
@@ -17,7 +17,7 @@ fn report(folder: &Path, arguments: &[&str]) -> Output {
     command.arg("report").args(arguments).current_dir(folder).output().unwrap()
 }
 
-/// Makes the page that `arguments` ask for, and returns its text.
+/// Makes the page with `arguments`, and returns its text.
 fn page(folder: &Path, name: &str, arguments: &[&str]) -> String {
     let output = report(folder, &[arguments, &["--out", name]].concat());
     assert!(output.status.success(), "{}", said(&output));
@@ -37,7 +37,7 @@ fn files(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn lines_of_a_file_are_read_and_what_they_lack_is_not_run() {
+fn lines_of_a_file_are_read_and_missing_figures_are_not_run() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("mine.jsonl"), format!("{ENVIRONMENT}\n{FIGURE}\n")).unwrap();
     let page = page(folder.path(), "mine.html", &["--from", "mine.jsonl"]);
@@ -49,7 +49,7 @@ fn lines_of_a_file_are_read_and_what_they_lack_is_not_run() {
 }
 
 #[test]
-fn a_damaged_line_is_named_and_the_page_that_was_there_stays() {
+fn a_damaged_line_is_named_and_the_old_page_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let damaged = format!("{ENVIRONMENT}\n{FIGURE}\n{}\n", &FIGURE[..60]);
     fs::write(folder.path().join("mine.jsonl"), damaged).unwrap();
@@ -62,7 +62,7 @@ fn a_damaged_line_is_named_and_the_page_that_was_there_stays() {
 }
 
 #[test]
-fn arguments_that_lead_nowhere_are_refused() {
+fn arguments_that_name_nothing_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, why) in [
         (&["--from", "absent"][..], "there are: access-quiet"),
@@ -79,18 +79,18 @@ fn arguments_that_lead_nowhere_are_refused() {
     assert!(files(folder.path()).is_empty());
 }
 
-/// Screenshots are kept in the target folder, to be looked at.
+/// Checks the layout. Screenshots are kept in the target folder for inspection.
 #[test]
-fn a_browser_shows_it_whole() {
+fn a_browser_shows_the_whole_page() {
     let folder = tempfile::tempdir().unwrap();
     let kept = page(folder.path(), "kept.html", &[]);
     assert!(kept.len() < 4 << 20, "{} bytes", kept.len());
-    // A page whose figures are nearly all missing.
+    // A page with almost no figures.
     fs::write(folder.path().join("one.jsonl"), format!("{ENVIRONMENT}\n{FIGURE}\n")).unwrap();
     page(folder.path(), "sparse.html", &["--from", "one.jsonl"]);
     let Some(mut browser) = Browser::start(folder.path()) else {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "CI has no Chromium");
-        eprintln!("SKIPPED: no Chromium to look at the page with");
+        eprintln!("SKIPPED: Chromium is not installed");
         return;
     };
     for (page, width, scheme) in [
@@ -127,16 +127,16 @@ fn show(browser: &mut Browser, address: &str, width: u64, scheme: &str) {
     browser.events.clear();
     browser.open(address);
     let dark = browser.value("matchMedia('(prefers-color-scheme: dark)').matches");
-    assert_eq!(dark, scheme == "dark", "the scheme is the one asked for");
+    assert_eq!(dark, scheme == "dark", "the colour scheme was not applied");
 }
 
-/// Of the first screen and some below it.
+/// Keeps a screenshot of the first screen and a part below it.
 fn screenshot(browser: &mut Browser, name: &str) {
     let clip = browser.value("({x: 0, y: 0, width: innerWidth, height: 3000, scale: 1})");
     let asked = json!({"format": "png", "captureBeyondViewport": true, "clip": clip});
     let shot = browser.call("Page.captureScreenshot", &asked);
     let shot = shot["data"].as_str().unwrap();
-    // One colour alone takes far less.
+    // A screenshot of a single colour is far smaller.
     assert!(shot.len() > 70_000, "{name}: {} characters", shot.len());
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let encoded = path.with_extension("base64");
@@ -147,7 +147,7 @@ fn screenshot(browser: &mut Browser, name: &str) {
     fs::write(path, decoded.stdout).unwrap();
 }
 
-/// The browser's events that a page must not cause: errors, and requests beyond the page.
+/// Returns the browser's events that a page must not cause: errors, and requests for other files.
 fn unasked<'b>(browser: &'b Browser, address: &str) -> Vec<&'b Value> {
     let is_unasked = |event: &&Value| match event["method"].as_str() {
         Some("Network.requestWillBeSent") => event["params"]["request"]["url"] != address,

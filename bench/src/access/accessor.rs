@@ -1,10 +1,10 @@
-//! The accesses that a case asks of a candidate, so that all run the same loops.
+//! The trait that every candidate implements, so that all of them run the same loops.
 
 use std::hint::black_box;
 
 use super::stream::{Op, Work};
 
-/// One thread's way to memory. A failed access is a failed bench.
+/// One thread's access to memory. A failed access fails the bench.
 pub(super) trait Accessor {
     fn read(&self, at: u64, into: &mut [u8]);
     fn write(&self, at: u64, from: &[u8]);
@@ -12,7 +12,7 @@ pub(super) trait Accessor {
     fn write_word(&self, at: u64, word: u64);
 }
 
-/// Memory of our own.
+/// The private buffer of an access.
 #[repr(C, align(4096))]
 pub(super) struct Buffer([u8; 4096]);
 
@@ -22,7 +22,7 @@ impl Buffer {
     }
 }
 
-/// Makes all accesses of a list once. Except in the mix, lengths are known at compile time, as in a
+/// Makes each access of a list once. Except in the mix, lengths are known at compile time, as in a
 /// device model that reads descriptors and data.
 pub(super) fn pass<D: Accessor>(work: Work, accessor: &D, ops: &[Op], buffer: &mut Buffer) {
     match work {

@@ -1,4 +1,4 @@
-//! The cases: accesses of each kind and size, mappings from one to many, beside other ways.
+//! The cases: accesses of each kind and size, with one mapping or many, beside other crates.
 
 use anyhow::Result;
 
@@ -15,14 +15,14 @@ const OURS: &str = "longshore";
 const PLAIN: &str = "plain copy";
 const ONE_0_16: &str = "vm-memory 0.16.2, 1 region";
 
-/// Which peers stand beside.
+/// The peers that a case compares with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Peers {
     /// One region, untranslated.
     OneRegion,
-    /// And its IOMMU, with as many mappings as the case has.
+    /// Also the crate's IOMMU, with as many mappings as the case has.
     Iommu,
-    /// And as many regions as there are mappings, and a bitmap.
+    /// Also as many regions as there are mappings, and a bitmap.
     All,
 }
 
@@ -64,7 +64,7 @@ pub(super) fn run(options: &CommonOptions, memory: &Memory, session: &mut Sessio
         let task = Task::new(work, places, options);
         let candidates = candidates(task, (memory, &Maps::new(maps)), peers)?;
         let names: Vec<String> = candidates.iter().map(|one| one.name.clone()).collect();
-        // The library against each of them, and each of them against a plain copy.
+        // Compares the library with each of the others, and each of the others with a plain copy.
         let against = |baseline, only| Against::new(CYCLES, baseline).only(only);
         let others = || names.iter().filter(|name| *name != OURS);
         let mut rules: Vec<_> = others().map(|name| against(name.as_str(), OURS)).collect();
@@ -109,7 +109,7 @@ fn candidates<'m>(task: Task, on: (&'m Memory, &Maps), peers: Peers) -> Result<V
     Ok(all)
 }
 
-/// What it costs to note what is written.
+/// Measures the cost of a dirty log.
 fn dirty_logs(options: &CommonOptions, memory: &Memory, session: &mut Session) -> Result<()> {
     const OFF: &str = "longshore, no log";
     const INTERNAL: &str = "longshore, internal log";
@@ -141,7 +141,7 @@ fn dirty_logs(options: &CommonOptions, memory: &Memory, session: &mut Session) -
     Ok(())
 }
 
-/// Twice the threads, each with data of its own.
+/// Compares one thread with two, each with its own data.
 fn two_threads(options: &CommonOptions, memory: &Memory, session: &mut Session) -> Result<()> {
     let on = (memory, &Maps::new(16));
     for work in [Work::Mix, Work::Read(8)] {

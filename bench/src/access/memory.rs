@@ -1,4 +1,4 @@
-//! The memory that is accessed, and how the space of IOVAs is mapped to it.
+//! The memory that is accessed, and the mapping of IOVAs to it.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use longshore_mem::DmaMemory;
 
 use super::random::{Random, shuffle};
 
-/// What is mapped, all of it.
+/// The length in bytes of the IOVA space; all of it is mapped.
 pub(super) const SPACE_BYTES: u64 = 1 << 30;
-/// Where it begins, as a device sees it.
+/// The first IOVA.
 pub(super) const BASE: u64 = 1 << 38;
 
-/// Memory in the largest pages to be had: with small ones the processor's own TLB would be most of
-/// what is measured.
+/// Memory in the largest pages that are available: with small ones, the bench would mainly measure the
+/// processor's TLB.
 pub(super) struct Memory {
     buffer: Buffer,
-    /// Its address, exposed: what mappings and lists of accesses carry.
+    /// The exposed address, for mappings and lists of accesses.
     address: u64,
 }
 
@@ -28,19 +28,19 @@ impl Memory {
         Ok(Self { buffer, address })
     }
 
-    /// Where byte `offset` is in this process.
+    /// Returns the address of byte `offset` in this process.
     pub(super) fn address(&self, offset: u64) -> u64 {
         assert!(offset < SPACE_BYTES);
         self.address + offset
     }
 
-    /// The sizes of its pages.
+    /// Returns the page sizes of the memory.
     pub(super) fn pages(&self) -> String {
         self.buffer.page_report().to_string()
     }
 }
 
-/// The space in equal pieces, each mapped to a piece of the memory. Their order is arbitrary, so
+/// The IOVA space in equal ranges, each mapped to a range of the memory. Their order is arbitrary, so
 /// that none continues another.
 #[derive(Clone, Debug)]
 pub(super) struct Maps {
@@ -49,7 +49,7 @@ pub(super) struct Maps {
 }
 
 impl Maps {
-    /// `count` mappings, a power of two.
+    /// Creates `count` mappings, a power of two.
     pub(super) fn new(count: usize) -> Self {
         assert!(count.is_power_of_two());
         let piece_log2 = SPACE_BYTES.ilog2() - count.ilog2();
@@ -67,13 +67,13 @@ impl Maps {
         1 << self.piece_log2
     }
 
-    /// Where `place`, an offset into the space, is in memory.
+    /// Returns the offset into the memory of `place`, an offset into the space.
     pub(super) fn memory_offset(&self, place: u64) -> u64 {
         let piece = self.order[(place >> self.piece_log2) as usize];
         (u64::from(piece) << self.piece_log2) | (place & (self.piece_bytes() - 1))
     }
 
-    /// Each piece: an offset into the space, and into memory.
+    /// Returns each range: its offset into the space, and into the memory.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (u64, u64)> {
         let starts = (0..self.order.len() as u64).map(|piece| piece << self.piece_log2);
         starts.map(|place| (place, self.memory_offset(place)))

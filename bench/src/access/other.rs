@@ -1,4 +1,4 @@
-//! Sessions that other threads have, while something is measured.
+//! Sessions of other threads that exist during a measurement.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 use longshore_access::{Session, Space};
 use longshore_mem::Iova;
 
-/// What sessions there are.
+/// The sessions that exist during a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sessions {
     None,
-    /// Four, all parked.
+    /// Four, all quiescent.
     Parked,
     /// One that has made an access, and whose thread sleeps.
     Idle,
@@ -22,7 +22,7 @@ pub(crate) enum Sessions {
 }
 
 impl Sessions {
-    /// Each with the name of its candidate.
+    /// Each variant with the name of its candidate.
     pub(crate) const ALL: [(&str, Self); 4] = [
         ("no session", Self::None),
         ("all parked", Self::Parked),
@@ -34,7 +34,7 @@ impl Sessions {
         if self == Self::Busy { 2 } else { 1 }
     }
 
-    /// Starts them. Each has made an access at `at`, which must stay mapped.
+    /// Starts the sessions. Each has made an access at `at`, which must stay mapped.
     pub(crate) fn start(self, space: &Space, at: Iova) -> Result<(Option<Other>, Vec<Session>)> {
         const PARKED: usize = 4;
         let other = match self {
@@ -51,10 +51,10 @@ impl Sessions {
     }
 }
 
-/// A thread with a session. It ends when this is dropped.
+/// A thread with a session. Dropping this ends the thread.
 pub(crate) struct Other {
     stop: Arc<AtomicBool>,
-    /// What a thread that sleeps waits for.
+    /// Dropping this wakes a sleeping thread.
     wake: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -89,7 +89,7 @@ impl Drop for Other {
         self.stop.store(true, Ordering::Relaxed);
         drop(self.wake.take());
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say.
+            // The thread returns nothing.
             let _ = thread.join();
         }
     }

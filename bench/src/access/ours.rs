@@ -1,4 +1,4 @@
-//! Longshore: spaces, mapped by regions or by the raw calls, with and without a dirty log.
+//! The candidate Longshore: spaces, mapped by regions or by raw calls, with and without a dirty log.
 #![expect(unsafe_code, reason = "maps memory that outlives the space")]
 
 use std::ptr::{self, NonNull};
@@ -14,17 +14,17 @@ use longshore_pagetable::Prot;
 use super::accessor::Accessor;
 use super::memory::{BASE, Maps, Memory, SPACE_BYTES};
 
-/// The log that writes are noted in, keyed by IOVA.
+/// The dirty log of a space, by IOVA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Log {
     None,
-    /// A log of this process.
+    /// A log in this process.
     Internal,
-    /// A bitmap, as another process shares it.
+    /// A bitmap like the one that another process would share.
     External,
 }
 
-/// A space whose mappings are of a region. The memory must outlive it.
+/// Creates a space with mappings of a region. The memory must outlive it.
 pub(super) fn space(memory: &Memory, maps: &Maps, log: Log) -> Result<Space> {
     let space = Space::new()?;
     let region = region(memory)?;
@@ -42,11 +42,11 @@ pub(super) fn space(memory: &Memory, maps: &Maps, log: Log) -> Result<Space> {
             log.start(|| space.set_logs(logs))?;
         }
         Log::External => {
-            // From address zero on, a bit for each page.
+            // The bitmap has a bit for each page, from address zero on.
             let words = ((BASE + SPACE_BYTES) / 4096).div_ceil(64) as usize;
             let bits: Arc<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
             let start = NonNull::from(&*bits).cast::<u8>();
-            // SAFETY: the log keeps the bits, which are atomics, and nothing else looks at them.
+            // SAFETY: the log keeps the bits, which are atomics, and no other code accesses them.
             let log = unsafe { ExternalLog::from_raw_parts(start, words * 8, bits) };
             space.set_logs(Logs::default().with_iova(dirty::Log::External(Arc::new(log))))?;
         }
@@ -54,7 +54,7 @@ pub(super) fn space(memory: &Memory, maps: &Maps, log: Log) -> Result<Space> {
     Ok(space)
 }
 
-/// The memory as a region. It must outlive the spaces that the region is attached to.
+/// Creates a region of the memory. The memory must outlive the spaces that the region is attached to.
 pub(super) fn region(memory: &Memory) -> Result<Arc<Region>> {
     let start = ptr::with_exposed_provenance_mut(memory.address(0) as usize);
     let start = NonNull::new(start).context("memory is not at address 0")?;
@@ -62,7 +62,7 @@ pub(super) fn region(memory: &Memory) -> Result<Arc<Region>> {
     Ok(Arc::new(unsafe { Region::from_raw_parts(start, SPACE_BYTES) }?))
 }
 
-/// A space whose entries have host addresses. The memory must outlive it.
+/// Creates a space whose entries have host addresses. The memory must outlive it.
 pub(super) fn raw_space(memory: &Memory, maps: &Maps, barrier: Option<Barrier>) -> Result<Space> {
     let space = Space::with_config(SpaceConfig::new().with_barrier(barrier))?;
     for (place, offset) in maps.pieces() {

@@ -1,5 +1,5 @@
-//! Copies from and to an address of this process, found by each candidate's own translation. The
-//! limit is a copy from an address that was translated before.
+//! Copies to and from addresses of this process, which each candidate translates in its own way. The
+//! lower limit is a copy at an address that was translated before.
 #![expect(unsafe_code, reason = "copies from and to addresses of memory that is borrowed")]
 
 use std::ptr;
@@ -8,12 +8,12 @@ use longshore_pagetable::Prot;
 
 use super::accessor::Accessor;
 
-/// A way to an address of this process.
+/// A translation to an address of this process.
 pub(super) trait Translate {
     fn with<R>(&self, at: u64, len: usize, want: Prot, access: impl FnOnce(u64) -> R) -> R;
 }
 
-/// The address itself.
+/// No translation: the address itself.
 pub(super) struct Translated;
 
 impl Translate for Translated {
@@ -23,7 +23,7 @@ impl Translate for Translated {
     }
 }
 
-/// Plain copies behind a translation.
+/// Plain copies after a translation.
 pub(super) struct Copies<T>(pub(super) T);
 
 impl<T: Translate> Accessor for Copies<T> {
@@ -32,8 +32,8 @@ impl<T: Translate> Accessor for Copies<T> {
         let len = into.len();
         self.0.with(at, len, Prot::READ, |host| {
             let from = ptr::with_exposed_provenance::<u8>(host as usize);
-            // SAFETY: translated to an address of the memory, which the case borrows; threads have
-            // lists of their own.
+            // SAFETY: the address is in the memory, which the case borrows; each thread has its own list
+            // of addresses.
             unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), len) }
         });
     }
@@ -51,7 +51,7 @@ impl<T: Translate> Accessor for Copies<T> {
     fn read_word(&self, at: u64) -> u64 {
         self.0.with(at, 8, Prot::READ, |host| {
             let from = ptr::with_exposed_provenance::<u64>(host as usize);
-            // SAFETY: as in `read`; words of lists are aligned.
+            // SAFETY: as in `read`; lists contain aligned words only.
             unsafe { from.read_volatile() }
         })
     }
@@ -60,7 +60,7 @@ impl<T: Translate> Accessor for Copies<T> {
     fn write_word(&self, at: u64, word: u64) {
         self.0.with(at, 8, Prot::WRITE, |host| {
             let to = ptr::with_exposed_provenance_mut::<u64>(host as usize);
-            // SAFETY: as in `read`; words of lists are aligned.
+            // SAFETY: as in `read`; lists contain aligned words only.
             unsafe { to.write_volatile(word) }
         });
     }

@@ -1,6 +1,6 @@
-//! Numbers and orders that look arbitrary, and are the same each time.
+//! Pseudorandom numbers and orders that are the same in each run.
 
-/// Puts them into another order (Fisher and Yates, as Durstenfeld does it).
+/// Shuffles the items (Fisher and Yates, in Durstenfeld's version).
 pub(crate) fn shuffle<T>(items: &mut [T], random: &mut Random) {
     for last in (1..items.len()).rev() {
         items.swap(last, random.below(last as u64 + 1) as usize);

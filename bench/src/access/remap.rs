@@ -1,7 +1,8 @@
-//! What accesses cost while a driver maps and unmaps buffers beside them, and how often it can.
+//! Accesses while a driver maps and unmaps buffers: their cost, and the rate of the remaps.
 //!
-//! One thread makes the mix in its hot set; another maps and unmaps a buffer that nobody accesses, a
-//! thousand times a second or without a pause, as a driver with streaming mappings does.
+//! One thread makes the accesses of the mix in its hot set. Another thread maps and unmaps a buffer that
+//! is never accessed, a thousand times a second or without a pause, like a driver with streaming
+//! mappings.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::harness::metric::{CYCLES, REMAP_TIME, REMAPS, TIME_NS};
 use crate::harness::timed::{Pick, alone};
 use crate::harness::{Against, Candidate, CommonOptions, Run, Session};
 
-/// The buffer: beyond everything else that is mapped.
+/// The offset of the buffer: beyond all other mappings.
 const PLACE: u64 = SPACE_BYTES;
 const BUFFER_BYTES: u64 = 64 << 10;
 
@@ -79,8 +80,8 @@ fn cores(pause: Option<Duration>) -> usize {
     if pause.is_some() { 2 } else { 1 }
 }
 
-/// Remaps until `stop` is set, with a pause before each time; without one, it only waits. Returns how
-/// many remaps there were, the time that they took, and the time in which they were made.
+/// Remaps until `stop` is set, with a pause before each remap; if `pause` is `None`, it only waits.
+/// Returns the number of remaps, the time that they took, and the whole time.
 fn remaps(
     pause: Option<Duration>,
     remap: &impl Fn() -> Result<()>,
@@ -99,7 +100,8 @@ fn remaps(
     Ok((count, busy, began.elapsed()))
 }
 
-/// The median of the passes that the accesses make meanwhile. CPU time is that of both threads.
+/// Times accesses beside a remapping thread, and returns the median pass. CPU time is that of both
+/// threads.
 fn beside<P: Deref<Target: Accessor + Sized>>(
     time: Duration,
     ops: &[Op],

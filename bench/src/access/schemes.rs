@@ -1,9 +1,9 @@
-//! The published table: what each access paid for finding its group and holding it.
+//! The published table: the cost of finding and holding the VFIO group in each access.
 //!
-//! The structure is in the kernel's likeness, and the translations are the page tables of a space of
-//! ours, looked up without a TLB. So candidates differ by what they lock, and by nothing else:
+//! The data structures imitate the kernel's. The translations are the page tables of a Longshore space,
+//! which are walked without a TLB. So candidates differ only in their locks:
 //!
-//! | candidate | what each access takes |
+//! | candidate | locks and references of each access |
 //! | --- | --- |
 //! | untranslated | two full fences, as an SRCU read section; the slot of the guest address |
 //! | mutex | list of groups, three locks of the group, the container's lock; the task's lock and a reference to its memory |
@@ -55,11 +55,11 @@ pub(super) fn run(options: &CommonOptions, memory: &Memory, session: &mut Sessio
     Ok(())
 }
 
-/// The published averages with `vms` guests, each against untranslated access.
+/// Returns the published averages with `vms` guests, each with its ratio to untranslated access.
 fn published_rows(case: &str, vms: &str) -> Result<Vec<Row>> {
     let csv = published::read("iova_access")?;
     let of_vms = csv.lines.iter().filter(|line| csv.field(line, "vms") == Some(vms));
-    // Of some interfaces only a part was published.
+    // For some interfaces only a part was published.
     let average =
         |line: &Vec<_>| Some((format!("published: {}", line[0]), csv.number(line, "average")?));
     let figures: Vec<_> = of_vms.filter_map(average).collect();
@@ -95,8 +95,8 @@ fn candidates<'m>(on: (&'m Memory, &Maps), task: Task) -> Result<Vec<Candidate<'
     Ok(all)
 }
 
-/// Guest memory without an IOMMU, as a hypervisor reads it for its own devices: guest address,
-/// length, host address.
+/// Guest memory without an IOMMU, as a hypervisor reads it for its own devices: guest address, length,
+/// host address.
 struct Slots(Vec<(u64, u64, u64)>);
 
 impl Translate for Slots {
@@ -123,7 +123,7 @@ struct Group {
     container: Mutex<Option<Arc<Container>>>,
 }
 
-/// An IOMMU's translations, and whose memory they lead to.
+/// An IOMMU's translations, and the task that owns the memory.
 struct Container {
     mutex: Mutex<()>,
     rwlock: RwLock<()>,
@@ -141,7 +141,7 @@ impl Container {
         Self { mutex: Mutex::new(()), rwlock: RwLock::new(()), space, task, users }
     }
 
-    /// Translates and accesses.
+    /// Translates `at` and calls `access` with the host address.
     #[inline(always)]
     fn access<R>(&self, at: u64, len: usize, want: Prot, access: impl FnOnce(u64) -> R) -> R {
         let iova = Iova::new(at);
@@ -151,8 +151,8 @@ impl Container {
         access(mapping.translate(iova).expect("it lies in the mapping").raw())
     }
 
-    /// With the task's memory: as `get_task_mm` takes it, or as `mmget_not_zero` does without the
-    /// task's lock.
+    /// Calls `then` with a reference to the task's memory, taken as by `get_task_mm`, or without the
+    /// task's lock as by `mmget_not_zero`.
     #[inline(always)]
     fn with_memory<R>(&self, task_lock: bool, then: impl FnOnce() -> R) -> R {
         if task_lock {
@@ -175,16 +175,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A guest with a group and a container, as a device model holds it. `EACH_CALL`: each access finds
-/// its group and its container anew, rather than by references that are held across calls. `MUTEX`:
-/// the container's lock is a mutex, rather than one for reading. `TASK_LOCK`: each access takes it.
+/// A guest with a group and a container, as a device model holds it. `EACH_CALL`: each access looks its
+/// group and its container up, instead of holding references across calls. `MUTEX`: the container's lock
+/// is a mutex instead of a read-write lock. `TASK_LOCK`: each access takes the task's lock.
 struct Vm<const EACH_CALL: bool, const MUTEX: bool, const TASK_LOCK: bool> {
     groups: Arc<Groups>,
     group_id: usize,
     container: Arc<Container>,
 }
 
-/// So many guests, whose groups are those of one file descriptor.
+/// Creates `count` guests, whose groups belong to one file descriptor.
 fn vms<const EACH_CALL: bool, const MUTEX: bool, const TASK_LOCK: bool>(
     memory: &Memory,
     maps: &Maps,

@@ -1,26 +1,25 @@
-//! Lists of accesses: which places, in which sizes.
+//! Lists of accesses: their places and sizes.
 
 use super::memory::SPACE_BYTES;
 use super::random::{Random, shuffle};
 
 const PAGE_BYTES: u64 = 4096;
-/// Bytes of a hot set, and of one of its runs.
+/// The bytes of a hot set, and of each contiguous range in it.
 const HOT_BYTES: u64 = 1 << 20;
 const RUN_BYTES: u64 = 64 << 10;
 const RUNS: u64 = HOT_BYTES / RUN_BYTES;
 
-/// Threads that may have hot sets of their own.
+/// The maximum number of threads with hot sets of their own.
 pub(super) const THREADS_MAX: u64 = 2;
 
-/// The published mix, in hundredths: of all accesses 63 are reads; of the reads 48 in a hundred are
-/// of a page, the others of less; every write is of less than a page.
+/// The published mix: 63% of all accesses are reads; 48% of the reads are of a page, the others of less
+/// than a page; every write is of less than a page.
 const READS: f64 = 0.63;
 const PAGES_OF_READS: f64 = 0.48;
-/// What is less than a page is one of these, each as often as the others. The published table does
-/// not say.
+/// The sizes below a page, each as often as the others. The published table does not give them.
 const SMALL: [u32; 4] = [8, 64, 512, 1024];
 
-/// One access. Its address is what a candidate takes: an IOVA, a guest address, a host address.
+/// One access. The kind of address depends on the candidate: an IOVA, a guest address or a host address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Op {
     pub(super) at: u64,
@@ -28,23 +27,23 @@ pub(super) struct Op {
     pub(super) write: bool,
 }
 
-/// What is done.
+/// The kind of accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// The published mix.
     Mix,
-    /// Reads of so many bytes, 8 of them as a value.
+    /// Reads of this many bytes; 8 bytes are read as a value.
     Read(u32),
-    /// Writes of so many bytes, 8 of them as a value.
+    /// Writes of this many bytes; 8 bytes are written as a value.
     Write(u32),
 }
 
-/// Where it is done.
+/// The places of accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Places {
-    /// 1 MiB: 16 runs of 64 KiB, one somewhere in each sixteenth of the space.
+    /// 1 MiB: 16 ranges of 64 KiB, one at a random place in each sixteenth of the space.
     Hot,
-    /// All of the space.
+    /// The whole space.
     Random,
 }
 
@@ -57,7 +56,7 @@ impl Work {
         }
     }
 
-    /// Lengths and directions of `count` accesses, in the order of their kinds.
+    /// Returns lengths and directions of `count` accesses, not shuffled.
     fn deck(self, count: usize) -> Vec<(u32, bool)> {
         match self {
             Self::Read(len) => vec![(len, false); count],
@@ -74,7 +73,7 @@ impl Work {
         }
     }
 
-    /// Bytes of an access, on average.
+    /// Returns the mean length of an access, in bytes.
     fn mean_bytes(self) -> f64 {
         const SAMPLE: usize = 10_000;
         let bytes: u64 = self.deck(SAMPLE).iter().map(|(len, _)| u64::from(*len)).sum();
@@ -83,8 +82,8 @@ impl Work {
 }
 
 impl Places {
-    /// How many accesses a list has. Of a hot set so many that the list stays in the second cache; of
-    /// all of the space so many that the third does not keep what they touch.
+    /// Returns the number of accesses in a list. With a hot set, the list fits in the second-level
+    /// cache. With the whole space, the accessed memory does not fit in the third-level cache.
     pub(super) fn count(self, work: Work, quick: bool) -> usize {
         const HOT: usize = 1 << 14;
         const LINE_BYTES: f64 = 64.0;
@@ -99,8 +98,8 @@ impl Places {
         if quick { full.min(1 << 12) } else { full }
     }
 
-    /// The pages that are accessed, as offsets into the space; `None` for all. Each thread has its
-    /// own.
+    /// Returns the pages that are accessed, as offsets into the space; `None` for all. Each thread has
+    /// its own.
     fn pages(self, thread: u64, random: &mut Random) -> Option<Vec<u64>> {
         assert!(thread < THREADS_MAX);
         let sixteenth = SPACE_BYTES / RUNS;
@@ -121,8 +120,8 @@ impl Places {
     }
 }
 
-/// `count` accesses in an arbitrary order, the same each time; addresses are offsets into the space.
-/// Each lies within a page, at a multiple of its length.
+/// Returns `count` accesses in a pseudorandom order, the same in each run. Addresses are offsets into
+/// the space. Each access is within a page, at a multiple of its length.
 pub(super) fn list(work: Work, places: Places, thread: u64, count: usize) -> Vec<Op> {
     let mut random = Random::new(2 + thread);
     let pages = places.pages(thread, &mut random);

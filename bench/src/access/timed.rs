@@ -1,4 +1,4 @@
-//! Candidates: the same list of accesses by each way to memory.
+//! Candidates: the same list of accesses through each accessor.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -16,21 +16,22 @@ use crate::harness::metric::{ACCESS_RATE, CYCLES, TIME_NS};
 use crate::harness::timed::{Drive, Pick, alone, together};
 use crate::harness::{Candidate, CommonOptions, Run};
 
-/// What is done, where, how long.
+/// The accesses, their places, and the time to spend on them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Task {
     pub(super) work: Work,
     pub(super) places: Places,
-    /// How many do it at the same time, each in places of its own.
+    /// The number of threads that run at the same time, each with its own places.
     pub(super) threads: usize,
-    /// `true` to report the accesses a second of all threads together, also if there is only one thread.
+    /// `true` to report the accesses per second of all threads together, also if there is only one
+    /// thread.
     pub(super) speed: bool,
     pub(super) time: Duration,
     pub(super) quick: bool,
 }
 
 impl Task {
-    /// Of one thread.
+    /// Creates a task of one thread.
     pub(super) fn new(work: Work, places: Places, options: &CommonOptions) -> Self {
         let (time, quick) = (options.timed(), options.quick);
         Self { work, places, threads: 1, speed: false, time, quick }
@@ -41,16 +42,16 @@ impl Task {
     }
 }
 
-/// How a way to memory calls a place of the space.
+/// The kind of address that an accessor takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Address {
-    /// As the device does.
+    /// The IOVA, as the device uses it.
     Iova,
-    /// By its offset into the memory.
+    /// The offset into the memory.
     Offset,
-    /// By an address as far behind [`BASE`].
+    /// [`BASE`] plus the offset into the memory.
     Slot,
-    /// By its address in this process.
+    /// The address in this process.
     Host,
 }
 
@@ -65,8 +66,8 @@ impl Address {
     }
 }
 
-/// A candidate whose threads get a pointer to an accessor each from `open`. The accessor is checked to lead where it
-/// should before it is timed.
+/// Creates a candidate whose threads each get a pointer to an accessor from `open`. Before the timing,
+/// the accessor is checked to reach the right memory.
 pub(super) fn candidate<'m, P: Deref<Target: Accessor + Sized>>(
     name: impl Into<String>,
     task: Task,
@@ -89,7 +90,7 @@ pub(super) fn candidate<'m, P: Deref<Target: Accessor + Sized>>(
     .needs_cores(task.threads)
 }
 
-/// An accessor that all threads share.
+/// Returns an `open` function for an accessor that all threads share.
 pub(super) fn shared<D>(accessor: D) -> impl Fn(usize) -> Arc<D> {
     let accessor = Arc::new(accessor);
     move |_| Arc::clone(&accessor)
@@ -128,7 +129,7 @@ fn run<P: Deref<Target: Accessor + Sized>>(
         (vec![(CYCLES, timing.each.ticks), (ACCESS_RATE, speed)], timing.cpu_seconds)
     } else {
         let timing = if task.places == Places::Random {
-            // A pass over all of the space takes long: its parts are stretches.
+            // A pass over the whole space takes long, so each part of it is a stretch.
             let part = count.min(2048);
             alone(task.time, Pick::Median, part, |drive| {
                 let (accessor, mut buffer) = (open(0), Buffer::new());
@@ -147,9 +148,9 @@ fn run<P: Deref<Target: Accessor + Sized>>(
     Ok(Run { sample, cost: Some(Cost::of_stretch(cpu_seconds)), note: None })
 }
 
-/// A list in another order each time, the same orders for each candidate. A processor learns a list
-/// of thousands by heart when it is repeated as it is, and predicts every branch that depends on a
-/// length: no device model is asked so.
+/// A list that is shuffled anew for each pass, in the same orders for each candidate. If a list of
+/// thousands of accesses is repeated in the same order, the processor learns it and predicts every
+/// branch that depends on a length. That never happens to a device model.
 pub(super) struct Order {
     ops: Vec<Op>,
     random: Random,
@@ -166,7 +167,7 @@ impl Order {
     }
 }
 
-/// The accesses of one thread.
+/// Returns the accesses of one thread.
 pub(super) fn list(
     task: Task,
     thread: usize,

@@ -1,4 +1,4 @@
-//! What unmapping costs, by what the sessions are doing meanwhile.
+//! The cost of unmapping, by the state of the other sessions.
 #![expect(unsafe_code, reason = "unmaps what it mapped by the raw call")]
 
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::harness::timed::{Pick, alone};
 use crate::harness::{Candidate, CommonOptions, Run, Session};
 
 const PAGE_BYTES: u64 = 4096;
-/// Pages that are unmapped in one stretch, each by itself or all as one batch. They have no table of
-/// their own, which would come and go with them.
+/// The pages that are unmapped in one stretch, one by one or in one batch. A page that stays mapped
+/// keeps their table alive, so that it is not allocated and freed each time.
 const PAGES: u64 = 64;
 
-/// By which calls, and whether all pages have one grace period.
+/// The calls that unmap, and whether all pages share one grace period.
 #[derive(Clone, Copy, Debug)]
 struct How {
     regions: bool,
@@ -54,7 +54,7 @@ impl How {
         let space = Space::new()?;
         let region = ours::region(memory)?;
         space.attach(&region)?;
-        // Stays mapped: for the other sessions, and for the table.
+        // Stays mapped, for the other sessions and to keep the table.
         let kept = PAGES * PAGE_BYTES;
         ours::map_raw(&space, memory, kept, kept, PAGE_BYTES)?;
         let others = sessions.start(&space, Iova::new(BASE + kept))?;
@@ -95,8 +95,8 @@ impl How {
                 if self.regions {
                     batch.unmap(iova, PAGE_BYTES)
                 } else {
-                    // SAFETY: mapped before by the raw call, and no other thread maps here; the
-                    // memory outlives the space.
+                    // SAFETY: the raw call mapped it before, and no other thread maps here; the memory
+                    // outlives the space.
                     unsafe { batch.unmap_raw(iova, PAGE_BYTES) }
                 }
             })?;
@@ -106,7 +106,7 @@ impl How {
             if self.regions {
                 space.unmap(iova, PAGE_BYTES)
             } else {
-                // SAFETY: mapped before by the raw call, and no other thread maps here.
+                // SAFETY: the raw call mapped it before, and no other thread maps here.
                 unsafe { space.unmap_raw(iova, PAGE_BYTES) }
             }
         })?;

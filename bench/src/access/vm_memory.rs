@@ -1,8 +1,8 @@
-//! The crate `vm-memory`, in the version that many use and in the newest: guest memory in one region
-//! or sixteen, with and without a bitmap of what was written, and behind its IOMMU.
+//! The crate `vm-memory`, in a widely used version and the newest one: guest memory in one region or
+//! sixteen, with and without a bitmap of dirty pages, and behind its IOMMU.
 #![expect(unsafe_code, reason = "the peers are given memory by pointer")]
 
-/// What both versions have, by the crate's name.
+/// The code that both versions share, for a crate of the given name.
 macro_rules! regions {
     ($vm:ident, $accesses:path) => {
         use std::ptr;
@@ -18,8 +18,8 @@ macro_rules! regions {
 
         pub(in super::super) use $vm::bitmap::AtomicBitmap;
 
-        /// All of the memory in one region, by the trait that device models use: a guest address is
-        /// an offset into the memory. The memory must outlive it.
+        /// Returns all of the memory in one region, accessed by the trait `Bytes`, which device models
+        /// use. A guest address is an offset into the memory. The memory must outlive the result.
         pub(in super::super) fn one<B>(memory: &Memory) -> Result<ByBytes<GuestMemoryMmap<B>>>
         where
             B: Bitmap + NewBitmap + 'static,
@@ -28,7 +28,7 @@ macro_rules! regions {
             Ok(ByBytes(GuestMemoryMmap::from_regions(vec![region])?))
         }
 
-        /// A region for each mapping: a guest address is an IOVA. As [`one`].
+        /// Like [`one`], with a region for each mapping; a guest address is an IOVA.
         pub(in super::super) fn each(
             memory: &Memory,
             maps: &Maps,
@@ -54,7 +54,7 @@ macro_rules! regions {
             region.into_iter().next().context("a guest region that does not fit")
         }
 
-        /// By the trait `Bytes`.
+        /// Access by the trait `Bytes`.
         pub(in super::super) struct ByBytes<G>(pub(super) G);
 
         impl<G: Bytes<GuestAddress>> Accessor for ByBytes<G> {
@@ -79,7 +79,7 @@ macro_rules! regions {
             }
         }
 
-        /// By a slice of the region, which is shorter where all of an access lies in one.
+        /// Access by a slice of a region, which is faster if the access is within one region.
         pub(in super::super) struct BySlice(pub(in super::super) ByBytes<GuestMemoryMmap<()>>);
 
         impl BySlice {
@@ -125,8 +125,8 @@ pub(super) mod v0_18 {
     use vm_memory::iommu::{Error, IotlbFails, IotlbIterator};
     use vm_memory::{Iommu, IommuMemory, Iotlb, Permissions};
 
-    /// An IOMMU that has all of its mappings, behind a lock for reading, as the crate's own tests
-    /// and vhost backends have it.
+    /// An IOMMU that contains all its mappings, behind a read-write lock, as in the crate's own tests
+    /// and in vhost back-ends.
     #[derive(Debug)]
     pub(in super::super) struct Locked(RwLock<Iotlb>);
 
@@ -149,7 +149,7 @@ pub(super) mod v0_18 {
 
     pub(in super::super) type ByIommu = ByBytes<IommuMemory<GuestMemoryMmap<()>, Locked>>;
 
-    /// The crate's IOMMU before one region. As [`one`].
+    /// Like [`one`], behind the crate's IOMMU.
     pub(in super::super) fn iommu(memory: &Memory, maps: &Maps) -> Result<ByIommu> {
         let mut iotlb = Iotlb::new();
         for (place, offset) in maps.pieces() {
@@ -161,7 +161,7 @@ pub(super) mod v0_18 {
     }
 
     impl ByIommu {
-        /// Maps bytes of the memory at `place`, and unmaps them.
+        /// Maps `len_bytes` bytes at `place`, and unmaps them.
         pub(in super::super) fn map_and_unmap(&self, place: u64, len_bytes: u64) -> Result<()> {
             let (from, len) = (GuestAddress(BASE + place), len_bytes as usize);
             let iotlb = || self.0.iommu().0.write().expect("no thread panicked");

@@ -5,12 +5,12 @@
 //!   ────────────────              ─────────────────────────────
 //!   Machine ──────────────────► /bin/nvme bind … vfio-pci
 //!   a command for each block    /bin/nvme bench, one process each
-//!   size and queue depth           │ map + unmap, bounce, static, policy: by turns
+//!   size and queue depth           │ map + unmap, bounce, static, policy, alternating
 //!   lines ◄── JSON ────────────────┘          NVMe on a disk that reads as zeros
 //! ```
 //!
-//! The guest's processor is emulated. Two kinds of runs follow from that: throughput by the time that
-//! passes, and map and unmap time by a clock that counts the guest's instructions.
+//! The guest's processor is emulated, so there are two kinds of runs: throughput is measured by elapsed
+//! time, and map and unmap time by a clock that counts the guest's instructions.
 
 use std::time::Duration;
 
@@ -24,18 +24,18 @@ use crate::harness::metric::{MAP_AND_UNMAP_TIME, MAP_TIME, SPEED, UNMAP_TIME};
 use crate::harness::program::last_lines;
 use crate::harness::{Against, CommonOptions, Row, Session, published};
 
-/// Where the device is, for QEMU and for Linux.
+/// The PCI address of the device, for QEMU and for Linux.
 const SLOT: &str = "05.0";
 const ADDRESS: &str = "0000:00:05.0";
-/// The package of the program, and where the guest has it.
+/// The package of the program, and its path in the guest.
 const DRIVER: &str = "longshore-nvme-example";
 const PROGRAM: &str = "/bin/nvme";
 const DISK_BYTES: u64 = 1 << 30;
-/// What a case without rows is called.
+/// The case name if the whole guest does not run.
 const ALL: &str = "guest";
-/// An emulated processor has its time.
+/// An emulated processor is slow.
 const TIME_LIMIT: Duration = Duration::from_secs(3600);
-/// Rounds of a clock that repeats to 1%.
+/// Fewer rounds suffice with the instruction clock, which repeats to within 1%.
 const ROUNDS_COUNTING: usize = 3;
 
 const BLOCKS: [(&str, u64); 4] =
@@ -70,7 +70,7 @@ impl Interest {
         }
     }
 
-    /// How many I/Os a round has.
+    /// Returns the number of I/Os in a round.
     fn ios(self, block_bytes: u64) -> u64 {
         let bytes: u64 = match self {
             Self::Throughput => 64 << 20,
@@ -82,13 +82,13 @@ impl Interest {
     fn machine(self, name: &str, iommu: Iommu) -> Machine {
         let machine = Machine::new(name).iommu(iommu).cpus(1);
         match self {
-            // For some seconds after its boot the kernel has work of its own.
+            // For some seconds after boot the kernel has work of its own.
             Self::Throughput => machine.settle(Duration::from_secs(5)),
             Self::Instructions => machine.counting_instructions(),
         }
     }
 
-    /// What must be known to read the rows.
+    /// Returns the note that the reader of the rows needs.
     fn note(self) -> &'static str {
         match self {
             Self::Throughput => {
@@ -103,7 +103,7 @@ impl Interest {
     }
 }
 
-/// Runs every case that is wanted, with a boot for each IOMMU and kind of run.
+/// Runs every case that the options select, with one boot for each IOMMU and kind of run.
 pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
     let mut boots = Vec::new();
     for interest in [Interest::Throughput, Interest::Instructions] {
@@ -142,7 +142,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     Ok(())
 }
 
-/// Runs cases in one boot.
+/// Runs the cases of one boot.
 fn run_in(
     machine: &Machine,
     interest: Interest,
@@ -155,7 +155,7 @@ fn run_in(
         Interest::Instructions => rounds.counted.min(ROUNDS_COUNTING),
     };
     let rounds = rounds.warm_up + counted;
-    // virtio-iommu has no interrupt remapping; the device is our own.
+    // virtio-iommu has no interrupt remapping, and the device is a trusted one, made by this bench.
     let bind = [PROGRAM, "bind", "--device", ADDRESS, "vfio-pci", "--allow-unsafe-interrupts"];
     let mut tasks = vec![Task::command(bind).named("bind")];
     for case in cases {
@@ -217,7 +217,7 @@ fn run_in(
     Ok(())
 }
 
-/// The published figures, where there are some: of virtio-iommu, with 64 I/Os in flight.
+/// Returns the published figures of a case, if there are any: for virtio-iommu, with 64 I/Os in flight.
 fn published_rows(interest: Interest, iommu: &str, case: &Case) -> Result<Vec<Row>> {
     if iommu != "virtio-iommu" || case.depth != DEPTH_PUBLISHED {
         return Ok(Vec::new());
@@ -226,7 +226,7 @@ fn published_rows(interest: Interest, iommu: &str, case: &Case) -> Result<Vec<Ro
     let line = csv.lines.iter().find(|line| line[0] == case.block);
     let number =
         |field| line.and_then(|line| csv.number(line, field)).context("bounce.csv: too short");
-    // The table has the shares that went away, in hundredths; the rest has as many digits.
+    // The table has the reductions, to two decimals, so the rest is rounded to two decimals.
     let left = |cut: f64| ((1.0 - cut) * 100.0).round() / 100.0;
     let row = |metric, ratio, note: &str| Row {
         baseline: Some(format!("published: {MAP}")),
@@ -240,8 +240,8 @@ fn published_rows(interest: Interest, iommu: &str, case: &Case) -> Result<Vec<Ro
             vec![row(SPEED, number("throughput")?, note)]
         }
         Interest::Instructions => {
-            let note = "time on an i5-10210U, traps included; of map it says only that more than 99% \
-                        went away";
+            let note = "time on an i5-10210U, traps included; for map the table gives only a reduction \
+                        of more than 99%";
             vec![
                 row(UNMAP_TIME, left(number("unmap_time_cut")?), note),
                 row(MAP_TIME, left(number("map_time_cut")?), note),
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_block_and_depth_is_a_case_and_goals_name_them() {
+    fn goals_name_existing_cases_for_every_block_and_depth() {
         let names = |interest: Interest| -> Vec<String> {
             let cases = IOMMUS.iter().flat_map(|(iommu, _)| interest.cases(iommu));
             cases.map(|case| case.name).collect()
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn published_figures_stand_beside_what_they_are_of() {
+    fn published_figures_are_rows_of_their_cases() {
         let rows = |interest: Interest, iommu: &str| {
             let cases = interest.cases(iommu);
             let rows = cases.iter().map(|case| published_rows(interest, iommu, case));

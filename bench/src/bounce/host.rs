@@ -1,4 +1,4 @@
-//! The cases of the host: mappings and bounces of one thread and of two.
+//! The cases on the host: mappings and bounces by one thread and by two.
 #![expect(unsafe_code, reason = "copies between memory of transfers and a slot")]
 
 use std::hint::black_box;
@@ -21,14 +21,14 @@ use crate::harness::timed::{Drive, Pick, alone, together};
 use crate::harness::{Against, Candidate, CommonOptions, Run, Session};
 
 const PAGE_BYTES: u64 = 4096;
-/// The memory of the transfers of a stretch.
+/// The bytes that the transfers of a stretch touch.
 const TOUCHED_BYTES: u64 = 256 << 10;
 
 const NO_SESSION: &str = Sessions::ALL[0].0;
 const TREES: &str = "a mutex and B-trees";
 const TREES_64: &str = "a mutex and B-trees, 64 at once";
 const AT_ONCE: &str = "no session, 64 at once";
-const NO_TABLES: &str = "behind a lock; it has no tables to walk, and nothing is invalidated";
+const NO_TABLES: &str = "behind a lock; without page tables and without invalidations";
 
 pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> {
     map_and_unmap(options, session)?;
@@ -38,14 +38,14 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     two_threads(options, session)
 }
 
-/// Transfers, as many as one stretch has at least.
+/// Returns transfers for one stretch or more.
 fn stretch(len_bytes: u64) -> Result<Vec<Part>> {
     let different = (TOUCHED_BYTES / len_bytes) as usize;
     let parts = parts(different, len_bytes)?;
     Ok(parts.into_iter().cycle().take(different.max(STRETCH)).collect())
 }
 
-/// A candidate of one thread, in time for each transfer.
+/// Creates a candidate of one thread, whose figure is the time of each transfer.
 fn candidate<'w>(
     name: &str,
     options: &CommonOptions,
@@ -102,7 +102,7 @@ fn batches(options: &CommonOptions, session: &mut Session) -> Result<()> {
 const OURS: &str = "longshore";
 const MAPPED: &str = "longshore, mapped";
 
-/// A bounce beside its copies.
+/// Compares a bounce with its copies alone.
 fn bounces(options: &CommonOptions, session: &mut Session) -> Result<()> {
     const REPORTED: &str = "longshore, reported";
     const COPIES: &str = "the copies alone";
@@ -120,7 +120,7 @@ fn bounces(options: &CommonOptions, session: &mut Session) -> Result<()> {
             let work = move |thread, drive: Drive<'_>| ours.run(thread, drive);
             Ok(candidate(name, options, work).ours())
         };
-        // The memory of transfers and one slot, which stays where it is.
+        // The memory of the transfers, and one slot at a fixed address.
         let slot = parts(1, len_bytes)?[0];
         let free = &Mutex::new(parts(8, len_bytes)?);
         let candidates = vec![
@@ -138,7 +138,7 @@ fn bounces(options: &CommonOptions, session: &mut Session) -> Result<()> {
                     Ok(())
                 })
             }),
-            // Without anything that keeps slots apart, makes more of them, or frees them.
+            // A list of slots without size classes, growth or reclaim.
             candidate(SLOTS, options, |_, drive| {
                 each(all, drive, |part| {
                     let slot = lock(free).pop().context("there is no slot left")?;
@@ -149,7 +149,7 @@ fn bounces(options: &CommonOptions, session: &mut Session) -> Result<()> {
                 })
             }),
             ours(REPORTED, Bounce::Always, How::Reported)?
-                .with_note("nothing is copied in: the device says how much it has written"),
+                .with_note("nothing is copied in: the device reports how much it has written"),
             candidate(COPY, options, |_, drive| {
                 each(all, drive, |part| copied(black_box(slot), *part))
             }),
@@ -167,7 +167,7 @@ fn bounces(options: &CommonOptions, session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// By the routine that bounces copy by.
+/// Copies with the routine that bounces use.
 #[inline(always)]
 fn copied(from: Part, to: Part) -> Result<()> {
     // SAFETY: both have as many bytes, and no other thread uses them.
@@ -175,14 +175,14 @@ fn copied(from: Part, to: Part) -> Result<()> {
     Ok(())
 }
 
-/// By the C library's.
+/// Copies with the C library's routine.
 #[inline(always)]
 fn memcpy(from: Part, to: Part) {
     // SAFETY: both have as many bytes, and no other thread uses them.
     unsafe { ptr::copy_nonoverlapping(from.start(), to.start(), from.len()) }
 }
 
-/// An element of a DMA pool, taken and dropped, beside a map and an unmap.
+/// Compares taking and dropping an element of a DMA pool with a map and an unmap.
 fn elements(options: &CommonOptions, session: &mut Session) -> Result<()> {
     const ELEMENT: &str = "longshore, a DMA pool";
     const LIST: &str = "a mutex and a list";
@@ -227,7 +227,7 @@ fn elements(options: &CommonOptions, session: &mut Session) -> Result<()> {
                 Ok(())
             })
         })
-        .with_note("neither maps, nor counts, nor grows"),
+        .with_note("does not map, count or grow"),
     ];
     let against = |baseline| Against::new(TIME_NS, baseline).only(ELEMENT);
     session.compare(case, candidates, &[against(MAPPED), against(LIST)])
@@ -237,10 +237,10 @@ fn repeat(drive: Drive<'_>, work: impl Fn() -> Result<()>) -> Result<()> {
     drive(&mut |meter| meter.time(|| (0..STRETCH).try_for_each(|_| work())))
 }
 
-/// Work that several threads do.
+/// Work that several threads can run.
 type Work = Box<dyn Fn(usize, Drive<'_>) -> Result<()> + Sync>;
 
-/// One thread, and two of one domain, each with memory of its own.
+/// Compares one thread with two threads of one domain, each with its own memory.
 fn two_threads(options: &CommonOptions, session: &mut Session) -> Result<()> {
     let both =
         || -> Result<Vec<Vec<Part>>> { Ok(vec![stretch(PAGE_BYTES)?, stretch(PAGE_BYTES)?]) };

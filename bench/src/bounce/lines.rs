@@ -1,4 +1,4 @@
-//! What the driver in the guest says: a JSON object for each scheme and round.
+//! The output of the driver in the guest: a JSON object for each scheme and round.
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
@@ -12,19 +12,19 @@ use crate::harness::metric::{
 };
 use crate::harness::{Sample, Trouble};
 
-/// The scheme that ratios are taken against.
+/// The baseline of the ratios.
 pub(super) const MAP: &str = "map + unmap";
 
-/// What is of interest of a run.
+/// The quantity that a run measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interest {
-    /// How fast it was.
+    /// The throughput.
     Throughput,
-    /// What mapping and unmapping took, by a clock that counts instructions.
+    /// The time of mapping and unmapping, by a clock that counts instructions.
     Instructions,
 }
 
-/// One run of one scheme. What else a line has is not looked at.
+/// One run of one scheme. Other fields of a line are ignored.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 struct Line {
     scheme: String,
@@ -41,21 +41,21 @@ struct Line {
     unmap_seconds: f64,
 }
 
-/// What was asked of the driver.
+/// The parameters that the driver was started with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) block_bytes: u64,
     pub(super) depth: u64,
     pub(super) rounds: usize,
-    /// Of which so many come first and do not count.
+    /// The number of these rounds that come first and are discarded.
     pub(super) warm_up: usize,
 }
 
-/// Reads the lines of one run: the guest's environment, and what was measured.
+/// Reads the lines of one run: the guest's environment and the measured values.
 ///
 /// # Errors
-/// Where they are not what was asked for. A scheme that did not do what it is called is an entry that
-/// failed.
+/// Returns an error if the lines do not match `asked`. A scheme that did not do what its name says
+/// becomes a failed entry.
 pub(super) fn read(
     case: &str,
     stdout: &str,
@@ -67,7 +67,7 @@ pub(super) fn read(
     let mut schemes: Vec<(String, Vec<Line>)> = Vec::new();
     for text in stdout.lines().filter(|text| !text.trim().is_empty()) {
         let value: Value = serde_json::from_str(text)
-            .with_context(|| format!("a line of the guest is no JSON: {text}"))?;
+            .with_context(|| format!("a line of the guest is not JSON: {text}"))?;
         if let Some(of_guest) = Environment::from_line(&value) {
             environment = Some(of_guest);
             continue;
@@ -75,7 +75,7 @@ pub(super) fn read(
         let line: Line = serde_json::from_value(value)
             .with_context(|| format!("a line of the guest lacks a field: {text}"))?;
         if (line.block_bytes, line.depth) != (asked.block_bytes, asked.depth) {
-            bail!("asked for {asked:?}, the guest says {text}");
+            bail!("asked for {asked:?}, but the guest printed {text}");
         }
         match schemes.iter_mut().find(|(scheme, _)| *scheme == line.scheme) {
             Some((_, lines)) => lines.push(line),
@@ -88,13 +88,16 @@ pub(super) fn read(
         rounds.sort_unstable();
         let first = rounds.first().copied().unwrap_or(0);
         if rounds != (first..first + asked.rounds).collect::<Vec<_>>() {
-            bail!("{scheme}: {} rounds were asked for, and {rounds:?} came", asked.rounds);
+            bail!(
+                "{scheme}: {} rounds were asked for, but the guest printed {rounds:?}",
+                asked.rounds
+            );
         }
         entries.push(entry(scheme, lines, first + asked.warm_up, interest, note));
     }
     for needed in [MAP, "bounce"] {
         if !entries.iter().any(|entry| entry.candidate == needed) {
-            bail!("the guest says nothing of '{needed}'");
+            bail!("the guest printed no line for '{needed}'");
         }
     }
     Ok((environment, Measured::new(case, entries)))
@@ -118,7 +121,7 @@ fn entry(scheme: &str, lines: &[Line], first: usize, interest: Interest, note: &
 }
 
 impl Line {
-    /// Why this run shows nothing of its scheme.
+    /// Returns the reason if this run is not one of its scheme.
     fn is_not_what_it_says(&self) -> Option<String> {
         if self.ios == 0 || self.bytes != self.ios * self.block_bytes {
             return Some(format!("{} I/Os moved {} bytes", self.ios, self.bytes));
@@ -126,7 +129,7 @@ impl Line {
         if [self.seconds, self.map_seconds, self.unmap_seconds].iter().any(|of| !of.is_finite())
             || self.seconds <= 0.0
         {
-            return Some("it has no times".to_owned());
+            return Some("the line has no valid times".to_owned());
         }
         match self.scheme.as_str() {
             "bounce" if self.bounced == 0 => Some("nothing was bounced".to_owned()),
@@ -182,7 +185,7 @@ mod tests {
     fn lines(bounced: u64) -> String {
         let mut text = "{\"environment\":{\"kernel\":\"6.12\"}}\n".to_owned();
         for round in 0..3 {
-            // The round that does not count is another matter.
+            // The discarded round is much slower.
             let slow = if round == 0 { 100.0 } else { 1.0 };
             text += &line("map", round, slow * 0.4 * (round + 1) as f64, 0);
             text += &line("bounce", round, 0.1 * (round + 1) as f64, bounced);
@@ -222,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_did_not_do_what_it_is_called_fails_the_bench() {
+    fn a_run_that_contradicts_its_scheme_fails_the_bench() {
         for (text, scheme, why) in [
             (lines(0), "bounce", "nothing was bounced"),
             (lines(999), "bounce", "999 were bounced"),
@@ -237,18 +240,18 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_asked_for_is_refused() {
+    fn lines_that_were_not_asked_for_are_refused() {
         let refused = |text: &str| match answer(text, Interest::Throughput) {
             Ok(_) => panic!("taken: {text}"),
             Err(error) => format!("{error:#}"),
         };
-        assert!(refused("nonsense").contains("no JSON"));
+        assert!(refused("nonsense").contains("not JSON"));
         assert!(refused("{\"scheme\":\"map\"}").contains("lacks a field"));
         assert!(refused(&lines(1000).replace(":4096,", ":8192,")).contains("asked for"));
         let lost: String = lines(1000).lines().skip(2).flat_map(|line| [line, "\n"]).collect();
         assert!(refused(&lost).contains("3 rounds were asked for"), "{}", refused(&lost));
         let alone: String = (0..3).map(|round| line("map", round, 1.0, 0)).collect();
-        assert!(refused(&alone).contains("nothing of 'bounce'"));
-        assert!(refused("").contains("nothing of"));
+        assert!(refused(&alone).contains("no line for 'bounce'"));
+        assert!(refused("").contains("no line for"));
     }
 }

@@ -1,4 +1,4 @@
-//! Longshore: domains over page tables of this process.
+//! The candidate Longshore: domains over page tables of this process.
 
 use std::hint::black_box;
 
@@ -14,18 +14,18 @@ use crate::harness::timed::Drive;
 const PAGE_BYTES: u64 = 4096;
 const BOTH: Direction = Direction::Bidirectional;
 
-/// How the transfers of a stretch are made and ended.
+/// The order of the calls in a stretch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
-    /// One after the other, by the thread's handle.
+    /// Maps and unmaps one transfer after the other, by the thread's local handle.
     Each,
-    /// All of them mapped before the first is unmapped.
+    /// Maps all transfers before it unmaps the first.
     AllAtOnce,
-    /// The same, and unmapped as one batch.
+    /// Maps and unmaps one transfer after the other, with one flush for all of them.
     Batch,
-    /// One after the other, by the domain's own handle, which locks.
+    /// Maps and unmaps one transfer after the other, by the domain's own handle, which locks.
     ByDomain,
-    /// One after the other, of memory that the device only writes, and says how much it has written.
+    /// Like `Each`, with memory that the device only writes; the length that it wrote is reported.
     Reported,
 }
 
@@ -33,7 +33,7 @@ pub(super) enum How {
 pub(super) struct Ours {
     domain: Domain,
     space: Space,
-    /// For each thread.
+    /// The transfers of each thread.
     parts: Vec<Vec<Part>>,
     how: How,
     sessions: Sessions,
@@ -42,7 +42,7 @@ pub(super) struct Ours {
 }
 
 impl Ours {
-    /// A domain that bounces or does not, with memory for each thread.
+    /// Creates a domain that bounces always or never, with memory for each thread.
     pub(super) fn new(
         bounce: Bounce,
         parts_of: Vec<Vec<Part>>,
@@ -51,15 +51,16 @@ impl Ours {
     ) -> Result<Self> {
         let soft = Soft::new()?;
         let space = soft.space().clone();
-        // Nothing but what is measured happens meanwhile.
+        // Without automatic freeing, nothing runs beside the measured work.
         let domain = Domain::builder(soft).bounce(bounce).free_after(None).build();
         let kept = parts(1, PAGE_BYTES)?[0];
         Ok(Self { domain, space, parts: parts_of, how, sessions, kept })
     }
 
-    /// Has stretches of the thread's transfers driven.
+    /// Runs the transfers of one thread under `drive`.
     pub(super) fn run(&self, thread: usize, drive: Drive<'_>) -> Result<()> {
-        // Dropped in the reverse order: who accesses the page is gone before it is.
+        // Fields are dropped in reverse order, so the sessions that access the page end before it is
+        // unmapped.
         let kept = self.domain.map(self.kept, BOTH).map_err(Error::from)?;
         let _others = self.sessions.start(&self.space, kept.iova())?;
         let (parts, local) = (&self.parts[thread], self.domain.local());

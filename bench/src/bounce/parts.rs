@@ -1,5 +1,5 @@
 //! The memory of transfers.
-#![expect(unsafe_code, reason = "gives memory to devices that it never frees")]
+#![expect(unsafe_code, reason = "declares leaked memory as memory for devices")]
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -10,12 +10,12 @@ use longshore_mem::{DmaMemory, FileOffset};
 
 use crate::harness::timed::Drive;
 
-/// Transfers of one stretch.
+/// The number of transfers in a stretch.
 pub(super) const STRETCH: usize = 64;
 
-/// Memory of one transfer: of a buffer without references to it, which is never freed.
+/// The memory of one transfer: a range of a leaked buffer without references to it.
 ///
-/// One word to move, as a buffer is.
+/// It is one word to move, like a buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part(&'static Place);
 
@@ -24,10 +24,10 @@ struct Place(NonNull<[u8]>);
 
 // SAFETY: memory that is never freed may be used from any thread.
 unsafe impl Send for Place {}
-// SAFETY: a shared part only tells the address.
+// SAFETY: a shared part only gives out the address.
 unsafe impl Sync for Place {}
 
-// SAFETY: the memory stays where it is, and no reference to it is ever made.
+// SAFETY: the memory does not move, and no reference to it is ever made.
 unsafe impl DmaMemory for Part {
     #[inline(always)]
     fn host(&self) -> NonNull<[u8]> {
@@ -49,26 +49,26 @@ impl Part {
         Self(Box::leak(Box::new(Place(bytes))))
     }
 
-    /// Where it begins.
+    /// Returns the start address.
     #[inline(always)]
     pub(super) fn start(self) -> *mut u8 {
         self.0.0.as_ptr().cast()
     }
 
-    /// How long it is.
+    /// Returns the length in bytes.
     #[inline(always)]
     pub(super) fn len(self) -> usize {
         self.0.0.len()
     }
 
-    /// Its first `len` bytes.
+    /// Returns the first `len` bytes.
     pub(super) fn first(self, len: usize) -> Self {
         assert!(len <= self.len());
         Self::of(NonNull::slice_from_raw_parts(self.0.0.cast(), len))
     }
 }
 
-/// Times `work` on one stretch of the parts after the other, and again from the first.
+/// Times `work` on one stretch of parts after the other, and starts again after the last.
 #[inline(always)]
 pub(super) fn stretches(
     parts: &[Part],
@@ -83,7 +83,7 @@ pub(super) fn stretches(
     })
 }
 
-/// Times the same work on each part of a stretch.
+/// Times `work` on each part of a stretch.
 #[inline(always)]
 pub(super) fn each(
     parts: &[Part],
@@ -93,7 +93,7 @@ pub(super) fn each(
     stretches(parts, drive, |stretch| stretch.iter().try_for_each(&work))
 }
 
-/// `count` parts of `len_bytes`, one beside the other, whose pages are there.
+/// Allocates `count` adjacent parts of `len_bytes` each, whose pages are resident.
 pub(super) fn parts(count: usize, len_bytes: u64) -> Result<Vec<Part>> {
     let all = count as u64 * len_bytes;
     let mut buffer = Heap::Memfd.allocate(all).context("memory of transfers")?;

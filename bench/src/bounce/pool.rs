@@ -19,11 +19,11 @@ pub(super) const CASE: &str = "pool memory over a burst";
 
 const PAGE_BYTES: u64 = 4096;
 const CHUNK_BYTES: u64 = 2 << 20;
-/// The largest slot has so many pages.
+/// The pages of the largest slot.
 const PAGES_MAX: u64 = 64;
-/// How long the library keeps unused chunks in the case that does not free them on request.
+/// How long the library keeps unused chunks, in the case without calls of `shrink`.
 const FREE_AFTER: Option<Duration> = Some(Duration::from_millis(20));
-/// The longest that is waited for rest.
+/// The maximum wait until the pool is at rest.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 const DIRECTIONS: [Direction; 3] =
@@ -64,7 +64,7 @@ impl Transfer {
     }
 }
 
-/// Of any length up to the largest slot's, and each direction.
+/// Returns transfers of any length up to the largest slot's, in all directions.
 fn mixed(count: usize) -> Vec<Transfer> {
     let mut random = Random::new(11);
     let transfer = |_| Transfer {
@@ -74,7 +74,7 @@ fn mixed(count: usize) -> Vec<Transfer> {
     (0..count).map(transfer).collect()
 }
 
-/// Which transfers end first.
+/// The order in which transfers end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     OldestFirst,
@@ -82,8 +82,8 @@ enum Order {
     Any,
 }
 
-/// Unused chunks are freed by the library after a time, or else each time the pool is looked at, so
-/// that figures repeat.
+/// Runs a burst of transfers. The library frees unused chunks after `free_after`; if that is `None`,
+/// this function frees them each time before it reads the pool's size, so that figures are repeatable.
 fn burst(
     transfers: &[Transfer],
     memory: Part,
@@ -147,7 +147,7 @@ fn burst(
     Ok(sample)
 }
 
-/// A burst of transfers that are all of one size, for the size that is worst.
+/// Runs bursts of transfers of one size, and reports the worst size.
 fn worst_size(count: usize, memory: Part) -> Result<Run> {
     let (mut worst, mut worst_pages) = (0.0, 0);
     for pages in 1..=PAGES_MAX {
@@ -167,12 +167,12 @@ fn worst_size(count: usize, memory: Part) -> Result<Run> {
     Ok(Run { sample: vec![(PEAK_OVER_IN_FLIGHT, worst)], note, cost: None })
 }
 
-/// What the pool has beside one chunk for each kind, over what is in flight.
+/// Returns the pool's bytes, minus one chunk for each kind, divided by the bytes in flight.
 fn over(pool_bytes: u64, in_flight_bytes: u64, kinds: u64) -> f64 {
     pool_bytes.saturating_sub(kinds * CHUNK_BYTES) as f64 / in_flight_bytes as f64
 }
 
-/// How many classes and directions the transfers have: one chunk was made for each.
+/// Returns the number of classes and directions of the transfers: the pool allocates one chunk for each.
 fn kinds(transfers: &[Transfer], memory: Part) -> Result<u64> {
     let domain = domain(None)?;
     for transfer in transfers {
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_burst_is_counted_and_comes_to_rest() {
+    fn a_small_burst_is_measured_and_its_chunks_are_freed() {
         let memory = parts(1, PAGES_MAX * PAGE_BYTES).unwrap()[0];
         for (order, free_after) in
             [(Order::OldestFirst, None), (Order::NewestFirst, None), (Order::Any, FREE_AFTER)]
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_flight_is_whole_pages_and_a_chunk_for_each_kind_is_free() {
+    fn bytes_in_flight_are_whole_pages_and_one_chunk_for_each_kind_is_subtracted() {
         let transfer = Transfer { len_bytes: 4097, direction: Direction::ToDevice };
         assert_eq!(transfer.in_flight_bytes(), 8192);
         let over = |kinds| over(4 * CHUNK_BYTES, CHUNK_BYTES, kinds);

@@ -1,4 +1,4 @@
-//! What one would write: an allocator and a map of mappings behind a lock.
+//! The obvious alternative: an allocator and a map of mappings behind a lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use crate::harness::timed::Drive;
 const PAGE_BYTES: u64 = 4096;
 const SPACE_BYTES: u64 = 1 << 48;
 
-/// Free ranges and mappings in trees of the standard library; the lowest range that is long enough is
-/// taken.
+/// Free ranges and mappings in the standard library's B-trees. `map` takes the lowest range that is long
+/// enough.
 pub(super) struct Trees {
     /// Length by start.
     free: BTreeMap<u64, u64>,
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trees_join_what_is_given_back() {
+    fn adjacent_free_ranges_are_merged() {
         let parts = parts(3, PAGE_BYTES).unwrap();
         let mut trees = Trees::new();
         let iovas: Vec<u64> = parts.iter().map(|part| trees.map(*part).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! What is measured: a candidate, its metrics, and what may keep it from running.
+//! Candidates: a name, a closure that runs once and returns values, and the reasons why it may not run.
 
 use std::fmt;
 use std::thread;
@@ -9,13 +9,13 @@ use super::metric::Metric;
 /// The values of one run.
 pub(crate) type Sample = Vec<(Metric, f64)>;
 
-/// One run: its values and what it cost.
+/// The values and the cost of one run.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub(crate) sample: Sample,
-    /// What must be known to read the figures; replaces the candidate's own note.
+    /// A note that the reader of the figures needs; it replaces the candidate's own note.
     pub(crate) note: Option<String>,
-    /// CPU time and memory, where they are not those of this process during the run.
+    /// CPU time and memory, if they are not those of this process during the run.
     pub(crate) cost: Option<Cost>,
 }
 
@@ -25,22 +25,22 @@ impl From<Sample> for Run {
     }
 }
 
-/// Why a run gave no values.
+/// The reason why a run gave no values.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     /// It cannot run here: a tool, a package or a kernel feature is absent.
     NotRun(String),
-    /// It ran and went wrong.
+    /// It ran and failed.
     Failed(anyhow::Error),
 }
 
-/// One of the things that a case compares: a name, and a closure that runs it once.
+/// One candidate of a case: a name, and a closure that runs it once.
 pub(crate) struct Candidate<'a> {
     pub(crate) name: String,
     pub(crate) note: Option<String>,
     /// `true` for a candidate of this project, whose failure fails the bench.
     pub(crate) is_ours: bool,
-    /// Cores without which it is not run.
+    /// The number of cores that it needs to run.
     cores: usize,
     run: Box<dyn FnMut() -> Result<Run, Trouble> + 'a>,
 }
@@ -55,7 +55,7 @@ impl<'a> Candidate<'a> {
         Self { name: name.into(), note: None, is_ours: false, cores: 1, run }
     }
 
-    /// A candidate that cannot run here.
+    /// Makes a candidate that cannot run here, with the reason.
     pub(crate) fn unable(name: impl Into<String>, why: impl Into<String>) -> Self {
         let why = why.into();
         Self::new(name, move || Err::<Run, _>(Trouble::NotRun(why.clone())))
@@ -73,11 +73,11 @@ impl<'a> Candidate<'a> {
         Self { cores, ..self }
     }
 
-    /// Runs once. CPU time and memory are this process's, unless the run reports others.
+    /// Runs once. CPU time and memory are those of this process, unless the run reports others.
     pub(crate) fn run(&mut self) -> Result<Run, Trouble> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         if cores < self.cores {
-            let why = format!("it needs {} cores, and the machine has {cores}", self.cores);
+            let why = format!("it needs {} cores, but the machine has {cores}", self.cores);
             return Err(Trouble::NotRun(why));
         }
         let (run, own) = Cost::of(&mut self.run);

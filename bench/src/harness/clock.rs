@@ -1,14 +1,14 @@
-//! The counter that cycles are read from, and the rate of the core's own clock.
-#![expect(unsafe_code, reason = "reads a counter, and adds in a chain that no compiler shortens")]
+//! The counter for cycles, and the rate of the core's own clock.
+#![expect(unsafe_code, reason = "reads a counter, and times a chain of additions in assembly")]
 
 use std::time::{Duration, Instant};
 
-/// The counter now.
+/// Returns the current value of the counter.
 #[inline]
 pub(crate) fn now() -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: every x86-64 processor has it, and Linux lets processes read it.
+        // SAFETY: every x86-64 processor has this counter, and Linux lets processes read it.
         unsafe { std::arch::x86_64::_rdtsc() }
     }
     #[cfg(target_arch = "aarch64")]
@@ -22,7 +22,7 @@ pub(crate) fn now() -> u64 {
     }
 }
 
-/// The counter's ticks a second, measured.
+/// Measures the counter's rate, in ticks per second.
 pub(crate) fn counter_hz() -> f64 {
     let (began, first) = (Instant::now(), now());
     while began.elapsed() < Duration::from_millis(20) {
@@ -31,8 +31,8 @@ pub(crate) fn counter_hz() -> f64 {
     now().wrapping_sub(first) as f64 / began.elapsed().as_secs_f64()
 }
 
-/// The core's cycles a second now. A chain of dependent additions takes one cycle each on every
-/// core since 1995, whatever the rate of the time-stamp counter is.
+/// Measures the core's clock, in cycles per second. Each addition in a chain of dependent ones takes one
+/// cycle, on every core since 1995 and at any rate of the time-stamp counter.
 pub(crate) fn core_hz() -> f64 {
     const TRIES: usize = 5;
     let best = (0..TRIES).map(|_| time_additions()).fold(0.0, f64::max);
@@ -45,7 +45,7 @@ fn time_additions() -> f64 {
     const CHAIN: u64 = 32;
     let began = Instant::now();
     let mut turns = TURNS;
-    // SAFETY: adds up numbers in registers.
+    // SAFETY: only adds numbers in registers.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         std::arch::asm!(

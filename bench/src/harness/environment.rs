@@ -1,4 +1,4 @@
-//! The machine and the programs that figures were measured with.
+//! The machine and the programs that produced the figures.
 
 mod disk;
 
@@ -14,15 +14,15 @@ use serde_json::{Map, Value, json};
 use super::clock::core_hz;
 pub(crate) use disk::{Disk, disk_of};
 
-/// What has to be known of a machine to read figures measured on it. It names no folder and no
-/// host, so that results can be committed.
+/// The facts about a machine that a reader of its figures needs. It contains no folder or host name, so
+/// that results can be committed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Environment {
     facts: Map<String, Value>,
 }
 
 impl Environment {
-    /// The machine, its kernel, and this program.
+    /// Collects the facts about the machine, its kernel, and this program.
     pub(crate) fn of_machine() -> Self {
         let mut environment = Self::default();
         environment.set("date", said("date", &["-u", "+%FT%TZ"]));
@@ -57,12 +57,12 @@ impl Environment {
         environment
     }
 
-    /// Adds a fact; an unknown one is null.
+    /// Sets a fact; `None` becomes null.
     pub(crate) fn set(&mut self, name: &str, value: impl Into<Value>) {
         self.facts.insert(name.to_owned(), value.into());
     }
 
-    /// The environment of another machine, as its own line gave it.
+    /// Reads the environment of another machine from its line.
     pub(crate) fn from_line(line: &Value) -> Option<Self> {
         let facts = line.get("environment")?.as_object()?.clone();
         Some(Self { facts })
@@ -87,7 +87,7 @@ impl fmt::Display for Environment {
     }
 }
 
-/// The word in brackets, which is how the kernel marks the setting in force.
+/// Returns the word in brackets, which the kernel uses to mark the current setting.
 fn setting(name: &str) -> Option<String> {
     let text = fs::read_to_string(Path::new("/sys/kernel/mm").join(name)).ok()?;
     let (_, rest) = text.split_once('[')?;
@@ -98,19 +98,19 @@ fn first_word(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.split_whitespace().next()?.to_owned())
 }
 
-/// The commit this was built from, if this is a checkout and git is there; marked where the tree
-/// differs from it.
+/// Returns the commit that this program was built from, marked if the tree differs from it; `None`
+/// without a checkout or git.
 fn commit() -> Option<String> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     said("git", &["-C", folder, "describe", "--always", "--dirty", "--abbrev=12"])
 }
 
-/// The first line that `program` prints when asked for its version; `None` where it is absent.
+/// Returns the first line of a program's `--version`; `None` if the program is absent.
 pub(crate) fn version_of(program: &str) -> Option<String> {
     said(program, &["--version"])
 }
 
-/// The first line that a program prints; `None` if it is absent or fails.
+/// Returns the first line that a program prints; `None` if it is absent or fails.
 fn said(program: &str, arguments: &[&str]) -> Option<String> {
     let answer = Command::new(program).args(arguments).output().ok()?;
     let text = String::from_utf8_lossy(&answer.stdout).into_owned();
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_environment_survives_its_line() {
+    fn an_environment_is_read_back_from_its_line() {
         let environment = Environment::of_machine();
         let line = environment.line("load");
         let date = line["environment"]["date"].as_str().unwrap();

@@ -1,4 +1,4 @@
-//! Goals: what a bench is meant to reach, in `goals/NAME.json`, and whether it did.
+//! The goals of a bench, in `goals/NAME.json`, and whether they were reached.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::harness::metric;
 use crate::harness::row::Row;
 use crate::harness::table::{Table, figure, number, text};
 
-/// One goal. It names one row, by case, candidate, metric and baseline.
+/// One goal. It identifies one row by case, candidate, metric and baseline.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Goal {
@@ -16,19 +16,19 @@ pub(crate) struct Goal {
     pub(crate) candidate: String,
     #[serde(deserialize_with = "metric::known_name")]
     pub(crate) metric: String,
-    /// With a baseline the row's ratio is compared, without one its median.
+    /// If present, the row's ratio to this baseline is compared, else its median.
     #[serde(default)]
     pub(crate) baseline: Option<String>,
     pub(crate) op: Op,
     pub(crate) value: f64,
-    /// Candidates of the case without which the figure does not count.
+    /// The candidates of the case that must have run, or the figure is not compared.
     #[serde(default)]
     pub(crate) requires: Vec<String>,
-    /// Where the goal comes from, in its words.
+    /// The origin of the goal, in the words of that source.
     pub(crate) source: String,
 }
 
-/// How a figure is compared with a goal's value.
+/// The comparison of a figure with a goal's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum Op {
     #[serde(rename = ">=")]
@@ -39,7 +39,7 @@ pub(crate) enum Op {
     Below,
 }
 
-/// Whether a goal was reached.
+/// The outcome of a goal.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
     Reached(f64),
@@ -59,7 +59,7 @@ impl Verdict {
         matches!(self.outcome, Outcome::Missed(_))
     }
 
-    /// The outcome in a word or two.
+    /// Returns the outcome in a word or two.
     pub(crate) fn word(&self) -> &'static str {
         match self.outcome {
             Outcome::Reached(_) => "reached",
@@ -68,7 +68,7 @@ impl Verdict {
         }
     }
 
-    /// The figure that was compared with the goal, or why there is none.
+    /// Returns the figure that was compared with the goal, or the reason why there is none.
     pub(crate) fn seen(&self) -> Result<f64, &str> {
         match &self.outcome {
             Outcome::Reached(value) | Outcome::Missed(value) => Ok(*value),
@@ -85,11 +85,11 @@ impl Verdict {
     }
 }
 
-/// Holds `rows` against `goals`. What was run with `--quick` reaches nothing and misses nothing.
+/// Compares `rows` with `goals`. With `--quick` every outcome is "not run".
 pub(crate) fn compare(goals: &[Goal], rows: &[Row], quick: bool) -> Vec<Verdict> {
     let outcome = |goal: &Goal| {
         if quick {
-            return Outcome::NotRun("figures of --quick do not count".to_owned());
+            return Outcome::NotRun("figures of --quick are not compared".to_owned());
         }
         goal.outcome(rows)
     };
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ratio_to_the_named_baseline_decides() {
+    fn the_ratio_to_the_named_baseline_is_compared() {
         let rows = [
             row("longshore", 2.0, Some("fio"), Some(0.96)),
             row("longshore", 2.0, Some("safetensors"), Some(2.4)),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_run_is_neither_reached_nor_missed() {
+    fn a_goal_whose_candidates_did_not_run_is_not_run() {
         let over_fio = goal(Op::AtLeast, 0.97, Some("fio"));
         let not_run = |rows: &[Row]| match outcome(&over_fio, rows) {
             Outcome::NotRun(why) => why,
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn quick_figures_count_for_nothing() {
+    fn quick_figures_are_not_compared() {
         let rows = [row("longshore", 2.0, None, None)];
         let verdicts = compare(&[goal(Op::AtLeast, 9.0, None)], &rows, true);
         assert!(!verdicts[0].is_missed());
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_field_or_metric_is_refused_by_name() {
+    fn an_unknown_field_or_metric_is_an_error_that_names_it() {
         let good = serde_json::to_value([goal(Op::AtLeast, 1.0, None)]).unwrap().to_string();
         assert_eq!(serde_json::from_str::<Vec<Goal>>(&good).unwrap().len(), 1);
         let refusal = |from: &str, to: &str| {

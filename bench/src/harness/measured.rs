@@ -1,4 +1,4 @@
-//! The values of one case, and the rows made of them.
+//! The values of one case, and the rows that they become.
 
 use crate::harness::candidate::{Sample, Trouble};
 use crate::harness::cost::Cost;
@@ -8,7 +8,7 @@ use crate::harness::statistics::Summary;
 
 const MIB: f64 = 1_048_576.0;
 
-/// The values of one candidate, a value for each metric and round.
+/// The values of one candidate, one for each metric and round.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
     pub(crate) candidate: String,
@@ -27,12 +27,12 @@ pub(crate) struct Measured {
     not_measured: Option<String>,
 }
 
-/// Which candidate a metric is compared with.
+/// The baseline of a metric.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Against<'a> {
     metric: Metric,
     baseline: &'a str,
-    /// Only this candidate; all candidates if there is none.
+    /// The only candidate to compare; `None` for all candidates.
     only: Option<&'a str>,
 }
 
@@ -67,7 +67,7 @@ impl Entry {
         self.trouble = Some(trouble);
     }
 
-    /// Keeps the values of the first `rounds` rounds; where there is none, `why` is the reason.
+    /// Keeps the values of the first `rounds` rounds. If there are none, `why` becomes the reason.
     pub(crate) fn end_after(&mut self, rounds: usize, why: &str) {
         for (_, values) in &mut self.series {
             values.truncate(rounds);
@@ -79,7 +79,7 @@ impl Entry {
         }
     }
 
-    /// The median over the rounds; none where a round has none.
+    /// Returns the median over the rounds; `None` if a round lacks the value.
     fn cost(&self, of: fn(&Cost) -> Option<f64>) -> Option<f64> {
         let values: Option<Vec<f64>> = self.costs.iter().map(of).collect();
         Summary::of(&values?).map(|summary| summary.median)
@@ -95,12 +95,12 @@ impl Measured {
         Self { case: case.to_owned(), entries, not_measured: None }
     }
 
-    /// A candidate's values of a metric, round by round.
+    /// Returns a candidate's values of a metric, by round.
     pub(crate) fn values(&self, candidate: &str, metric: Metric) -> Option<&[f64]> {
         self.entries.iter().find(|entry| entry.candidate == candidate)?.values(metric)
     }
 
-    /// Why a candidate has no values: `None` where it has.
+    /// Returns the reason why a candidate has no values; `None` if it has values.
     pub(crate) fn why_not(&self, candidate: &str) -> Option<String> {
         match self.entries.iter().find(|entry| entry.candidate == candidate) {
             None => Some(format!("{candidate} was not part of the case")),
@@ -108,12 +108,12 @@ impl Measured {
         }
     }
 
-    /// Candidates of ours that failed.
+    /// Returns the number of our own candidates that failed.
     pub(crate) fn failures(&self) -> usize {
         self.entries.iter().filter(|entry| entry.ours_failed).count()
     }
 
-    /// Adds a candidate that is, in each round, the best of those named that ran.
+    /// Adds a candidate whose value in each round is the best of the named candidates that ran.
     pub(crate) fn add_best_of(&mut self, name: &str, of: &[&str], metric: Metric) {
         let mut entry = Entry::new(name);
         let series: Vec<&[f64]> = of.iter().filter_map(|one| self.values(one, metric)).collect();
@@ -134,12 +134,13 @@ impl Measured {
         self.entries.push(entry);
     }
 
-    /// Says that no figure of the case counts, and why.
+    /// Marks all figures of the case as not measured, with the reason.
     pub(crate) fn set_not_measured(&mut self, why: String) {
         self.not_measured = Some(why);
     }
 
-    /// A row for each candidate, metric and baseline, and one for each that did not run.
+    /// Returns a row for each candidate, metric and baseline, and a row for each candidate that did not
+    /// run.
     pub(crate) fn rows(&self, against: &[Against<'_>]) -> Vec<Row> {
         let mut metrics: Vec<Metric> = Vec::new();
         for (metric, _) in self.entries.iter().flat_map(|entry| &entry.series) {
@@ -188,7 +189,7 @@ impl Measured {
             ratio: ratio.map(|of| of.median),
             ratio_min: ratio.map(|of| of.min),
             ratio_max: ratio.map(|of| of.max),
-            // To the nanosecond, which is the unit of the clock.
+            // Rounded to a nanosecond, the unit of the clock.
             cpu_seconds: entry.cost(|cost| Some((cost.cpu_seconds? * 1e9).round() / 1e9)),
             peak_memory_mib: entry.cost(|cost| Some(cost.peak_memory_bytes? as f64 / MIB)),
             note: entry.note.clone(),
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_run_has_a_row_that_says_why() {
+    fn a_candidate_that_did_not_run_has_a_row_with_the_reason() {
         let mut measured = measured();
         measured.add_best_of("limit", &["dd"], SPEED);
         let rows = measured.rows(&[]);
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_failure_of_ours_fails_the_bench() {
+    fn only_a_failure_of_our_own_candidate_fails_the_bench() {
         let mut ours = Entry::new("ours");
         ours.give_up(Trouble::Failed(anyhow::anyhow!("broken")), true);
         let mut theirs = Entry::new("theirs");

@@ -2,7 +2,7 @@
 
 use serde::de::{Deserialize as _, Deserializer, Error};
 
-/// What a value is a value of.
+/// A metric: its name and its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Metric {
     pub(crate) name: &'static str,
@@ -17,7 +17,7 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// Bytes of the file, or of the transfers, over the time that they took.
+    /// The bytes of the file or of the transfers, divided by the time.
     SPEED: "speed", "GB/s";
     BYTES_PER_CLOCK: "speed", "B/clock";
     ACCESS_RATE: "speed", "accesses/us";
@@ -25,23 +25,24 @@ metrics! {
     TIME_MS: "time", "ms";
     TIME_US: "time", "us";
     TIME_NS: "time", "ns";
-    /// Ticks of the time-stamp counter. Where a core runs faster than that, its own cycles are more.
+    /// Ticks of the time-stamp counter. A core that runs faster than the counter needs more cycles of
+    /// its own.
     #[cfg(target_arch = "x86_64")]
     CYCLES: "cycles", "TSC cycles";
     /// Ticks of the generic timer, which is slower than the core.
     #[cfg(target_arch = "aarch64")]
     CYCLES: "cycles", "timer ticks";
-    /// Cycles at the clock rate that the core was measured to have.
+    /// Cycles at the measured clock rate of the core.
     CORE_CYCLES: "cycles", "cycles";
     CODE: "code", "B";
 
-    /// By how much the file's share of the page cache grew.
+    /// The growth of the file's pages in the page cache.
     PAGE_CACHE: "page_cache_growth", "MiB";
-    /// The process's peak memory less the file's size; what a program holds before the load counts.
+    /// The peak memory of the process minus the file's size; memory from before the load is included.
     PEAK_OVER_FILE: "peak_over_file", "MiB";
-    /// What a process had the disk read.
+    /// The bytes that the disk read for a process.
     READ_FROM_DISK: "read_from_disk", "MiB";
-    /// From the start of the interpreter's imports to their end.
+    /// The time of the interpreter's imports.
     IMPORT: "import", "ms";
 
     LINES_CLEANED: "lines cleaned", "";
@@ -57,25 +58,26 @@ metrics! {
     IN_FLIGHT: "in_flight", "MiB";
     POOL_PEAK: "pool_peak", "MiB";
     KINDS: "kinds", "";
-    /// The pool's bytes at its peak, less one chunk for each kind, over the bytes in flight.
+    /// The pool's peak, minus one chunk for each kind, divided by the bytes in flight.
     PEAK_OVER_IN_FLIGHT: "peak_over_in_flight", "";
     /// The same when half of the transfers have ended.
     HALF_OVER_IN_FLIGHT: "half_over_in_flight", "";
     CHUNKS_AT_REST: "chunks_at_rest", "";
     AT_REST_AFTER: "at_rest_after", "ms";
-    /// Of the I/Os, those that went through bounce buffers.
+    /// The share of the I/Os that went through bounce buffers.
     BOUNCED: "bounced", "of the I/Os";
-    /// Calls that unmap, for each I/O.
+    /// The number of unmapping calls for each I/O.
     FLUSHES: "flushes", "per I/O";
     MAP_TIME: "map_time", "ms/GB";
     UNMAP_TIME: "unmap_time", "ms/GB";
     MAP_AND_UNMAP_TIME: "map_and_unmap_time", "ms/GB";
 }
 
-/// Reads a metric's name from a file that says what to do with its figures.
+/// Deserializes a metric's name.
 ///
 /// # Errors
-/// Where no bench measures a metric of that name, so that a slip is not taken for "not run".
+/// Returns an error if no bench measures a metric of that name, so that a misspelt name is not reported
+/// as "not run".
 pub(crate) fn known_name<'de, D: Deserializer<'de>, T: From<String>>(
     source: D,
 ) -> Result<T, D::Error> {

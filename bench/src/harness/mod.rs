@@ -1,7 +1,7 @@
-//! What every bench shares: turns, statistics, rows, tables, results, goals.
+//! The code that all benches share: rounds, statistics, rows, tables, results and goals.
 //!
-//! A bench is a [`Bench`] and a function that measures; [`Bench::run`] does the rest. Nothing here
-//! knows what is measured.
+//! A bench is a [`Bench`] and a function that measures; [`Bench::run`] does the rest. The code here does
+//! not depend on any bench.
 
 mod candidate;
 pub(crate) mod clock;
@@ -35,7 +35,7 @@ pub(crate) use options::CommonOptions;
 pub(crate) use row::Row;
 pub(crate) use session::Session;
 
-/// A goal was missed and `--check` was given.
+/// The exit status if `--check` found a missed goal.
 const EXIT_MISSED: u8 = 3;
 
 /// One bench of this program.
@@ -47,13 +47,13 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// Runs the bench, or reads an earlier run of it, and compares it with its goals if asked to.
+    /// Runs the bench, or reads a kept run of it, and compares it with the goals if `--check` was given.
     ///
-    /// `measure` adds to the environment the facts that only this bench depends on, hands it to the
-    /// session, and then runs the cases.
+    /// `measure` adds the facts that only this bench needs to the environment, passes the environment to
+    /// the session, and then runs the cases.
     ///
     /// # Errors
-    /// If it cannot go on; an error of a single candidate becomes a row.
+    /// Returns an error if the bench cannot continue. An error of a single candidate becomes a row.
     pub(crate) fn run<O>(
         &self,
         options: &O,

@@ -13,10 +13,10 @@ pub(crate) struct CommonOptions {
     /// Run every path once on small inputs, within two minutes; the figures mean nothing
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Run only the cases whose names contain this
+    /// Run only the cases whose names contain S
     #[arg(long, value_name = "S")]
     pub(crate) filter: Option<String>,
-    /// Counted rounds of each case [default: 5, with --quick 2]
+    /// Number of rounds of each case, after the warm-up round [default: 5, with --quick 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) rounds: Option<u16>,
     /// Compare with the committed goals: reached, missed or not run
@@ -31,18 +31,18 @@ pub(crate) struct CommonOptions {
 }
 
 impl CommonOptions {
-    /// How long stretches of work in this process are timed.
+    /// Returns for how long work in this process is timed.
     pub(crate) fn timed(&self) -> Duration {
         Duration::from_millis(if self.quick { 1 } else { 30 })
     }
 
-    /// Whether a case is to run.
+    /// Returns `true` if a case is to run.
     pub(crate) fn wants(&self, case: &str) -> bool {
         self.filter.as_deref().is_none_or(|filter| case.contains(filter))
     }
 
-    /// Whether a case was asked for by a name that begins with its own: for cases that take long
-    /// and answer a question few have.
+    /// Returns `true` if the filter is the beginning of the case's name. For long cases that few users
+    /// need.
     pub(crate) fn wants_by_name(&self, case: &str) -> bool {
         self.filter.as_deref().is_some_and(|filter| !filter.is_empty() && case.starts_with(filter))
     }
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_picks_cases_and_some_run_only_by_name() {
+    fn a_filter_selects_cases_and_some_run_only_if_it_names_them() {
         let all = options(None);
         assert!(all.wants("cold") && !all.wants_by_name("tuning"));
         let tuning = options(Some("tuning"));

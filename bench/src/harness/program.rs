@@ -1,4 +1,4 @@
-//! A whole program, from its start to its end, and what it cost.
+//! A whole program, timed from its start to its end, and its cost.
 #![expect(unsafe_code, reason = "waits for a process together with its resource usage")]
 
 use std::fs;
@@ -17,20 +17,20 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use super::Trouble;
 use super::cost::{Cost, own_peak_bytes, reset_peak, status_bytes};
 
-/// How often a running program is looked at.
+/// The interval at which a running program is sampled.
 const GLANCE: Duration = Duration::from_millis(4);
 
-/// A program that has ended well.
+/// A program that has ended successfully.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
-    /// From before it was started until it had ended.
+    /// The time from just before the start until the end.
     pub(crate) seconds: f64,
     pub(crate) cost: Cost,
     /// The bytes that the disk read for it (`read_bytes` in `/proc/PID/io`).
     pub(crate) read_bytes: Option<u64>,
-    /// The most anonymous memory that it had in transparent huge pages, if that was counted.
+    /// The peak of its anonymous memory in transparent huge pages, if that was sampled.
     pub(crate) huge_bytes: u64,
 }
 
@@ -43,12 +43,12 @@ pub(crate) fn run(command: &mut Command) -> Result<Ended, Trouble> {
     run_with(command, Stdio::piped(), false)
 }
 
-/// As [`run`], with its standard output discarded.
+/// Like [`run`], with standard output discarded.
 pub(crate) fn run_discarding(command: &mut Command) -> Result<Ended, Trouble> {
     run_with(command, Stdio::null(), false)
 }
 
-/// As [`run`], and looks how much of its memory is in huge pages, which takes some of its time.
+/// Like [`run`], and samples the program's huge pages, which takes some of its time.
 pub(crate) fn run_counting_huge_pages(command: &mut Command) -> Result<Ended, Trouble> {
     run_with(command, Stdio::piped(), true)
 }
@@ -61,7 +61,7 @@ fn run_with(
     let program = command.get_program().to_owned();
     let name = Path::new(&program).file_name().unwrap_or(&program).to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
-    // A process counts as resident what its parent had when it was started: as little as may be.
+    // A child's peak starts at its parent's peak, so keep that one low.
     reset_peak();
     let began = Instant::now();
     let child = match command.spawn() {
@@ -100,14 +100,14 @@ fn run_with(
     Ok(Ended { stdout, stderr, seconds, cost, read_bytes, huge_bytes })
 }
 
-/// Reads the rest of a stream. One that breaks off ends as one that is closed.
+/// Reads the rest of a stream. A read error ends it like the end of the file.
 pub(super) fn read(mut stream: impl Read) -> String {
     let mut said = Vec::new();
     let _ = stream.read_to_end(&mut said);
     String::from_utf8_lossy(&said).into_owned()
 }
 
-/// Peak memory and huge pages of a process, looked at until it has ended.
+/// Samples peak memory and huge pages of a process until it has ended.
 fn glance(id: u32, ended: &AtomicBool, counts_huge_pages: bool) -> (u64, u64) {
     let (mut peak, mut huge) = (0, 0);
     let field = |file: &str, field: &str| {
@@ -124,12 +124,12 @@ fn glance(id: u32, ended: &AtomicBool, counts_huge_pages: bool) -> (u64, u64) {
     (peak, huge)
 }
 
-/// Waits for a process: how it ended and what it used, the seconds since `began`, and the bytes that
-/// it had the disk read.
+/// Waits for a process. Returns its exit status and resource usage, the seconds since `began`, and the
+/// bytes that the disk read for it.
 fn wait(id: u32, began: Instant) -> Result<(ExitStatus, libc::rusage, f64, Option<u64>)> {
     let id = id.cast_signed();
     let pid = Pid::from_raw(id).context("a process has a number")?;
-    // It stays to be looked at until it is waited for once more.
+    // With `NOWAIT` the process stays a zombie, so that its files in /proc can still be read.
     waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
     let seconds = began.elapsed().as_secs_f64();
     let io = fs::read_to_string(format!("/proc/{id}/io")).unwrap_or_default();
@@ -144,7 +144,8 @@ fn wait(id: u32, began: Instant) -> Result<(ExitStatus, libc::rusage, f64, Optio
     Ok((ExitStatus::from_raw(status), usage, seconds, read_bytes))
 }
 
-/// The end of what a program said, on one line: the part that names the cause.
+/// Returns the last lines of a program's output, on one line: they usually contain the cause of an
+/// error.
 pub(crate) fn last_lines(said: &str) -> String {
     const LINES_MAX: usize = 3;
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn time_cpu_time_and_memory_of_a_program_are_seen() {
+    fn time_cpu_time_and_memory_of_a_program_are_measured() {
         let ended =
             shell("i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; echo out; echo err >&2");
         let ended = ended.unwrap();
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_is_not_run_and_what_fails_says_why() {
+    fn an_absent_program_is_not_run_and_a_failure_has_the_output() {
         let absent = run(&mut Command::new("no-such-program-at-all")).unwrap_err();
         assert!(matches!(absent, Trouble::NotRun(_)), "{absent}");
         let failed = shell("echo why >&2; exit 7").unwrap_err().to_string();
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_what_was_said_is_kept() {
+    fn the_last_lines_of_output_are_kept() {
         assert_eq!(last_lines("a\n\nb \nc\nd\n"), "b | c | d");
         assert_eq!(last_lines(""), "");
     }

@@ -1,4 +1,4 @@
-//! The published tables, as they are in `bench/published/`.
+//! The published tables, from `bench/published/`.
 
 use anyhow::{Context, Result, ensure};
 
@@ -25,10 +25,11 @@ pub(crate) const TABLES: [(&str, &str); 9] = [
     ("unmap_latency_pages_only", include_str!("../../published/unmap_latency_pages_only.csv")),
 ];
 
-/// Reads the table of that name.
+/// Reads the table called `name`.
 ///
 /// # Errors
-/// If there is none, or one of its lines has not as many fields as the first.
+/// Returns an error if there is no such table, or if a line has a different number of fields than the
+/// first.
 pub(crate) fn read(name: &str) -> Result<Csv> {
     let text = TABLES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text);
     let text = text.with_context(|| format!("no published table is called '{name}'"))?;
@@ -40,7 +41,7 @@ pub(crate) fn parse(text: &'static str) -> Result<Csv> {
         text.lines().filter(|line| !line.is_empty()).partition(|line| line.starts_with('#'));
     let mut about = Vec::new();
     for remark in remarks {
-        // Where the figures were found is a name in a list that the page does not have.
+        // The page does not show the source of the figures.
         let remark = remark.trim_start_matches('#').trim();
         let remark = remark.find("Source:").map_or(remark, |at| remark[..at].trim_end());
         if !remark.is_empty() {
@@ -52,7 +53,7 @@ pub(crate) fn parse(text: &'static str) -> Result<Csv> {
     let lines: Vec<Vec<&str>> = lines.collect();
     for line in &lines {
         let (fields, columns) = (line.len(), head.len());
-        ensure!(fields == columns, "'{}' has {fields} fields of {columns}", line.join(","));
+        ensure!(fields == columns, "'{}' has {fields} of {columns} fields", line.join(","));
     }
     Ok(Csv { about: about.join(" "), head, lines })
 }
@@ -74,12 +75,12 @@ pub(crate) fn rows(
 }
 
 impl Csv {
-    /// Returns the field of a line that the first line calls `name`.
+    /// Returns the field of a line in the column `name`.
     pub(crate) fn field(&self, line: &[&'static str], name: &str) -> Option<&'static str> {
         line.get(self.head.iter().position(|head| *head == name)?).copied()
     }
 
-    /// Returns a field as a number, a bound (`>0.99`) as the number that it names.
+    /// Returns a field as a number; a bound (`>0.99`) is read as its number.
     pub(crate) fn number(&self, line: &[&'static str], name: &str) -> Option<f64> {
         self.field(line, name)?.trim_start_matches('>').parse().ok()
     }
@@ -102,9 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn a_short_line_is_refused_and_a_bound_is_a_number() {
+    fn a_short_line_is_an_error_and_a_bound_is_a_number() {
         let error = parse("# a\nx,y\n1\n").unwrap_err().to_string();
-        assert_eq!(error, "'1' has 1 fields of 2");
+        assert_eq!(error, "'1' has 1 of 2 fields");
         assert!(parse("# only remarks\n").is_err());
         let csv = parse("a,b\n>0.99,\n").unwrap();
         assert_eq!(csv.number(&csv.lines[0], "a"), Some(0.99));

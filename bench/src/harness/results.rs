@@ -1,4 +1,4 @@
-//! Runs that are kept: `bench/results/NAME.jsonl`.
+//! Kept runs: `bench/results/BENCH-NAME.jsonl`.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::harness::row::Row;
 
-/// A run that is being kept. It appears under its name when it is complete.
+/// A run that is being saved. The file gets its name when the run is complete.
 #[derive(Debug)]
 pub(crate) struct Saving {
     out: BufWriter<File>,
@@ -17,7 +17,7 @@ pub(crate) struct Saving {
     complete: PathBuf,
 }
 
-/// A run that was kept.
+/// A kept run.
 #[derive(Debug)]
 pub(crate) struct Saved {
     pub(crate) rows: Vec<Row>,
@@ -30,13 +30,13 @@ impl Saving {
         let partial = complete.with_extension("partial");
         fs::create_dir_all(folder())?;
         let file = File::create(&partial)
-            .with_context(|| format!("making a file for the results '{name}'"))?;
+            .with_context(|| format!("creating a file for the results '{name}'"))?;
         Ok(Self { out: BufWriter::new(file), partial, complete })
     }
 
     pub(crate) fn put(&mut self, line: &Value) -> Result<()> {
         writeln!(self.out, "{line}")?;
-        // What was measured before a crash is still there to be looked at.
+        // After a crash the earlier lines are still in the file.
         Ok(self.out.flush()?)
     }
 
@@ -46,11 +46,11 @@ impl Saving {
     }
 }
 
-/// Reads a run of `bench` that was kept as `name`.
+/// Reads the kept run `name` of `bench`.
 pub(crate) fn read(bench: &str, name: &str) -> Result<Saved> {
     let path = path_of(bench, name)?;
     let text = fs::read_to_string(&path)
-        .with_context(|| format!("no results of '{bench}' are kept as '{name}'"))?;
+        .with_context(|| format!("there are no kept results of '{bench}' called '{name}'"))?;
     parse(&text).with_context(|| format!("{}", path.display()))
 }
 
@@ -69,12 +69,14 @@ fn parse(text: &str) -> Result<Saved> {
 fn path_of(bench: &str, name: &str) -> Result<PathBuf> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.starts_with('.') || !name.chars().all(plain) {
-        bail!("'{name}' names no results: letters, digits, '-', '_' and '.' do");
+        bail!(
+            "'{name}' is not a valid name of results (expected letters, digits, '-', '_' and '.')"
+        );
     }
     Ok(folder().join(format!("{bench}-{name}.jsonl")))
 }
 
-/// Where runs are kept.
+/// Returns the folder of kept runs.
 pub(crate) fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("results")
 }

@@ -1,30 +1,29 @@
-//! Running candidates by turns.
+//! Runs candidates in alternation.
 //!
 //! ```text
-//!   round   0 (thrown away)   1         2         3
+//!   round   0 (discarded)     1         2         3
 //!           A B C             A B C     B C A     C A B
 //! ```
 //!
-//! By turns, because a machine's speed drifts; each round begins with another candidate, because
-//! what ran before leaves its marks on memory and disk.
+//! Candidates alternate because a machine's speed drifts. Each round begins with another candidate,
+//! because a run leaves traces in memory and on the disk that affect the next one.
 
 use crate::harness::candidate::{Candidate, Run, Trouble};
 use crate::harness::measured::{Entry, Measured};
 
-/// How often candidates run.
+/// The number of rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rounds {
-    /// Thrown away.
+    /// The first rounds, which are discarded.
     pub(crate) warm_up: usize,
     pub(crate) counted: usize,
 }
 
-/// Runs every candidate in every round. One that cannot run, or fails, is left out from there on,
-/// and what it gave before does not count.
+/// Runs every candidate in every round. A candidate that cannot run, or fails, is left out from then on,
+/// and its earlier values are discarded.
 ///
-/// `tell` hears of each run: the round, the candidate, and how it went. `out_of_time` is asked
-/// before each run; where it says why there is no more time, the rounds end, and those that were
-/// completed count.
+/// `tell` is called after each run, with the round, the candidate and the outcome. `out_of_time` is
+/// called before each run; if it returns a reason, the rounds end, and only complete rounds are kept.
 pub(crate) fn run(
     case: &str,
     rounds: Rounds,
@@ -70,7 +69,7 @@ pub(crate) fn run(
     Measured::new(case, entries)
 }
 
-/// The step widths that come by every one of `count` places.
+/// Returns the strides that reach every one of `count` places.
 fn strides(count: usize) -> Vec<usize> {
     const fn common_divisor(one: usize, other: usize) -> usize {
         if other == 0 { one } else { common_divisor(other, one % other) }
@@ -85,7 +84,7 @@ mod tests {
     use super::*;
     use crate::harness::metric::SPEED;
 
-    /// A candidate whose value is the number of its run, and which fails at one of them.
+    /// Makes a candidate whose value is the number of its run, and that fails in run `fails_at`.
     fn counted<'a>(
         name: &'static str,
         fails_at: Option<f64>,
@@ -103,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_take_turns_and_the_first_round_is_thrown_away() {
+    fn candidates_alternate_and_the_first_round_is_discarded() {
         let log = RefCell::new(String::new());
         let counted = |name, fails_at| counted(name, fails_at, &log);
         let mut candidates = [counted("a", None), counted("b", Some(3.0)), counted("c", None)];
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn when_time_is_over_the_completed_rounds_count() {
+    fn when_time_is_over_only_complete_rounds_are_kept() {
         let log = RefCell::new(String::new());
         let counted = |name| counted(name, None, &log);
         let rounds = Rounds { warm_up: 0, counted: 3 };

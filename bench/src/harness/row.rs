@@ -1,4 +1,4 @@
-//! One figure: a line of JSON, a line of a table, what a goal is compared with.
+//! One figure: a line of JSON and of a table, and the value that a goal is compared with.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,29 +21,30 @@ pub(crate) struct Row {
     pub(crate) mean: Option<f64>,
     pub(crate) runs: usize,
     pub(crate) baseline: Option<String>,
-    /// Median over the rounds of this candidate's value over the baseline's.
+    /// The median over the rounds of this candidate's value divided by the baseline's.
     pub(crate) ratio: Option<f64>,
     pub(crate) ratio_min: Option<f64>,
     pub(crate) ratio_max: Option<f64>,
-    /// User and system time of the run, or of the stretch that was timed; the median.
+    /// User and system time of the run, or of one timed stretch; the median.
     #[serde(default)]
     pub(crate) cpu_seconds: Option<f64>,
     /// The peak memory of the process that did the work; the median.
     #[serde(default)]
     pub(crate) peak_memory_mib: Option<f64>,
-    /// What must be known to read the figure.
+    /// A note that the reader of the figure needs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
-    /// Why there is no figure.
+    /// The reason why there is no figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) not_run: Option<String>,
-    /// Why the figure does not count: something it has to be seen beside did not run.
+    /// The reason why the figure must not be used: a candidate that it must be compared with did not
+    /// run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) not_measured: Option<String>,
 }
 
 impl Row {
-    /// A row of a metric, without a figure yet.
+    /// Returns a row of a metric, without a figure yet.
     pub(crate) fn of(case: &str, candidate: &str, metric: Metric) -> Self {
         Self {
             case: case.to_owned(),
@@ -54,7 +55,7 @@ impl Row {
         }
     }
 
-    /// A row that says only why there is no figure.
+    /// Returns a row with the reason why there is no figure.
     pub(crate) fn not_run(case: &str, candidate: &str, why: &str) -> Self {
         Self {
             case: case.to_owned(),

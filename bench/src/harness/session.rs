@@ -1,4 +1,4 @@
-//! One run of a bench: what is to run, what has been printed, what is kept.
+//! One run of a bench: its options, its rows, and the file that keeps them.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::harness::rounds::{self, Rounds};
 use crate::harness::row::Row;
 use crate::harness::table;
 
-/// `--quick` promises two minutes. No run is started after this, so that the last has time to end.
+/// `--quick` promises two minutes. No run starts after this time, so that the last one can end.
 const QUICK_LIMIT: Duration = Duration::from_secs(100);
 const ROUNDS: Rounds = Rounds { warm_up: 1, counted: 5 };
 const ROUNDS_QUICK: Rounds = Rounds { warm_up: 0, counted: 2 };
@@ -25,7 +25,7 @@ pub(crate) struct Session {
     bench: &'static str,
     json: bool,
     rounds: Rounds,
-    /// When no run is started any more, and what is said then.
+    /// The time after which no run starts, and the reason to report then.
     until: Option<(Instant, &'static str)>,
     rows: Vec<Row>,
     failures: usize,
@@ -44,14 +44,14 @@ impl Session {
             rounds,
             until: options
                 .quick
-                .then(|| (Instant::now() + QUICK_LIMIT, "the time of --quick was over")),
+                .then(|| (Instant::now() + QUICK_LIMIT, "the time limit of --quick was reached")),
             rows: Vec::new(),
             failures: 0,
             saving: options.save.as_deref().map(|name| Saving::begin(bench, name)).transpose()?,
         })
     }
 
-    /// Prints and keeps the environment of the rows that follow.
+    /// Prints and keeps the environment of the following rows.
     pub(crate) fn add_environment(&mut self, environment: &Environment) -> Result<()> {
         self.put(&environment.line(self.bench))?;
         if !self.json {
@@ -64,7 +64,8 @@ impl Session {
         self.rounds
     }
 
-    /// As [`Session::run`], and starts no run after `limit`. Rounds that are complete by then count.
+    /// Like [`Session::run`], but starts no run after `limit`. Only rounds that are complete by then are
+    /// kept.
     pub(crate) fn run_within(
         &mut self,
         (limit, why): (Duration, &'static str),
@@ -80,7 +81,7 @@ impl Session {
         measured
     }
 
-    /// Runs the candidates of a case by turns.
+    /// Runs the candidates of a case in alternation.
     pub(crate) fn run(&mut self, case: &str, mut candidates: Vec<Candidate<'_>>) -> Measured {
         let until = self.until;
         let out_of_time = || {
@@ -99,7 +100,7 @@ impl Session {
         measured
     }
 
-    /// Runs the candidates of a case by turns and publishes their rows.
+    /// Runs the candidates of a case in alternation and publishes their rows.
     pub(crate) fn compare(
         &mut self,
         case: &str,
@@ -110,7 +111,7 @@ impl Session {
         self.publish(measured.rows(against))
     }
 
-    /// Takes rows as final: keeps and prints them.
+    /// Prints and keeps final rows.
     pub(crate) fn publish(&mut self, mut rows: Vec<Row>) -> Result<()> {
         rows.iter_mut().for_each(|row| self.bench.clone_into(&mut row.bench));
         if !self.json && !rows.is_empty() {
@@ -123,17 +124,17 @@ impl Session {
         Ok(())
     }
 
-    /// Says that a whole case did not run.
+    /// Publishes a row with the reason why a whole case did not run.
     pub(crate) fn not_run(&mut self, case: &str, candidate: &str, why: &str) -> Result<()> {
         self.publish(vec![Row::not_run(case, candidate, why)])
     }
 
-    /// Counts a failure of ours that no candidate stands for.
+    /// Counts a failure of our own that belongs to no candidate.
     pub(crate) fn count_failure(&mut self) {
         self.failures += 1;
     }
 
-    /// All rows, and how many failures of ours there were.
+    /// Returns all rows, and the number of our own failures.
     pub(crate) fn end(self) -> Result<(Vec<Row>, usize)> {
         if let Some(saving) = self.saving {
             saving.end()?;
@@ -154,7 +155,7 @@ impl Session {
     }
 }
 
-/// Progress, on standard error.
+/// Prints progress to standard error.
 fn tell(case: &str, rounds: Rounds, round: usize, candidate: &str, outcome: &Result<Run, Trouble>) {
     let stage = match round.checked_sub(rounds.warm_up) {
         None => "warm-up".to_owned(),
@@ -167,7 +168,7 @@ fn tell(case: &str, rounds: Rounds, round: usize, candidate: &str, outcome: &Res
         },
         Err(trouble) => format!("not run: {trouble}"),
     };
-    // Progress that nobody watches live is kept to one line a run all the same.
+    // Every run is one line, on a terminal and in a log.
     let dim = if io::stderr().is_terminal() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
     eprintln!("{}{case}, {stage}: {candidate}: {how}{}", dim.0, dim.1);
 }

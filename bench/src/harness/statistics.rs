@@ -1,6 +1,6 @@
-//! What a row says of the values of several runs.
+//! Statistics over the values of several runs.
 
-/// The values of several runs in four numbers.
+/// Four numbers that summarise the values of several runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Summary {
     pub(crate) median: f64,
@@ -10,7 +10,7 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// `None` of no values, or of one that is no number.
+    /// Summarises values; `None` if there are none or one is not a number.
     pub(crate) fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| value.is_nan()) {
             return None;
@@ -27,10 +27,11 @@ impl Summary {
         Some(Self { median, mean, min: sorted[0], max: sorted[sorted.len() - 1] })
     }
 
-    /// Of each run's value over the baseline's value in the same round. The median of these is
-    /// steadier than the ratio of two medians: what slows a machine down for a while slows both.
+    /// Summarises the ratios of each run's value to the baseline's value in the same round. The median
+    /// of these ratios is more stable than the ratio of two medians, because a slow phase of the machine
+    /// affects both values of a round.
     ///
-    /// `None` where the rounds do not match or a baseline is zero.
+    /// Returns `None` if the numbers of rounds differ or a baseline is zero.
     pub(crate) fn of_ratios(values: &[f64], baseline: &[f64]) -> Option<Self> {
         if values.len() != baseline.len() || baseline.contains(&0.0) {
             return None;

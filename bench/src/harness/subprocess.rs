@@ -1,18 +1,18 @@
-//! A process that does one job when it is told to.
+//! A process that does one job on command.
 //!
 //! ```text
 //!   bench                         process
-//!         ◄── {"say":"ready"}      everything imported, a small job done once
-//!   (memory and page cache are made ready)
-//!   go\n  ──►                      the clock runs here
+//!         ◄── {"say":"ready"}      imports are done, and a small job was done once
+//!   (the bench prepares memory and page cache)
+//!   go\n  ──►                      the process is timed from here
 //!         ◄── {"say":"done"}       seconds
-//!   (memory and page cache are looked at)
-//!   verify\n ──►                   the content is compared with what it must be
+//!   (the bench reads peak memory and page cache)
+//!   verify\n ──►                   the process compares the content with the expected bytes
 //!         ◄── {"say":"verified"}
 //! ```
 //!
-//! A job has a process of its own so that its peak memory is its own, and so that what one
-//! candidate leaves in an allocator does not serve the next.
+//! Each job has a process of its own, so that its peak memory is its own, and so that memory which one
+//! candidate leaves in an allocator does not help the next.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -28,16 +28,16 @@ use crate::harness::candidate::Trouble;
 use crate::harness::cost::status_bytes;
 use crate::harness::program::{last_lines, read};
 
-/// The longest that any step of a job may take.
+/// The maximum time of any step of a job.
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// What a process says, one JSON object a line.
+/// A message of a process, one JSON object a line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub(crate) enum Message {
-    /// It waits for `go`.
+    /// The process waits for `go`.
     Ready {
-        /// How long it took to import what it needs.
+        /// The time of the imports.
         #[serde(default)]
         import_seconds: Option<f64>,
         #[serde(default)]
@@ -46,20 +46,20 @@ pub(crate) enum Message {
     /// The job is done.
     Done {
         seconds: f64,
-        /// Of the process, in that time.
+        /// The CPU time of the process during the job.
         cpu_seconds: f64,
         #[serde(default)]
         note: Option<String>,
     },
-    /// The content is what it must be.
+    /// The content is the expected one.
     Verified,
-    /// The job cannot be done here.
+    /// The job cannot run here.
     Unavailable { reason: String },
-    /// The job went wrong, or the content is not what it must be.
+    /// The job failed, or the content is wrong.
     Failed { reason: String },
 }
 
-/// A running process. It is killed when this is dropped.
+/// A running process. Dropping this kills it.
 pub(crate) struct Subprocess {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -88,29 +88,31 @@ impl Subprocess {
         Ok(Self { child, stdin, lines, stderr: Some(stderr) })
     }
 
-    /// Waits for the next message. What is not the expected kind is trouble.
+    /// Waits for the next message. `Unavailable`, `Failed`, an invalid line and a timeout are errors.
     pub(crate) fn hear(&mut self) -> std::result::Result<Message, Trouble> {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => match serde_json::from_str(&line) {
                 Ok(Message::Unavailable { reason }) => Err(Trouble::NotRun(reason)),
                 Ok(Message::Failed { reason }) => Err(Trouble::Failed(anyhow!(reason))),
                 Ok(message) => Ok(message),
-                Err(_) => Err(Trouble::Failed(anyhow!("it said what is no message: {line}"))),
+                Err(_) => {
+                    Err(Trouble::Failed(anyhow!("it printed a line that is no message: {line}")))
+                }
             },
             Err(RecvTimeoutError::Timeout) => {
-                Err(Trouble::Failed(anyhow!("nothing was heard for {} s", PATIENCE.as_secs())))
+                Err(Trouble::Failed(anyhow!("it printed nothing for {} s", PATIENCE.as_secs())))
             }
             Err(RecvTimeoutError::Disconnected) => Err(Trouble::Failed(self.obituary())),
         }
     }
 
-    /// Tells the process to go on.
+    /// Sends the process a word that makes it continue.
     pub(crate) fn tell(&mut self, word: &str) -> Result<()> {
         let stdin = self.stdin.as_mut().context("stdin is piped")?;
         writeln!(stdin, "{word}").context("the process is gone")
     }
 
-    /// The most memory that it has had so far, shared memory and mapped files included.
+    /// Returns the peak resident memory so far, including shared memory and mapped files.
     pub(crate) fn peak_bytes(&self) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         status_bytes(&status, "VmHWM:").context("the process is gone")
@@ -125,7 +127,7 @@ impl Subprocess {
 
 impl Drop for Subprocess {
     fn drop(&mut self) {
-        // An end of its input lets it go by itself, but there is nothing to wait for.
+        // The process would end by itself when its input is closed, but that may take time.
         drop(self.stdin.take());
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_heard_and_words_told() {
+    fn messages_and_words_are_passed() {
         let mut process = shell(
             r#"echo '{"say":"ready"}'; read word; echo "{\"say\":\"done\",\"seconds\":1.5,\"cpu_seconds\":1,\"note\":\"$word\"}"; read end"#,
         );
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_is_told_apart() {
+    fn an_unavailable_job_a_failure_and_an_invalid_line_differ() {
         let unavailable = shell(r#"echo '{"say":"unavailable","reason":"no torch"}'"#).hear();
         assert!(matches!(unavailable, Err(Trouble::NotRun(reason)) if reason == "no torch"));
         let died = shell("echo why >&2; exit 7").hear().unwrap_err().to_string();

@@ -1,10 +1,10 @@
-//! Rows as tables for people.
+//! Rows as text tables.
 
 use std::fmt::Write as _;
 
 use crate::harness::row::Row;
 
-/// One table of columns that line up. Text is set left, figures right.
+/// A table with aligned columns: text to the left, figures to the right.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     lines: Vec<Vec<Cell>>,
@@ -18,7 +18,7 @@ impl Table {
         self.lines.push(line);
     }
 
-    /// The table as text, each line indented by two.
+    /// Returns the table as text, each line indented by two spaces.
     pub(crate) fn print(&self) -> String {
         let columns = self.lines.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
@@ -30,7 +30,7 @@ impl Table {
         for line in &self.lines {
             let mut printed = String::new();
             for ((text, is_figure), width) in line.iter().zip(&widths) {
-                // Writing to a string does not fail.
+                // Writing to a string cannot fail.
                 let _ = match is_figure {
                     true => write!(printed, "  {text:>width$}"),
                     false => write!(printed, "  {text:<width$}"),
@@ -51,7 +51,7 @@ pub(crate) fn number(text: impl Into<String>) -> Cell {
     (text.into(), true)
 }
 
-/// A value in three significant digits.
+/// Formats a value with three significant digits.
 pub(crate) fn figure(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 100.0 || size == 0.0 => 0,
@@ -62,13 +62,13 @@ pub(crate) fn figure(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// Rows of one case, a table for each metric.
+/// Formats the rows of one case, as a table for each metric.
 pub(crate) fn of_rows(rows: &[Row]) -> String {
     let mut out = String::new();
     let Some(first) = rows.first() else { return out };
     let _ = writeln!(out, "{}", first.case);
     if let Some(why) = &first.not_measured {
-        let _ = writeln!(out, "  not measured: {why}; what follows is for orientation only");
+        let _ = writeln!(out, "  not measured: {why}; do not use these figures");
     }
     let mut metrics: Vec<(&str, &str)> = Vec::new();
     for row in rows.iter().filter(|row| row.not_run.is_none()) {
@@ -128,7 +128,7 @@ fn line_of(row: &Row) -> Vec<Cell> {
     ]
 }
 
-/// Seconds: those of a process, or of a stretch of microseconds.
+/// Formats seconds, from microseconds to hours.
 fn seconds(value: f64) -> String {
     if value < 0.001 { format!("{value:.1e}") } else { format!("{value:.3}") }
 }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_tells_what_did_not_run_and_what_does_not_count() {
+    fn a_table_has_the_reasons_for_missing_and_unusable_figures() {
         let mut rows = vec![
             Row {
                 metric: SPEED.name.to_owned(),

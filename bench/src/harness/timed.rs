@@ -1,10 +1,11 @@
-//! The loop that times work in this process, and that all benches share.
+//! The loop that times work in this process, for all benches.
 //!
-//! Work is a function that gets ready, on its thread, and then has its *stretch* driven: a closure
-//! that does a known number of operations and times them with the [`Meter`] it is given.
+//! A *stretch* is a closure that does a known number of operations, and times them as one interval with
+//! the [`Meter`] that it gets. Work is a function that sets up, on its thread, and then calls `drive`
+//! with its stretch.
 //!
 //! ```text
-//!   work(thread, drive)        alone:    one stretch thrown away, then stretches until the time is over
+//!   work(thread, drive)        alone:    one stretch is discarded, then stretches until the time is over
 //!     set up                   together: the same on every thread at once, five times
 //!     drive(|meter| {
 //!         set up a stretch     not timed
@@ -23,47 +24,47 @@ use super::cost::{process_cpu_seconds, thread_cpu_seconds};
 
 /// A stretch of operations.
 pub(crate) type Stretch<'a> = &'a mut dyn FnMut(&mut Meter) -> Result<()>;
-/// Runs a stretch until enough was seen.
+/// Runs a stretch repeatedly until its time is over.
 pub(crate) type Drive<'a> = &'a mut dyn FnMut(Stretch<'_>) -> Result<()>;
 
 /// The time of a stretch, or of one of its operations.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Span {
-    /// On the counter of [`clock`].
+    /// Ticks of the counter of [`clock`].
     pub(crate) ticks: f64,
     pub(crate) ns: f64,
 }
 
-/// Which of many stretches a figure is of.
+/// The stretch whose time is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pick {
-    /// The shortest: other programs on the machine only ever make a stretch longer.
+    /// The shortest: other programs on the machine can only make a stretch longer.
     Best,
-    /// The middle one: where a stretch depends on what another thread does meanwhile.
+    /// The median, if a stretch depends on the work of another thread at the same time.
     Median,
 }
 
 /// Times stretches.
 pub(crate) struct Meter {
     pick: Pick,
-    /// With [`Pick::Best`] the best one only: a list of all would take room in the caches.
+    /// With [`Pick::Best`] only the best one, because a list of all would use cache space.
     spans: Vec<Span>,
-    /// Seconds of each stretch by the process's CPU clock, which is read in stretches of their own
-    /// because the call would disturb those that are timed.
+    /// The seconds of each stretch by the process's CPU clock. They are measured in separate stretches,
+    /// because the call would disturb the timing.
     cpu: Option<Vec<f64>>,
 }
 
-/// What a run of many stretches gives.
+/// The result of timing many stretches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
-    /// Of one operation.
+    /// The time of one operation.
     pub(crate) each: Span,
-    /// Of one stretch.
+    /// The CPU time of one stretch.
     pub(crate) cpu_seconds: f64,
 }
 
 impl Meter {
-    /// Times `work`, a whole stretch.
+    /// Times `work`, which is the whole stretch.
     #[inline]
     pub(crate) fn time<R>(&mut self, work: impl FnOnce() -> R) -> R {
         let cpu = self.cpu.as_ref().map(|_| process_cpu_seconds());
@@ -96,7 +97,7 @@ impl Meter {
     }
 }
 
-/// Times the work of one thread for about `time`. A stretch has `count` operations.
+/// Times the work of one thread for about `time`. A stretch does `count` operations.
 pub(crate) fn alone(
     time: Duration,
     pick: Pick,
@@ -123,7 +124,7 @@ pub(crate) fn alone(
     Ok(Timing { each: Span { ticks: picked.ticks / count, ns: picked.ns / count }, cpu_seconds })
 }
 
-/// CPU seconds of a stretch, without what reading the clock takes.
+/// Returns the CPU seconds of a stretch, without the time of reading the clock.
 fn cpu_of(stretch: Stretch<'_>) -> Result<f64> {
     const TIMES: usize = 3;
     let least = |cpu: Option<Vec<f64>>| cpu.into_iter().flatten().fold(f64::MAX, f64::min);
@@ -136,9 +137,9 @@ fn cpu_of(stretch: Stretch<'_>) -> Result<f64> {
     Ok((least(timed.cpu) - least(empty.cpu)).max(0.0))
 }
 
-/// Times the work of several threads at once: the best of five parts of `time`. A stretch has
-/// `count` operations. Returns the mean time of an operation as a thread sees it, operations a
-/// microsecond of all threads, and CPU seconds of a stretch.
+/// Times the work of several threads at once: five times for a fifth of `time`, of which the best is
+/// returned. A stretch does `count` operations. Returns the mean time of an operation on one thread with
+/// the CPU seconds of a stretch, and the operations per microsecond of all threads together.
 pub(crate) fn together(
     threads: usize,
     time: Duration,
@@ -187,7 +188,7 @@ fn part(
             timing = Some(Timing { each, cpu_seconds });
             Ok(())
         });
-        // The others wait for this one, whatever became of it.
+        // The other threads wait at the barrier, even if this one failed.
         if !waited {
             ready.wait();
         }
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn time_and_cpu_time_of_a_stretch_are_seen() {
+    fn time_and_cpu_time_of_a_stretch_are_measured() {
         for pick in [Pick::Best, Pick::Median] {
             let timing = alone(TIME, pick, 10, spin).unwrap();
             assert!(timing.each.ns >= 50_000.0 && timing.each.ticks > 0.0, "{timing:?}");
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_run_at_once_and_one_that_fails_fails_all() {
+    fn threads_run_at_once_and_a_failure_of_one_is_returned() {
         let (timing, speed) = together(2, TIME, 10, |_, drive| spin(drive)).unwrap();
         assert!(timing.each.ns >= 50_000.0 && speed > 0.0 && speed <= 0.05, "{timing:?} {speed}");
         let failed = together(2, TIME, 1, |thread, drive| {

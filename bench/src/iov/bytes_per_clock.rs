@@ -16,7 +16,8 @@ use super::timed::{Repeat, Unit};
 use crate::harness::metric::BYTES_PER_CLOCK;
 use crate::harness::{Against, Candidate, CommonOptions, Session};
 
-/// A name, and the bytes of one buffer: a copy has two, and both are to fit the cache named.
+/// The name of each size, and the bytes of one buffer. A copy has two buffers, and both fit in the named
+/// cache.
 const SIZES: [(&str, usize); 6] = [
     ("1500 B", 1500),
     ("4 KiB", 4096),
@@ -28,8 +29,9 @@ const SIZES: [(&str, usize); 6] = [
 const QUICK_BYTES_MAX: usize = 1 << 20;
 
 const MEMCPY: &str = "memcpy";
-/// Half a page between the two buffers' places in a page: at the same place a load has to wait for
-/// the store before it that seems to be at its address, and so for none but this is measured.
+/// The offset of the target in its page, relative to the source: half a page. With equal offsets, a load
+/// waits for an earlier store whose address has the same low bits (4K aliasing), and the bench would
+/// measure mainly that.
 pub(super) const TARGET_SKEW: usize = 2048;
 
 type Candidates<'a> = Vec<Candidate<'a>>;
@@ -55,7 +57,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
             if !options.wants(&case) {
                 continue;
             }
-            // One target for all, so that they find the same memory.
+            // All candidates share one target, so that they use the same memory.
             let target = RefCell::new(&mut target[TARGET_SKEW..TARGET_SKEW + bytes]);
             let measured = session.run(&case, build(&source, &target, repeat));
             let against = [Against::new(BYTES_PER_CLOCK, MEMCPY)];
@@ -67,7 +69,8 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     Ok(())
 }
 
-/// A candidate of ours for each instruction set of the machine, the best under the project's name.
+/// Returns one of our candidates for each instruction set of the machine; the best has the project's
+/// name.
 fn engines<'a, F: FnMut() + 'a>(
     repeat: Repeat,
     work: impl Fn(Engine) -> F,
@@ -86,7 +89,7 @@ fn memcpy<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidate
     })
 }
 
-/// A copy beside which another crate computes something afterwards.
+/// Returns a candidate that copies, and then computes a digest with another crate.
 fn memcpy_then<'a, R>(
     name: &str,
     source: &'a [u8],
@@ -120,7 +123,7 @@ fn copies<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidate
     }));
     candidates.push(repeat.of("vm-memory", move || {
         use vm_memory::VolatileMemory;
-        // A view of the target, as a guest's memory would be.
+        // A view of the target, like one of a guest's memory.
         let mut target = target.borrow_mut();
         let view = vm_memory::VolatileSlice::from(&mut **target);
         view.as_volatile_slice().copy_from(black_box(source));
@@ -128,7 +131,7 @@ fn copies<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidate
     candidates
 }
 
-/// A pass that computes a digest, by each instruction set.
+/// Returns candidates that compute a digest, one for each instruction set.
 fn digests<'a, D: Sink + Default, R>(
     source: &'a [u8],
     repeat: Repeat,
@@ -144,7 +147,8 @@ fn digests<'a, D: Sink + Default, R>(
     engines(repeat, ours).collect()
 }
 
-/// A copy that computes a digest, by each instruction set, beside a copy alone.
+/// Returns candidates that compute a digest while they copy, one for each instruction set, and a copy
+/// alone.
 fn digested_copies<'a, D: Sink + Default, R>(
     source: &'a [u8],
     target: Target<'a>,
@@ -171,7 +175,7 @@ fn checksums<'a>(source: &'a [u8], _: Target<'a>, repeat: Repeat) -> Candidates<
     candidates.push(repeat.of("internet-checksum", move || {
         black_box(internet_checksum::checksum(black_box(source)));
     }));
-    // Its checksum is public only as that of a packet: of one with a header of eight bytes.
+    // The crate exports its checksum only as that of a packet, here one with a header of eight bytes.
     let mut packet = source[..source.len().min(60_000)].to_vec();
     let of_packet = Repeat { unit: Unit::BytesPerClock(packet.len()), ..repeat };
     candidates.push(of_packet.of("smoltcp", move || {
@@ -209,7 +213,7 @@ fn crc_copies<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candi
     candidates
 }
 
-/// A block driver's question, as a step of a user's own (see the example `is_zero`).
+/// The check for zeros of a block driver, as a step outside the library (see the example `is_zero`).
 fn zero_scans<'a>(source: &'a [u8], target: Target<'a>, repeat: Repeat) -> Candidates<'a> {
     target.borrow_mut().fill(0);
     #[inline(always)]

@@ -1,9 +1,9 @@
-//! How much machine code the walks are, beside the kernel's: read off this program's own symbols.
+//! The machine code size of the walks, beside the kernel's, from this program's own symbols.
 //!
-//! A function here holds the walk of every kind that its cursor may be, or of the one named, once
-//! for each instruction set. Counted with it are the functions of `longshore-iov` that it calls,
-//! except for the blocks of assembly and what follows a fault: the kernel's are functions by
-//! themselves too.
+//! A function here contains the walk of every kind that its cursor may have, or of one named kind, once
+//! for each instruction set. The functions of `longshore-iov` that it calls are included, except for the
+//! blocks of assembly and the code after a fault, because those are separate functions in the kernel,
+//! too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,7 +23,7 @@ use crate::harness::metric::CODE;
 use crate::harness::{CommonOptions, Row, Session, published};
 
 const CASE: &str = "code size";
-/// A kernel's function, and what does the same here.
+/// The kernel's functions, and their counterparts here.
 const SAME: [(&str, &str); 6] = [
     ("_copy_from_iter", "read"),
     ("_copy_to_iter", "write"),
@@ -38,8 +38,8 @@ type Reading<'a, 'm> = &'a mut Cursor<'m, Source>;
 type Writing<'a, 'm> = &'a mut Cursor<'m, Dest>;
 type Known<'a, 'm, K> = &'a mut Cursor<'m, Source, K>;
 
-/// Functions that are looked for in the program, and [`names`]. Their addresses are taken, so that
-/// the program keeps them.
+/// Defines the functions to measure, and [`names`]. Their addresses are taken, so that the linker keeps
+/// them.
 macro_rules! measured {
     ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty $body:block)*) => {
         $(
@@ -125,7 +125,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     session.publish(rows)
 }
 
-/// The functions of a program, by their addresses: name, and code.
+/// The functions of a program by their addresses: name and code.
 struct Program<'a>(BTreeMap<u64, (&'a str, &'a [u8])>);
 
 impl<'a> Program<'a> {
@@ -139,9 +139,9 @@ impl<'a> Program<'a> {
         Ok(Self(file.symbols().filter_map(|symbol| code_of(&symbol)).collect()))
     }
 
-    /// The bytes of the function of this module that is called so, with what it calls.
+    /// Returns the size in bytes of this module's function `name`, with the functions that it calls.
     fn code_bytes(&self, name: &str) -> Option<u64> {
-        // As the compiler writes a path into a symbol: each name after its length.
+        // The compiler mangles a path as names, each after its length.
         let path = format!("9code_size{}{name}", name.len());
         let (start, _) = self.0.iter().find(|(_, (symbol, _))| symbol.contains(&path))?;
         let mut counted = BTreeSet::from([*start]);
@@ -165,9 +165,9 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Where calls and jumps of the five-byte form may lead (Intel SDM, volume 2, CALL and JMP: E8 and
-/// E9 with a distance of 32 bits from the next instruction). Bytes that only look like one lead to
-/// the start of no function.
+/// Returns the targets of calls and jumps of the five-byte form (Intel SDM, volume 2, CALL and JMP: E8
+/// and E9 with a 32-bit displacement from the next instruction). If other bytes look like one, their
+/// target is not the start of a function.
 fn called(address: u64, code: &[u8]) -> impl Iterator<Item = u64> {
     code.windows(5).enumerate().filter_map(move |(at, bytes)| {
         let [0xe8 | 0xe9, distance @ ..] = bytes else { return None };
@@ -180,7 +180,7 @@ fn row(candidate: &str, bytes: f64) -> Row {
     Row { median: Some(bytes), runs: 1, ..Row::of(CASE, candidate, CODE) }
 }
 
-/// The kernel's functions of always-inlined steps, by what they are called here.
+/// Returns the published sizes of the kernel's always-inlined functions, under the names used here.
 fn published_rows() -> Result<Vec<Row>> {
     let csv = published::read("iov_code_size")?;
     let of_function = |line: &Vec<&'static str>| {

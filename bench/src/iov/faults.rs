@@ -1,5 +1,5 @@
-//! What surviving faults costs: nothing where nothing faults, and so much where something does.
-#![expect(unsafe_code, reason = "sees memory as foreign that is not there")]
+//! The cost of surviving faults: that of a guard without a fault, and that of a fault.
+#![expect(unsafe_code, reason = "makes a view of memory that is not mapped")]
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -33,7 +33,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
                 black_box(done.is_ok());
             }
         };
-        // One target for both, so that they find the same memory.
+        // Both candidates share one target, so that they use the same memory.
         let mut target = vec![0u8; TARGET_SKEW + COPY_BYTES];
         let target = RefCell::new(&mut target[TARGET_SKEW..]);
         let candidates = vec![
@@ -51,8 +51,8 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     }
     if options.wants(FAULT_CASE) {
         let _guard = FaultGuard::install()?;
-        // The first page of every process is mapped by none (`mmap_min_addr`).
-        // SAFETY: foreign memory that faults, under a guard.
+        // The first page of a process is never mapped (`mmap_min_addr`).
+        // SAFETY: foreign memory may fault, because a guard is installed.
         let nowhere =
             unsafe { VolatileSlice::from_raw_parts(NonNull::without_provenance(START), 64) };
         let mut into = [0; 64];

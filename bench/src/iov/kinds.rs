@@ -1,5 +1,5 @@
-//! The same bytes through each kind of memory, as the published table has them.
-#![expect(unsafe_code, reason = "sees one memory as slices, foreign ranges and pages")]
+//! The same bytes through each kind of memory, as in the published table.
+#![expect(unsafe_code, reason = "makes views of one memory as slices, foreign ranges and pages")]
 
 use std::hint::black_box;
 use std::io::IoSlice;
@@ -20,15 +20,16 @@ use crate::harness::{Against, Candidate, CommonOptions, Session};
 
 const BYTES: usize = 256 << 20;
 const QUICK_BYTES: usize = 4 << 20;
-/// A page pool that fits the second cache, walked until all bytes were copied.
+/// The bytes of a pool of pages that fits in the second-level cache. It is walked until all bytes were
+/// copied.
 const POOL_BYTES: usize = 256 << 10;
 const PAGE_LOG2: u32 = 12;
 const PAGE_BYTES: usize = 1 << PAGE_LOG2;
-/// What lies side by side in one segment, where segments are not split.
+/// The size of a contiguous range, the segment if segments are not split.
 const RUN_LOG2: u32 = 18;
 const MEMCPY: &str = "memcpy, by page";
 
-/// Memory that is read through every kind, and written by nobody.
+/// Memory that is read through every kind, and never written.
 pub(super) struct Memory {
     aligned: Vec<Aligned>,
 }
@@ -49,13 +50,13 @@ impl Memory {
 
     pub(super) fn bytes(&self) -> &[u8] {
         let start = self.aligned.as_ptr().cast();
-        // SAFETY: a run is an array of bytes without padding, and a vector's lie side by side.
+        // SAFETY: a run is an array of bytes without padding, and the runs of a vector are adjacent.
         unsafe { std::slice::from_raw_parts(start, self.aligned.len() << RUN_LOG2) }
     }
 
     pub(super) fn view(&self) -> VolatileSlice<'_> {
         let bytes = self.bytes();
-        // SAFETY: borrowed for as long as the view lives.
+        // SAFETY: the bytes are borrowed for as long as the view lives.
         unsafe { VolatileSlice::from_raw_parts(NonNull::from(bytes).cast(), bytes.len()) }
     }
 
@@ -66,11 +67,11 @@ impl Memory {
             .map(move |at| whole.subslice(at, len_bytes).expect("the length divides the whole"))
     }
 
-    /// Pages that are only read.
+    /// Returns pages that are only read.
     pub(super) fn pages(&self, size_log2: u32) -> Vec<Page<'_>> {
         self.views(1 << size_log2)
             .map(|view| {
-                // SAFETY: nobody writes through it, here or elsewhere.
+                // SAFETY: no code writes through it, here or elsewhere.
                 let view = unsafe { VolatileSliceMut::from_raw_parts(view.start(), view.len()) };
                 Page::new(view).expect("a run is aligned to its size")
             })
@@ -103,7 +104,7 @@ fn one(
     let mut target = vec![1u8; TARGET_SKEW + memory_bytes];
     let target = std::cell::RefCell::new(&mut target[TARGET_SKEW..]);
     let rounds = whole / memory_bytes;
-    // A list of segments has at most 1,024; larger memory is walked by several.
+    // A list has at most 1,024 segments; larger memory is walked with several lists.
     let slices: Vec<IoSlice<'_>> = memory.bytes().chunks(PAGE_BYTES).map(IoSlice::new).collect();
     let views: Vec<VolatileSlice<'_>> = memory.views(PAGE_BYTES).collect();
     let lists: Vec<SegmentList<'_, Source>> = views

@@ -1,5 +1,5 @@
-//! The published tables: microseconds of a kernel's benchmark that copies the same number of bytes
-//! through each of its iterators, and figures that were named as reachable.
+//! The published tables: microseconds of a kernel benchmark that copies the same number of bytes through
+//! each of the kernel's iterators, and bounds that were published as reachable.
 
 use anyhow::{Context, Result};
 
@@ -7,9 +7,9 @@ use crate::harness::metric::{BYTES_PER_CLOCK, TIME_US};
 use crate::harness::statistics::Summary;
 use crate::harness::{Row, published};
 
-/// The kind that ratios are taken against, as it is called here: the process's own memory.
+/// The baseline of the ratios: the process's own memory.
 pub(super) const OWN: &str = "OwnVec";
-/// The kernel's iterators and the kinds here.
+/// The kernel's iterators, and our kinds.
 const KINDS: [(&str, &str); 6] = [
     ("ubuf", "ForeignBuf"),
     ("iovec", "ForeignVec"),
@@ -19,7 +19,7 @@ const KINDS: [(&str, &str); 6] = [
     ("xarray", "SparsePages"),
 ];
 
-/// The medians of the always-inlined version's runs, each against that of the kernel's own memory.
+/// Returns the medians of the runs with always-inlined steps, with ratios to the kernel's own memory.
 pub(super) fn kinds(case: &str) -> Result<Vec<Row>> {
     let csv = published::read("iov_copy")?;
     let mut figures = Vec::new();
@@ -36,7 +36,7 @@ pub(super) fn kinds(case: &str) -> Result<Vec<Row>> {
     Ok(rows.map(|row| Row { runs: 3, ..row }).collect())
 }
 
-/// What was named as reachable, in bytes per core clock, as rows of the case that measures it.
+/// Returns the published bounds, in bytes per core clock, as rows of the case that measures them.
 pub(super) fn bounds(case: &str) -> Result<Vec<Row>> {
     let begins = match case {
         "checksum, 4 KiB" => "internet checksum",

@@ -1,5 +1,5 @@
-//! What a segment costs when nothing is done with it.
-#![expect(unsafe_code, reason = "a step that no compiler leaves out")]
+//! The cost of a segment with an empty step.
+#![expect(unsafe_code, reason = "a step that the compiler cannot remove")]
 
 use std::hint::black_box;
 use std::io::IoSlice;
@@ -18,7 +18,7 @@ use crate::harness::metric::CORE_CYCLES;
 use crate::harness::{Against, Candidate, CommonOptions, Session};
 
 const CASE: &str = "empty step";
-/// As many as one list may have.
+/// The maximum of a list.
 const SEGMENTS: usize = 1024;
 const PAGE_LOG2: u32 = 12;
 
@@ -75,10 +75,10 @@ fn walk<'a, K: Kind<Source> + 'a>(
     repeat.of(name, walk).ours()
 }
 
-/// Has what it is given in registers, and does nothing with it.
+/// A step that needs its arguments in registers, and does nothing with them.
 #[inline(always)]
 fn step(segment: &Segment<'_, Source>, done: usize) -> usize {
-    // SAFETY: no instruction.
+    // SAFETY: the block contains no instruction.
     unsafe {
         std::arch::asm!(
             "/* {start} {len} {done} */",

@@ -1,4 +1,4 @@
-//! A candidate that is a few lines in this process, run again and again.
+//! A candidate that runs a closure of this process repeatedly.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use crate::harness::{Candidate, CommonOptions, Run};
 /// The unit in which the time of a repetition is reported.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Unit {
-    /// Bytes of a repetition, over cycles of the core.
+    /// The bytes of a repetition, divided by core cycles.
     BytesPerClock(usize),
     /// Microseconds.
     Time,
-    /// Cycles of the core for each of so many operations.
+    /// Core cycles for each of this many operations.
     CyclesEach(usize),
 }
 
-/// How work is repeated.
+/// The unit and the duration of repeated work.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Repeat {
     pub(super) unit: Unit,
@@ -32,7 +32,7 @@ impl Repeat {
         Self { unit, time: options.timed(), quick: options.quick }
     }
 
-    /// `work`, so often that a stretch takes 8 ms; with `--quick`, once.
+    /// Makes a candidate that repeats `work` until a stretch takes 8 ms; with `--quick`, once.
     pub(super) fn of<'a>(
         self,
         name: impl Into<String>,

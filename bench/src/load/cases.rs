@@ -13,16 +13,16 @@ use crate::load::guest;
 
 pub(super) use schemes::{CASE as SCHEMES, OURS as SCHEMES_OURS};
 
-/// The cases that other programs take part in.
+/// The cases in which other programs take part.
 pub(super) const WITH_PEERS: [&str; 5] =
     [model::COLD, model::PYTHON, model::WARM, small::IMPORT, small::FIRST_USE];
 
-/// A small file of the same kind, which every job does once before the clock runs.
+/// The size of a small file of the same kind, which every job loads once before the timing.
 const REHEARSAL_BYTES: u64 = 1 << 20;
-/// As rows call the library.
+/// The library's name in rows.
 const OURS: &str = "longshore";
 
-/// Runs every case that is wanted.
+/// Runs every case that the options select.
 pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     model::run(context, session)?;
     small::run(context, session)?;

@@ -1,4 +1,4 @@
-//! The files that are loaded: where they are, what is in them, and how to tell that it arrived.
+//! The files that are loaded: their places, their content, and the check of loaded content.
 
 mod folder;
 mod pattern;
@@ -13,12 +13,12 @@ pub(crate) use folder::{Folder, cache};
 pub(crate) use pattern::{check, check_part, fill};
 pub(crate) use size::parse_size;
 
-/// A file whose content can be told from its description.
+/// A file whose content follows from this description.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DataFile {
     pub(crate) path: PathBuf,
     pub(crate) len_bytes: u64,
-    /// What lies before is a header; from here on every word follows from its offset.
+    /// The end of the header; from here on every word follows from its offset.
     pub(crate) data_start: u64,
     pub(crate) seed: u64,
 }

@@ -1,7 +1,7 @@
 //! The schemes in a guest whose kernel has dma-heap and udmabuf.
 //!
-//! The guest's processor is emulated, so its times are many times too long; they tell how the
-//! schemes stand to each other, and what the kernel refuses.
+//! The guest's processor is emulated, so its times are far too long. They show the ratios of the
+//! schemes, and the operations that the kernel refuses.
 
 use std::fs;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use crate::harness::{Row, Session};
 use crate::load::Context;
 use crate::load::cases::{SCHEMES, SCHEMES_OURS as OURS};
 
-/// Begins the names of cases that ran in the guest.
+/// The prefix of cases that ran in the guest.
 const PREFIX: &str = "guest/";
 const PROGRAM: &str = "/bin/longshore-bench";
 const DISK: &str = "bench";
 const SIZES: [&str; 3] = ["512KB", "8MB", "1GB"];
 const LARGEST: &str = "3GB";
-/// For a buffer, the page cache's copy and what is touched before each run.
+/// Room for a buffer, the page cache's copy, and the memory that is touched before each run.
 const MEMORY_MIB: u32 = 4096;
 const MEMORY_LARGEST_MIB: u32 = 8192;
 const DISK_BYTES: u64 = 8 << 30;
@@ -63,7 +63,7 @@ pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
             eprintln!("{PREFIX}{text}");
         }
     });
-    // An empty folder, which the guest's disk was made from.
+    // The guest's disk was made from this empty folder.
     let _ = fs::remove_dir(&content);
     let report = outcome.context("the guest was lost")?;
     let Some(command) = report.commands.first() else { bail!("the guest ran nothing") };
@@ -76,7 +76,8 @@ pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// The sizes asked for, else all but the largest, which needs a larger guest and long.
+/// Returns the sizes that were asked for; by default all but the largest, which needs a larger guest and
+/// more time.
 fn sizes(asked_for: &[String], with_largest: bool) -> Vec<&str> {
     if asked_for.is_empty() {
         return SIZES.into_iter().chain(with_largest.then_some(LARGEST)).collect();
@@ -84,18 +85,18 @@ fn sizes(asked_for: &[String], with_largest: bool) -> Vec<&str> {
     asked_for.iter().map(String::as_str).collect()
 }
 
-/// Takes the guest's lines over as rows of this session.
+/// Publishes the guest's lines as rows of this session.
 fn merge(session: &mut Session, stdout: &str) -> Result<()> {
     let mut rows: Vec<Row> = Vec::new();
     for line in stdout.lines() {
-        let value: Value = serde_json::from_str(line).context("a line of the guest is no JSON")?;
+        let value: Value = serde_json::from_str(line).context("a line of the guest is not JSON")?;
         if let Some(mut environment) = Environment::from_line(&value) {
             environment.set("machine", "guest, emulated processor: only ratios mean anything");
             session.add_environment(&environment)?;
             continue;
         }
         let mut row: Row = serde_json::from_value(value)?;
-        // The published figures are the host's rows already.
+        // The host already has rows of the published figures.
         if row.case.starts_with(SCHEMES) {
             row.case.insert_str(0, PREFIX);
             rows.push(row);

@@ -1,4 +1,4 @@
-//! Getting the machine ready for a run: the page cache and the memory.
+//! Prepares the machine for a run: the page cache and the memory.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
@@ -18,12 +18,12 @@ use crate::harness::Trouble;
 const TRIES_MAX: u32 = 5;
 const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 
-/// Whether a run finds its file in the page cache.
+/// The state of a file in the page cache when a run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// Not a page of it.
+    /// None of its pages is in the page cache.
     Cold,
-    /// Every page of it.
+    /// All of its pages are in the page cache.
     Warm,
 }
 
@@ -34,7 +34,7 @@ impl Start {
     }
 }
 
-/// How the machine is made ready before each run.
+/// The preparation of the machine before each run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
     drops_all_caches: bool,
@@ -42,14 +42,15 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Drops the whole page cache before a cold run where it may, unless `evict_only`; the file's
-    /// own pages in any case. With `quick` memory is left as it is, which saves seconds for each run.
+    /// Chooses the preparation. Before a cold run the file is evicted, and with permission and without
+    /// `evict_only` the whole page cache is dropped. With `quick` memory is not touched, which saves
+    /// seconds in each run.
     pub(crate) fn new(evict_only: bool, quick: bool) -> Self {
         let may = || File::options().write(true).open(DROP_CACHES).is_ok();
         Self { drops_all_caches: !evict_only && may(), touches_memory: !quick }
     }
 
-    /// What is dropped before a cold run, for the environment.
+    /// Returns what is dropped before a cold run, for the environment.
     pub(crate) fn describe(&self) -> &'static str {
         if self.drops_all_caches {
             "the whole page cache is dropped before each cold run"
@@ -58,10 +59,10 @@ impl Machine {
         }
     }
 
-    /// Makes `file` cold or warm, and memory warm for a run that takes up to `memory_bytes`.
+    /// Makes `file` cold or warm, and touches memory for a run that takes up to `memory_bytes`.
     ///
     /// # Errors
-    /// [`Trouble::NotRun`] where the page cache will not be as it must.
+    /// Returns [`Trouble::NotRun`] if the page cache cannot be brought into that state.
     pub(crate) fn prepare(
         &self,
         file: &Path,
@@ -76,7 +77,7 @@ impl Machine {
                     self.touch_memory(memory_bytes)?;
                 }
                 Start::Warm => {
-                    // First: touching memory may push out what the page cache holds.
+                    // First touch memory, because that may evict the file from the page cache.
                     self.touch_memory(memory_bytes + whole)?;
                     make_warm(file)?;
                 }
@@ -90,7 +91,9 @@ impl Machine {
         }
         Err(Trouble::NotRun(match start {
             Start::Cold => "the file could not be evicted from the page cache".to_owned(),
-            Start::Warm => "the page cache did not keep the file: memory is short".to_owned(),
+            Start::Warm => {
+                "the page cache did not keep the file: too little memory is free".to_owned()
+            }
         }))
     }
 
@@ -108,7 +111,7 @@ impl Machine {
     }
 }
 
-/// Reads the file through the page cache, twice: pages that were read once are the first to go.
+/// Reads the file through the page cache, twice, because pages that were read once are evicted first.
 fn make_warm(file: &Path) -> Result<()> {
     let mut open = File::open(file)?;
     let mut chunk = vec![0; 8 << 20];
@@ -121,12 +124,12 @@ fn make_warm(file: &Path) -> Result<()> {
 
 /// Touches and frees more memory than a run will take.
 ///
-/// On a virtual machine whose host takes back free memory, memory that was not touched lately costs
-/// 0.3 to 0.8 GB/s to back, and the first to run would pay for all. It is touched as a heap
-/// does it, in the largest pages there are, so that such pages are free afterwards; twice over,
-/// because the run may be given any of the free pages. It is then held until the kernel has told
-/// the host of what earlier runs left free, which would otherwise go on beside the run: without
-/// that 1.3 to 1.9 GB/s were read on such a machine, with it 1.7 to 2.5.
+/// On a virtual machine whose host reclaims free memory, untouched memory is backed at only 0.3 to 0.8
+/// GB/s, and the first run would pay for it. This function touches memory as a heap does, in the largest
+/// pages available, so that such pages are free afterwards; and twice as much, because the run may get
+/// any of the free pages. Then it waits until the kernel has reported the pages that earlier runs freed
+/// to the host, because that would otherwise continue during the run: without the wait such a machine
+/// read 1.3 to 1.9 GB/s, with it 1.7 to 2.5.
 fn touch_memory(memory_bytes: u64) -> Result<()> {
     const STEP_BYTES: u64 = 64 << 20;
     let bytes = (2 * memory_bytes).min(available_bytes() / 10 * 7);
@@ -155,9 +158,9 @@ fn touch_memory(memory_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the kernel has told the host of all pages that are free, so that it will not do so
-/// beside the run. It begins two seconds after pages became free (`PAGE_REPORTING_DELAY` in Linux's
-/// mm/page_reporting.c); some kernels count what was told.
+/// Waits until the kernel has reported all free pages to the host, so that it does not do so during the
+/// run. Reporting begins two seconds after pages became free (`PAGE_REPORTING_DELAY` in Linux's
+/// mm/page_reporting.c); some kernels count the reported pages.
 fn await_free_page_reporting() {
     const COUNT: &str = "/sys/module/page_reporting/parameters/reported_kib";
     const QUIET: Duration = Duration::from_millis(2500);
@@ -173,11 +176,11 @@ fn await_free_page_reporting() {
     }
 }
 
-/// Checks that `bytes` of memory are to be had.
+/// Checks that `bytes` of memory are available.
 pub(crate) fn require_memory(bytes: u64) -> std::result::Result<(), Trouble> {
     match available_bytes() {
         available if available < bytes => Err(Trouble::NotRun(format!(
-            "{} MiB of memory are needed, {} are available",
+            "{} MiB of memory are needed, but only {} MiB are available",
             bytes >> 20,
             available >> 20
         ))),
@@ -185,17 +188,17 @@ pub(crate) fn require_memory(bytes: u64) -> std::result::Result<(), Trouble> {
     }
 }
 
-/// What the machine and this process's control group leave.
+/// Returns the memory that is available to the machine and to this process's control group.
 fn available_bytes() -> u64 {
     let available = memory::available();
     let limits = [available.machine_bytes, available.control_group.map(|(bytes, _)| bytes)];
     limits.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
-/// How many bytes of a file are in the page cache, in whole pages.
+/// Returns how many bytes of a file are in the page cache, in whole pages.
 ///
 /// # Errors
-/// Where the kernel does not tell, as before Linux 6.5.
+/// Returns an error if the kernel cannot report this, as before Linux 6.5.
 pub(crate) fn resident_bytes(file: &Path) -> Result<u64> {
     let open = File::open(file)?;
     let answer = page_cache::stat(&open, FileOffset::new(0), open.metadata()?.len());

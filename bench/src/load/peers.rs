@@ -14,15 +14,15 @@ use crate::load::machine::{Machine, Start};
 use crate::load::timed::of_program;
 pub(crate) use venv::Venv;
 
-/// A program to be compared with.
+/// A program to compare with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
-    /// As rows and the driver call it.
+    /// The name in rows and in the driver.
     pub(crate) name: &'static str,
-    /// The package it comes in.
+    /// The package that contains it.
     package: &'static str,
     needs_torch: bool,
-    /// Its own format, which the file has to be converted to.
+    /// `true` if it reads only its own format, so that the file must be converted.
     own_format: bool,
     is_ours: bool,
 }
@@ -52,29 +52,29 @@ impl Peer {
     }
 }
 
-/// The peers of a run: the environment they are installed in, or why there is none.
+/// The peers of a run: their environment, or the reason why there is none.
 pub(crate) struct Peers {
     venv: Result<Venv, String>,
     with_torch: bool,
 }
 
 impl Peers {
-    /// Makes the environment and installs what is to be compared with.
+    /// Creates the environment and installs the packages.
     pub(crate) fn install(python: &Path, with_torch: bool) -> Self {
         Self { venv: Venv::install(python, with_torch), with_torch }
     }
 
-    /// No peers, and why.
+    /// Returns a value without peers, with the reason.
     pub(crate) fn none(why: &str) -> Self {
         Self { venv: Err(why.to_owned()), with_torch: false }
     }
 
-    /// The versions of what is installed.
+    /// Returns the versions of the installed packages.
     pub(crate) fn versions(&self) -> Option<Value> {
         self.venv.as_ref().ok().map(Venv::versions)
     }
 
-    /// A program in the interpreter that has `peer`.
+    /// Returns a command that runs `program` in the interpreter that has `peer`.
     pub(crate) fn python(&self, peer: Peer, program: &str) -> Result<Command, String> {
         let venv = self.check(peer)?;
         let mut command = Command::new(venv.python());
@@ -82,14 +82,15 @@ impl Peers {
         Ok(command)
     }
 
-    /// A program that loads the file of its argument by the `load_file` for numpy of `peer`'s package.
+    /// Returns a command that loads the file of its argument by the numpy `load_file` of `peer`'s
+    /// package.
     pub(crate) fn load_file(&self, peer: Peer) -> Result<Command, String> {
         let package = peer.package;
         let load = format!("from {package}.numpy import load_file; load_file(sys.argv[1])");
         self.python(peer, &format!("import sys; {load}"))
     }
 
-    /// `peer` as a candidate; one that cannot run says why when it is asked to.
+    /// Returns `peer` as a candidate. If it cannot run, the candidate gives the reason.
     pub(crate) fn candidate<'a>(
         &'a self,
         peer: Peer,
@@ -120,7 +121,7 @@ impl Peers {
     fn check(&self, peer: Peer) -> Result<&Venv, String> {
         let venv = self.venv.as_ref().map_err(Clone::clone)?;
         if peer.needs_torch && !self.with_torch {
-            return Err("it comes with torch, which is installed only with --peers".to_owned());
+            return Err("it needs torch, which is installed only with --peers".to_owned());
         }
         let packages = peer.needs_torch.then_some("torch").into_iter().chain([peer.package]);
         for package in packages {
@@ -132,7 +133,7 @@ impl Peers {
     }
 }
 
-/// The file as a peer reads it: converted if it has to be.
+/// Returns the file that a peer reads, which is converted if necessary.
 fn input_for(venv: &Venv, peer: Peer, file: &DataFile, folder: &Folder) -> Result<PathBuf> {
     if !peer.own_format {
         return Ok(file.path.clone());

@@ -1,23 +1,24 @@
-//! The eight published ways to get a file into a buffer, and the library's own.
+//! The eight published schemes that read a file into a buffer, and the library's own load.
 //!
-//! The published ones were measured with a changed kernel. Here each is what a program can do with
-//! the kernel there is:
+//! The published figures come from a modified kernel. Here each scheme does what a program can do on an
+//! unmodified one:
 //!
 //! | scheme | memory | pages | reads |
 //! | --- | --- | --- | --- |
-//! | normal | dma-heap | at once, before | through the page cache, one thread |
-//! | udmabuf buffered | memfd, then udmabuf | made by the reads | the same |
-//! | sendfile buffered | memfd, then udmabuf | made by `sendfile` | `sendfile` |
+//! | normal | dma-heap | all before the reads | through the page cache, one thread |
+//! | udmabuf buffered | memfd, then udmabuf | allocated by the reads | the same |
+//! | sendfile buffered | memfd, then udmabuf | allocated by `sendfile` | `sendfile` |
 //! | async buffered | memfd, then udmabuf | 128 MiB at a time, by another thread | batch by batch |
-//! | sendfile direct | memfd, then udmabuf | made by `sendfile` | `sendfile`, `O_DIRECT` |
-//! | sync direct | memfd, then udmabuf | at once, before | `O_DIRECT`, one thread |
-//! | udmabuf direct | memfd, then udmabuf | made by the reads | the same |
+//! | sendfile direct | memfd, then udmabuf | allocated by `sendfile` | `sendfile`, `O_DIRECT` |
+//! | sync direct | memfd, then udmabuf | all before the reads | `O_DIRECT`, one thread |
+//! | udmabuf direct | memfd, then udmabuf | allocated by the reads | the same |
 //! | async direct | memfd, then udmabuf | 128 MiB at a time, by another thread | batch by batch |
 //!
-//! Where the kernel refuses what was published (`sendfile` into a dma-buf, direct reads into a
-//! dma-heap's mapping), that is tried, reported and measured into the memfd. Where it has no
-//! dma-heap or udmabuf a memfd stands for them: in the largest pages for what allocates at once or
-//! in batches, as a dma-heap does, and in base pages for the others, as `memfd_create` gives.
+//! If the kernel refuses a published operation (`sendfile` into a dma-buf, direct reads into a
+//! dma-heap's mapping), the bench tries it, reports the error, and measures it into the memfd. If the
+//! kernel has no dma-heap or udmabuf, a memfd replaces it: with the largest pages for schemes that
+//! allocate at once or in batches, like a dma-heap, and with base pages for the others, like
+//! `memfd_create`.
 
 mod batches;
 mod kinds;
@@ -37,31 +38,31 @@ use crate::load::data::DataFile;
 use crate::load::worker::{Finished, Prepared};
 pub(crate) use kinds::Kinds;
 
-/// One way to get a file into a buffer.
+/// One scheme that reads a file into a buffer.
 #[derive(Clone, Copy)]
 pub(crate) struct Scheme {
-    /// As rows call it.
+    /// The name in rows.
     pub(crate) name: &'static str,
-    /// As the published table calls it; `None` for what is not in it.
+    /// The name in the published table; `None` if it is not there.
     pub(crate) published_name: Option<&'static str>,
-    /// Whether it reads past the page cache, which not every file system can do.
+    /// `true` if it bypasses the page cache, which not every file system supports.
     direct: bool,
     way: Way,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Allocated, mapped, read.
+    /// Allocates, maps and reads.
     Allocated,
-    /// Mapped and read into, which makes the pages.
+    /// Maps and reads; the reads allocate the pages.
     Mapped,
-    /// `sendfile`, which makes the pages.
+    /// Uses `sendfile`, which allocates the pages.
     Sent,
-    /// All pages made, then read.
+    /// Allocates all pages, then reads.
     Populated,
-    /// Read batch by batch behind the allocation.
+    /// Reads batch by batch behind the allocation.
     Batches,
-    /// The library's own load, with nothing chosen for it.
+    /// The library's own load, with its default settings.
     Ours,
 }
 
@@ -74,7 +75,7 @@ const fn scheme(
     Scheme { name, published_name: Some(published_name), direct, way }
 }
 
-/// The schemes in the order of the published table, and the library's own after them.
+/// The schemes in the order of the published table, then the library's own load.
 pub(crate) const ALL: [Scheme; 9] = [
     scheme("normal", "normal (dma-heap + mmap + buffered read)", false, Way::Allocated),
     scheme("udmabuf buffered", "udmabuf buffered", false, Way::Mapped),
@@ -90,7 +91,7 @@ pub(crate) const ALL: [Scheme; 9] = [
 /// A size of the published table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
-    /// As the table calls it.
+    /// The name in the table.
     pub(crate) name: &'static str,
     pub(crate) bytes: u64,
 }
@@ -104,7 +105,7 @@ pub(crate) const SIZES: [Size; 4] = [
 ];
 
 impl Scheme {
-    /// Fills a buffer and gives it descriptors.
+    /// Fills a buffer and shares it.
     fn fill(&self, file: &DataFile, kinds: &Kinds) -> Result<SharedBuffer> {
         let len_bytes = file.len_bytes;
         let filled = |memory: Reservation| Ok(memory.finish()?.share(Sealing::Size)?);
@@ -164,14 +165,14 @@ fn allocate_and_read(file: &DataFile, kinds: &Kinds) -> Result<SharedBuffer> {
     Ok(buffer.share(Sealing::Size)?)
 }
 
-/// Sends a file into a new memfd; then there is the dma-buf.
+/// Sends a file into a new memfd, and then creates the dma-buf.
 fn send(file: &DataFile, direct: bool, kinds: &Kinds) -> Result<SharedBuffer> {
     let source = open(file, direct)?;
     let buffer = kinds.plain().reserve(file.len_bytes)?.finish()?.share(Sealing::Size)?;
-    let memfd = buffer.memfd().context("the memory is no file")?;
+    let memfd = buffer.memfd().context("the memory has no memfd")?;
     let mut offset = 0;
     while offset < file.len_bytes {
-        // Direct reads end at a block; beyond the file's end there is nothing to send.
+        // Direct reads end at a block boundary; beyond the end of the file nothing is sent.
         let count = (file.len_bytes - offset).next_multiple_of(DIRECT_BYTES);
         let count = usize::try_from(count).context("the size of an address")?;
         let sent = rustix::fs::sendfile(memfd, &source, Some(&mut offset), count)
@@ -195,7 +196,7 @@ fn named(name: &str) -> Option<Scheme> {
     ALL.into_iter().find(|scheme| scheme.name == name)
 }
 
-/// The scheme called `name` as a worker's job.
+/// Prepares the scheme called `name` as a worker's job.
 pub(crate) fn prepare(name: &str, file: &DataFile) -> Result<Prepared, Trouble> {
     let scheme = named(name).ok_or_else(|| anyhow!("there is no scheme '{name}'"))?;
     let (file, kinds) = (file.clone(), Kinds::of_machine());
@@ -210,7 +211,7 @@ pub(crate) fn prepare(name: &str, file: &DataFile) -> Result<Prepared, Trouble> 
     }))
 }
 
-/// Whether the scheme called `name` reads past the page cache.
+/// Returns `true` if the scheme called `name` bypasses the page cache.
 pub(crate) fn reads_directly(name: &str) -> bool {
     named(name).is_some_and(|scheme| scheme.direct)
 }
@@ -226,7 +227,7 @@ mod tests {
     use crate::load::data::{Folder, check};
 
     #[test]
-    fn every_scheme_brings_the_file() {
+    fn every_scheme_loads_the_file() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let folder = Folder::open(Some(dir.path()), false).unwrap();
         let kinds = Kinds::of_machine();

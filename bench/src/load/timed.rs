@@ -1,4 +1,4 @@
-//! A candidate that is a process of the bench's own kind: ready, go, done, verify.
+//! A candidate that runs as a separate process, with the steps ready, go, done and verify.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::harness::metric::{IMPORT, PAGE_CACHE, PEAK_OVER_FILE, SPEED, TIME_MS}
 use crate::harness::subprocess::{Message, Subprocess};
 use crate::harness::{Candidate, Run, Trouble};
 
-/// What is taken down of a run.
+/// The metrics of a run that are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
     /// Speed, page cache, peak memory, import.
@@ -23,7 +23,7 @@ pub(crate) enum Interest {
     Time,
 }
 
-/// A job of this program as a candidate.
+/// Makes a candidate of a job of this program.
 pub(crate) fn of_worker(
     name: impl Into<String>,
     work: Work,
@@ -41,8 +41,8 @@ pub(crate) fn of_worker(
     .ours()
 }
 
-/// A job of another program that speaks as [`crate::harness::subprocess`] asks. The file is cold or
-/// warm before, and its pages are counted after.
+/// Makes a candidate of another program that uses the protocol of [`crate::harness::subprocess`]. The
+/// file is made cold or warm before the run, and its pages in the page cache are counted after it.
 pub(crate) fn of_program<'a>(
     name: impl Into<String>,
     command: impl Fn() -> Command + 'a,
@@ -65,7 +65,7 @@ fn run(
     let Message::Ready { import_seconds, note: remark } = process.hear()? else {
         return Err(out_of_turn());
     };
-    // Made ready now, not before the imports: a host takes back what lies free for seconds.
+    // Prepare after the imports, because a host reclaims memory that stays free for seconds.
     machine.prepare(path, start, memory_bytes(len_bytes))?;
     let resident_before = resident_bytes(path)?;
     process.tell("go")?;
@@ -96,12 +96,13 @@ fn run(
     Ok(Run { sample, note, cost: Some(cost) })
 }
 
-/// The most that any candidate takes: the content twice, as those do that map a file and copy it.
+/// Returns the maximum memory of any candidate: twice the content, for those that map a file and copy
+/// it.
 pub(crate) fn memory_bytes(len_bytes: u64) -> u64 {
     const OWN_BYTES: u64 = 512 << 20;
     len_bytes * 2 + OWN_BYTES.min(len_bytes)
 }
 
 fn out_of_turn() -> Trouble {
-    Trouble::Failed(anyhow!("the process said something out of turn"))
+    Trouble::Failed(anyhow!("the process sent an unexpected message"))
 }

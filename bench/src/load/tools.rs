@@ -1,4 +1,4 @@
-//! Programs that read a disk and nothing else, and the command of this project.
+//! Programs that only read a disk, and the command of this project.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -15,10 +15,10 @@ use crate::harness::program::{self, Ended, last_lines};
 use crate::harness::{Candidate, Run, Trouble};
 
 pub(crate) const COMMAND: &str = "longshore, command";
-/// Reads of fio in flight.
+/// The number of fio's reads in flight.
 const DEPTH: u64 = 8;
 
-/// A program that says itself how many bytes it read and how long that took, from a cold file.
+/// Makes a candidate of a program that reports the bytes that it read and the time, from a cold file.
 fn candidate(
     name: impl Into<String>,
     file: &DataFile,
@@ -34,12 +34,13 @@ fn candidate(
     })
 }
 
-/// `longshore load --json`, to which files are added; or why there is none.
+/// Returns the command `longshore load --json`, to which the caller adds files, or the reason why there
+/// is none.
 pub(crate) fn longshore() -> Result<Command, String> {
     let here = std::env::current_exe().map_err(|error| error.to_string())?;
     let program = here.with_file_name("longshore");
     if !program.is_file() {
-        let how = "there is no `longshore` beside this program; build it with \
+        let how = "the program `longshore` is not beside this one; build it with \
                    `cargo build --release -p longshore-cli`";
         return Err(how.to_owned());
     }
@@ -48,20 +49,20 @@ pub(crate) fn longshore() -> Result<Command, String> {
     Ok(command)
 }
 
-/// A cold load by the command, as fast as it says itself: the process's end, which gives the memory
-/// back, is not in it.
+/// Makes a candidate that loads a cold file by the command. The time is the command's own, which
+/// excludes the end of the process, where the memory is freed.
 pub(crate) fn load_command(file: &DataFile, machine: Machine) -> Candidate<'static> {
     candidate(COMMAND, file, machine, |file| {
         let mut command = longshore().map_err(Trouble::NotRun)?;
         let ended = program::run(command.args(["--heap", "memfd"]).arg(&file.path))?;
-        let said: Value = serde_json::from_str(&ended.stdout).context("it said no JSON")?;
-        let seconds = said["seconds"].as_f64().context("it did not say how long it took")?;
+        let said: Value = serde_json::from_str(&ended.stdout).context("its output is not JSON")?;
+        let seconds = said["seconds"].as_f64().context("its output has no time")?;
         Ok((file.len_bytes, seconds, ended))
     })
     .ours()
 }
 
-/// `dd iflag=direct bs=8M`, to which the output is added.
+/// Returns the command `dd iflag=direct bs=8M`, to which the caller adds the output.
 pub(crate) fn dd_command(file: &DataFile) -> Command {
     let mut input = OsString::from("if=");
     input.push(&file.path);
@@ -70,7 +71,7 @@ pub(crate) fn dd_command(file: &DataFile) -> Command {
     command
 }
 
-/// `dd`: direct reads, one at a time.
+/// Makes the candidate `dd`: direct reads, one at a time.
 pub(crate) fn dd(file: &DataFile, machine: Machine) -> Candidate<'static> {
     candidate("dd", file, machine, |file| {
         let ended = program::run(dd_command(file).arg("of=/dev/null"))?;
@@ -83,7 +84,7 @@ pub(crate) fn dd(file: &DataFile, machine: Machine) -> Candidate<'static> {
     .with_note("direct, 8 MiB at a time, one in flight, into base pages")
 }
 
-/// `1073741824 bytes (1.1 GB, 1.0 GiB) copied, 1.36363 s, 787 MB/s`
+/// Parses the figures of dd: `1073741824 bytes (1.1 GB, 1.0 GiB) copied, 1.36363 s, 787 MB/s`.
 fn dd_figures(said: &str) -> Result<(u64, f64)> {
     let line = said.lines().find(|line| line.contains(" copied, "));
     let parsed = line.and_then(|line| {
@@ -91,34 +92,35 @@ fn dd_figures(said: &str) -> Result<(u64, f64)> {
         let seconds = line.split(" copied, ").nth(1)?.split(' ').next()?.parse().ok()?;
         Some((bytes, seconds))
     });
-    parsed.with_context(|| format!("dd did not say how long it took: {}", last_lines(said)))
+    parsed.with_context(|| format!("the output of dd has no time: {}", last_lines(said)))
 }
 
 pub(crate) fn fio_name(block_mib: u64) -> String {
     format!("fio {block_mib} MiB")
 }
 
-/// `fio` with direct reads of so many bytes, [`DEPTH`] in flight, as JSON.
+/// Returns a command that runs `fio` with direct reads of `block_bytes`, [`DEPTH`] in flight, and JSON
+/// output.
 pub(crate) fn fio_command(block_bytes: u64, file: &DataFile) -> Command {
     let mut command = Command::new("fio");
     command
-        // malloc then advises huge pages for what it maps.
+        // Makes malloc advise huge pages for its mappings.
         .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         .args(["--name=limit", "--readonly", "--rw=read", "--direct=1"])
-        // One process, so that its pages can be looked up.
+        // One process, so that its huge pages can be read from /proc.
         .args(["--ioengine=io_uring", "--thread", "--iomem_align=2m"])
         .args(["--output-format=json", &format!("--iodepth={DEPTH}")])
         .arg(format!("--bs={block_bytes}"))
-        // A colon would separate file names.
+        // An unescaped colon separates file names.
         .arg(format!("--filename={}", file.path.display().to_string().replace(':', "\\:")));
     command
 }
 
-/// `fio`: what the disk gives, which is the limit of a cold load.
+/// Makes the candidate `fio`, the disk's throughput, which is the limit of a cold load.
 ///
-/// Into 2 MiB pages, because into base pages a disk was seen to give a third: a limit measured so
-/// would flatter everyone. fio gets such pages where the C library asks for them, and whether it
-/// did is looked up while it runs.
+/// It reads into 2 MiB pages, because some disks reach a third of their throughput into base pages: a
+/// limit that was measured with those would make every candidate look too good. fio gets 2 MiB pages if
+/// the C library asks for them, which is checked while it runs.
 pub(crate) fn fio(block_mib: u64, file: &DataFile, machine: Machine) -> Candidate<'static> {
     let block_bytes = block_mib << 20;
     candidate(fio_name(block_mib), file, machine, move |file| {
@@ -129,7 +131,7 @@ pub(crate) fn fio(block_mib: u64, file: &DataFile, machine: Machine) -> Candidat
             ended => ended?,
         };
         let (bytes, seconds) = fio_figures(&ended.stdout)?;
-        // fio leaves out what is less than a block.
+        // fio does not read a partial block at the end.
         if bytes + block_bytes <= file.len_bytes {
             return Err(anyhow!("fio read {bytes} bytes of {}", file.len_bytes).into());
         }
@@ -147,16 +149,16 @@ pub(crate) fn fio(block_mib: u64, file: &DataFile, machine: Machine) -> Candidat
     .with_note(format!("direct, io_uring, {DEPTH} in flight, into 2 MiB pages"))
 }
 
-/// Bytes read and seconds taken. Lines before the JSON are warnings.
+/// Returns the bytes read and the seconds. Lines before the JSON are warnings.
 fn fio_figures(stdout: &str) -> Result<(u64, f64)> {
     let json = stdout.find('{').map(|start| &stdout[start..]);
-    let answer: Value = serde_json::from_str(json.context("fio gave no JSON")?)?;
+    let answer: Value = serde_json::from_str(json.context("the output of fio is not JSON")?)?;
     let job = &answer["jobs"][0];
     if job["error"] != 0 {
-        return Err(anyhow!("fio met error {}", job["error"]));
+        return Err(anyhow!("fio reports error {}", job["error"]));
     }
-    let bytes = job["read"]["io_bytes"].as_u64().context("fio gave no bytes")?;
-    let millis = job["read"]["runtime"].as_f64().context("fio gave no time")?;
+    let bytes = job["read"]["io_bytes"].as_u64().context("the output of fio has no bytes")?;
+    let millis = job["read"]["runtime"].as_f64().context("the output of fio has no time")?;
     Ok((bytes, millis / 1e3))
 }
 
@@ -165,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_figures_of_dd_are_understood() {
+    fn the_figures_of_dd_are_parsed() {
         let said = "128+0 records in\n128+0 records out\n\
                     1073741824 bytes (1.1 GB, 1.0 GiB) copied, 1.36363 s, 787 MB/s\n";
         assert_eq!(dd_figures(said).unwrap(), (1 << 30, 1.36363));
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_figures_of_fio_are_found_behind_warnings() {
+    fn the_figures_of_fio_are_found_after_warnings() {
         let text = "fio: a warning\n{\"jobs\": [{\"error\": 0, \"read\": \
                     {\"io_bytes\": 1000, \"runtime\": 500}}]}";
         assert_eq!(fio_figures(text).unwrap(), (1000, 0.5));

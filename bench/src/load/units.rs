@@ -1,4 +1,4 @@
-//! Values in the units of their metrics.
+//! Conversions to the units of metrics.
 
 const MIB: f64 = 1_048_576.0;
 

@@ -1,4 +1,4 @@
-//! The process that does one job: the other end of [`crate::harness::subprocess`].
+//! The process that does one job: the other side of [`crate::harness::subprocess`].
 
 mod longshore;
 mod memory_copy;
@@ -18,29 +18,29 @@ use crate::harness::subprocess::Message;
 use crate::load::data::{self, DataFile};
 use crate::load::schemes;
 
-/// What to do.
+/// The work of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(crate) enum Work {
     /// The library's own load.
     Longshore {
-        /// Past the page cache, rather than as the library chooses.
+        /// `true` for direct reads; otherwise the library chooses.
         direct: bool,
-        /// Bytes a read asks for and reads in flight, where they are not the library's own.
+        /// The bytes of a read and the reads in flight; `None` for the library's defaults.
         read_size: Option<(u64, u32)>,
     },
-    /// The library's load with every tensor at a multiple of something.
+    /// The library's load with every tensor at a multiple of `alignment_bytes`.
     Aligned { alignment_bytes: u64 },
-    /// A copy in memory by two threads.
+    /// A memory copy by two threads.
     MemoryCopy {
-        /// Into pages that are made on the way, rather than ones that exist.
+        /// `true` for a copy into new pages instead of existing ones.
         fresh: bool,
     },
-    /// One of the published schemes, or the library beside them.
+    /// One of the published schemes, or the library's own among them.
     Scheme { name: String },
 }
 
-/// A job: what to do with which file, and a small file to do it with once before.
+/// A job: the work, its file, and a small file that is loaded once before the timing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) work: Work,
@@ -48,28 +48,28 @@ pub(crate) struct Job {
     pub(crate) rehearsal: DataFile,
 }
 
-/// What a job comes to.
+/// The result of a job.
 pub(crate) struct Finished {
-    /// Compares the content with what it must be, and frees it.
+    /// Compares the content with the expected content, and frees it.
     pub(crate) check: Box<dyn FnOnce() -> Result<()>>,
     pub(crate) note: Option<String>,
 }
 
-/// A job whose preparations are over.
+/// A job that has been prepared.
 pub(crate) type Prepared = Box<dyn FnOnce() -> Result<Finished>>;
 
 impl Work {
-    /// The library's own load, with nothing chosen for it.
+    /// The library's own load with its default settings.
     pub(crate) const AUTO: Self = Self::Longshore { direct: false, read_size: None };
 
-    /// How much memory the job takes at most, for a file of `len_bytes`.
+    /// Returns the maximum memory of the job for a file of `len_bytes`.
     pub(crate) fn memory_bytes(&self, len_bytes: u64) -> u64 {
         const OWN_BYTES: u64 = 128 << 20;
         let buffers = if matches!(self, Self::MemoryCopy { .. }) { 2 } else { 1 };
         len_bytes * buffers + OWN_BYTES
     }
 
-    /// Does what the clock does not count.
+    /// Does the preparations that are not timed.
     fn prepare(&self, file: &DataFile) -> std::result::Result<Prepared, Trouble> {
         if self.reads_directly() {
             require_direct_io(file)?;
@@ -84,7 +84,7 @@ impl Work {
         }
     }
 
-    /// Whether it cannot do without direct I/O.
+    /// Returns `true` if the work needs direct I/O.
     fn reads_directly(&self) -> bool {
         match self {
             Self::Longshore { direct, .. } => *direct,
@@ -93,7 +93,7 @@ impl Work {
         }
     }
 
-    /// What must be known to read the figures, before there are any.
+    /// Returns a note for the reader of the figures that is known before the run.
     fn remark(&self, rehearsal: &DataFile) -> Option<String> {
         match self {
             Self::Scheme { name } => schemes::refusal(name, rehearsal),
@@ -102,19 +102,20 @@ impl Work {
     }
 }
 
-/// The command that does `job` in a process of its own.
+/// Returns the command that does `job` in a separate process.
 pub(crate) fn command(job: &Job) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("finding this program")?);
     command.arg("worker").arg(serde_json::to_string(job)?);
     Ok(command)
 }
 
-/// Does one job as it is told to on standard input.
+/// Does one job, controlled by standard input.
 ///
 /// # Errors
-/// Where the job is none, or the bench is gone. What the job meets is said, and no error here.
+/// Returns an error if the job is invalid or the bench has ended. An error of the job itself is sent as
+/// a message.
 pub(crate) fn serve(job: &str) -> Result<()> {
-    let job: Job = serde_json::from_str(job).context("the job is none")?;
+    let job: Job = serde_json::from_str(job).context("the job is not valid JSON")?;
     match follow(&job) {
         Ok(()) => Ok(()),
         Err(Trouble::NotRun(reason)) => say(&Message::Unavailable { reason }),
@@ -130,7 +131,7 @@ fn follow(job: &Job) -> std::result::Result<(), Trouble> {
     say(&Message::Ready { import_seconds: None, note })?;
 
     let mut words = io::stdin().lock().lines();
-    // A bench that is gone, or has what it wanted, ends the words.
+    // The input ends if the bench has ended or needs nothing more.
     if words.next().transpose()?.as_deref() != Some("go") {
         return Ok(());
     }
@@ -147,13 +148,13 @@ fn follow(job: &Job) -> std::result::Result<(), Trouble> {
 }
 
 impl Finished {
-    /// A buffer that must hold the content of `file`.
+    /// Returns the result of a load: a buffer that must have the content of `file`.
     pub(crate) fn loaded(file: DataFile, buffer: SharedBuffer, note: Option<String>) -> Self {
         Self { check: Box::new(move || data::check(&file, buffer.view()?.bytes())), note }
     }
 }
 
-/// Where the file system has no direct I/O, what needs it cannot be measured.
+/// Returns [`Trouble::NotRun`] if the file system has no direct I/O.
 fn require_direct_io(file: &DataFile) -> std::result::Result<(), Trouble> {
     let open = File::open(&file.path)?;
     match longshore_sys::file::reopen_direct(open) {

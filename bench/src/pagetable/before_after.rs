@@ -26,7 +26,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
             if !options.wants(&case) {
                 continue;
             }
-            // A KB of the tables has 1024 bytes.
+            // In the published tables a KB has 1024 bytes.
             let len_bytes = parse_size(&line[0].replace('B', "iB")).map_err(Error::msg)?;
             let blocks = !pages_only && len_bytes >= 2 * MIB;
             let layout = Layout::apart(len_bytes, if blocks { 21 } else { 12 });
@@ -42,7 +42,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
                 (PUBLISHED_AFTER.to_owned(), nanos("after")?),
             ];
             let published = published::rows(&case, TIME_NS, PUBLISHED_AFTER, &published);
-            let note = "a DMA benchmark's whole unmapping, of which the tables are a part";
+            let note = "a DMA benchmark's whole unmapping, which includes more than the tables";
             rows.extend(published.map(|row| Row { note: Some(note.to_owned()), ..row }));
             session.publish(rows)?;
         }
@@ -50,7 +50,8 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
     Ok(())
 }
 
-/// Arm tables, as those published, with the cleaning that the machine has.
+/// Returns candidates on Arm tables, like the published ones, with the best cleaning instruction of the
+/// machine.
 fn candidates<S: CacheSync + Copy + 'static>(
     sync: S,
     layout: &Layout,
@@ -63,7 +64,7 @@ fn candidates<S: CacheSync + Copy + 'static>(
     let (unmap, by_page) = ((layout, &Work::Unmap), (layout, &Work::UnmapByPage));
     let none = Sample::new;
     let note = format!("cleaned with {}", ours::cleaned_with());
-    let each = format!("{note}, each changed entry cleaned and waited for");
+    let each = format!("{note}, a fence after each changed entry");
     vec![
         candidate(AFTER, by_run(), unmap, options, counted).ours().with_note(&note),
         candidate("one sync per entry", by_entry, unmap, options, none()).ours().with_note(each),

@@ -1,4 +1,4 @@
-//! The cases: one table of candidates for each.
+//! The cases: a list of candidates for each.
 
 use anyhow::Result;
 use longshore_mem::isa::IsaToken;
@@ -25,25 +25,25 @@ const CHECKED: &[Check] = &[Check::Checked];
 const TRUSTED: &[Check] = &[Check::Trusted];
 const BOTH: &[Check] = &[Check::Checked, Check::Trusted];
 
-/// A case and what it is made of.
+/// A case: its ranges, its work and its candidates.
 struct Case {
     name: &'static str,
     layout: Layout,
     work: Work,
     checks: &'static [Check],
-    /// Whether each instruction set is of interest.
+    /// `true` to measure each instruction set.
     paths: bool,
 }
 
 impl Case {
-    /// Whether walkers that do not snoop make a difference.
+    /// Returns `true` if a non-coherent walker makes a difference.
     fn changes_tables(&self) -> bool {
         !matches!(self.work, Work::LookUp(_) | Work::ScanDirty)
     }
 }
 
-/// Every case. Ranges lie side by side, few enough that their tables stay in the first cache where
-/// a single range's would.
+/// Returns every case. Ranges are adjacent, and so few that their tables stay in the first-level cache
+/// if those of a single range would.
 fn cases(quick: bool) -> Vec<Case> {
     // A debug build takes seconds for each map of a gigabyte.
     let large_bytes = if quick { 16 * MIB } else { GIB };
@@ -90,7 +90,7 @@ pub(super) fn run(options: &CommonOptions, session: &mut Session) -> Result<()> 
         let mut candidates = Vec::new();
         of_format(VTD, ours::vtd(tracks), &case, options, &mut candidates);
         of_format(ARM, ours::arm(tracks), &case, options, &mut candidates);
-        // Only walkers that snoop are compared: the peers know no others.
+        // Only coherent walkers are compared, because the peers support no others.
         let own: Vec<String> = candidates
             .iter()
             .map(|candidate| candidate.name.clone())
@@ -151,7 +151,7 @@ fn of_format<F: Format + 'static>(
 
 fn peers(case: &Case, options: &CommonOptions, candidates: &mut Vec<Candidate<'_>>) {
     let (on, none) = ((&case.layout, &case.work), Sample::new);
-    let note = "looks at no hole when it unmaps, and frees tables at once";
+    let note = "does not check for holes when it unmaps, and frees tables at once";
     let arm = candidate(AARCH64_PAGING, Aarch64Paging::new(), on, options, none());
     let x86 = candidate(X86_64_CRATE, X86_64::new(), on, options, none());
     #[cfg(target_arch = "x86_64")]
@@ -160,7 +160,7 @@ fn peers(case: &Case, options: &CommonOptions, candidates: &mut Vec<Candidate<'_
     let multiarch = Candidate::unable(MULTIARCH, "measured with its x86-64 tables only");
     candidates.extend([
         arm.with_note(note),
-        x86.with_note("unmaps by the page; tables stay"),
+        x86.with_note("unmaps page by page; keeps its tables"),
         multiarch.with_note(note),
     ]);
 }

@@ -1,4 +1,4 @@
-//! What a unit of work costs whatever the machine: lines, fences, invalidations, tables.
+//! Counts that do not depend on the machine: lines, fences, invalidations and tables of a unit of work.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -14,7 +14,7 @@ use super::timed::Work;
 use crate::harness::Sample;
 use crate::harness::metric::{FENCES, INVALIDATIONS, LINES_CLEANED, TABLES};
 
-/// A walker that does not snoop, and that nothing has to be done for.
+/// A non-coherent walker for which cleaning does nothing.
 #[derive(Clone, Copy, Debug)]
 struct NoSnoop;
 
@@ -38,7 +38,8 @@ impl Invalidate for Flushes {
     }
 }
 
-/// Of the first piece or stretch of `layout`: exact, and the same on every machine.
+/// Counts the work on the first piece or stretch of `layout`. The counts are exact, and the same on
+/// every machine.
 pub(super) fn of<F: Format>(format: F, check: Check, layout: &Layout, work: &Work) -> Sample {
     if matches!(work, Work::UnmapByPage | Work::LookUp(_) | Work::ScanDirty) {
         return Sample::new();

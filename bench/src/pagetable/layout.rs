@@ -1,31 +1,31 @@
-//! What is mapped where.
+//! The ranges that are mapped and unmapped.
 
 pub(super) const KIB: u64 = 1 << 10;
 pub(super) const MIB: u64 = 1 << 20;
 pub(super) const GIB: u64 = 1 << 30;
 
-/// Where the ranges of all cases begin: in the middle of what four levels translate.
+/// The start of the ranges of all cases: in the middle of the input range of four levels.
 pub(super) const BASE: u64 = 1 << 42;
 
-/// A range that is mapped by one call to adjacent memory.
+/// A range that one call maps to adjacent memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) iova: u64,
-    /// So aligned that no larger pages fit than those wanted.
+    /// Aligned so that no larger pages fit than the wanted ones.
     pub(super) bus: u64,
     pub(super) len_bytes: u64,
-    /// The size of its pages, as a logarithm.
+    /// The binary logarithm of the page size.
     pub(super) page_log2: u32,
 }
 
-/// A range that is unmapped or scanned by one call.
+/// A range that one call unmaps or scans.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stretch {
     pub(super) iova: u64,
     pub(super) len_bytes: u64,
 }
 
-/// Pieces, and the stretches that take them out again.
+/// Pieces, and the stretches that unmap them.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub(super) pieces: Vec<Piece>,
@@ -33,7 +33,7 @@ pub(super) struct Layout {
 }
 
 impl Piece {
-    /// In pages of 2^`page_log2` bytes and no larger ones, unless they would be 1 GiB.
+    /// Creates a piece that fits pages of 2^`page_log2` bytes and no larger ones, except 1 GiB pages.
     fn new(iova: u64, len_bytes: u64, page_log2: u32) -> Self {
         Self { iova, bus: iova - BASE + GIB + (1 << page_log2), len_bytes, page_log2 }
     }
@@ -44,7 +44,7 @@ impl Piece {
 }
 
 impl Layout {
-    /// `count` ranges, `stride_bytes` from one to the next.
+    /// Returns `count` ranges, at intervals of `stride_bytes`.
     pub(super) fn ranges(len_bytes: u64, page_log2: u32, stride_bytes: u64, count: u64) -> Self {
         let piece = |at| Piece::new(BASE + at * stride_bytes, len_bytes, page_log2);
         let pieces: Vec<Piece> = (0..count).map(piece).collect();
@@ -52,7 +52,7 @@ impl Layout {
         Self { pieces, stretches }
     }
 
-    /// `count` times a block of 2 MiB, 1 MiB of pages and 1 MiB of pages, unmapped as 4 MiB.
+    /// Returns `count` times a block of 2 MiB, 1 MiB of pages and 1 MiB of pages, unmapped as 4 MiB.
     pub(super) fn mixed(count: u64) -> Self {
         let mut pieces = Vec::new();
         let mut stretches = Vec::new();
@@ -66,12 +66,12 @@ impl Layout {
         Self { pieces, stretches }
     }
 
-    /// `len_bytes` again and again, each in tables of its own.
+    /// Returns eight ranges of `len_bytes`, each with tables of its own.
     pub(super) fn apart(len_bytes: u64, page_log2: u32) -> Self {
         Self::ranges(len_bytes, page_log2, len_bytes.max(2 * MIB), 8)
     }
 
-    /// An address in each page, upwards.
+    /// Returns an address in each page, in ascending order.
     pub(super) fn pages(&self) -> Vec<u64> {
         let of = |piece: &Piece| {
             let iova = piece.iova;
@@ -81,7 +81,7 @@ impl Layout {
     }
 }
 
-/// As many of `of` in an arbitrary order, the same each time.
+/// Returns `count` random elements of `of`, the same in each run.
 pub(super) fn shuffled(of: &[u64], count: usize) -> Vec<u64> {
     let mut random = 0x9e37_79b9_7f4a_7c15u64;
     let mut next = || {

@@ -1,4 +1,4 @@
-//! Longshore's tables: formats, walkers that snoop and walkers that do not.
+//! Longshore's tables: formats, with coherent and non-coherent walkers.
 
 use std::convert::Infallible;
 use std::hint::black_box;
@@ -18,7 +18,7 @@ pub(super) use longshore_pagetable::cache_sync::DcCvac;
 #[cfg(target_arch = "x86_64")]
 pub(super) use longshore_pagetable::cache_sync::{ClFlushOpt, Clwb};
 
-/// How lines are written back here.
+/// Returns the instruction that cleans cache lines on this machine.
 pub(super) fn cleaned_with() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
@@ -34,8 +34,8 @@ pub(super) fn cleaned_with() -> &'static str {
     }
 }
 
-/// The first expression with the way that lines are written back here, or the second where the
-/// machine has none. A macro, because each way has a type of its own.
+/// Evaluates the first expression with the machine's cleaning instruction, or the second if the machine
+/// has none. This is a macro because each instruction has a type of its own.
 macro_rules! with_noncoherent {
     (|$sync:ident| $with:expr, $without:expr) => {{
         #[cfg(target_arch = "x86_64")]
@@ -56,15 +56,15 @@ pub(super) use with_noncoherent;
 
 pub(super) fn vtd(tracks_dirty: bool) -> VtdSecond {
     let config = VtdSecondConfig::new().with_dirty_tracking(tracks_dirty);
-    VtdSecond::new(config).expect("a set-up that exists")
+    VtdSecond::new(config).expect("a valid configuration")
 }
 
 pub(super) fn arm(tracks_dirty: bool) -> ArmStage1 {
     let config = ArmStage1Config::new(Granule::SIZE_4K).with_dirty_tracking(tracks_dirty);
-    ArmStage1::new(config).expect("a set-up that exists")
+    ArmStage1::new(config).expect("a valid configuration")
 }
 
-/// A walker that remembers nothing.
+/// A walker without a TLB.
 pub(super) struct NoTlb;
 
 impl Invalidate for NoTlb {
@@ -76,7 +76,7 @@ impl Invalidate for NoTlb {
     }
 }
 
-/// Every entry is cleaned by itself and waited for: one sync per entry, as it was before.
+/// One sync per entry, as before the published change: a fence after each cleaned entry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PerEntry<S>(pub(super) S);
 
@@ -91,12 +91,12 @@ impl<S: CacheSync> CacheSync for PerEntry<S> {
         }
     }
 
-    /// What is cleaned has been waited for.
+    /// Does nothing: `clean` has already waited.
     #[inline]
     fn fence(&self) {}
 }
 
-/// Tables in memory of this process, and what was unmapped since they were settled.
+/// Tables in memory of this process, and the unmapped entries that are not yet freed.
 pub(super) struct Ours<F: Format, S: CacheSync> {
     table: PageTable<F, HostPages, S>,
     gather: TlbGather,
@@ -135,13 +135,13 @@ impl<F: Format, S: CacheSync> Tables for Ours<F, S> {
 
     fn reset(&mut self, pieces: &[Piece]) {
         for piece in pieces {
-            // What is not mapped need not be unmapped.
+            // Parts that are not mapped give an error, which is ignored.
             let _ = self.table.unmap(Iova::new(piece.iova), piece.len_bytes, &mut self.gather);
         }
         let whole = 1 << (self.table.format().geometry().input_bits() - 1);
         self.table
             .reclaim(Iova::new(0), whole, &mut self.gather)
-            .expect("what is translated can be looked through");
+            .expect("the whole range can be scanned");
         self.settle();
     }
 

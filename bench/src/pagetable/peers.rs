@@ -1,5 +1,5 @@
-//! The same work by other crates. None of them cleans caches, links a whole subtree at once or
-//! tracks what a TLB may remember: each row is of a coherent walker.
+//! The same work by other crates. None of them cleans caches, links a whole subtree at once or tracks
+//! what a TLB may contain: each row is of a coherent walker.
 #![expect(unsafe_code, reason = "the peers take pointers to tables")]
 
 use std::alloc::{Layout as MemoryLayout, alloc_zeroed, dealloc};
@@ -19,11 +19,11 @@ use super::tables::Tables;
 
 const FRAME_LOG2: u32 = 12;
 const FRAME_BYTES: usize = 1 << FRAME_LOG2;
-/// Tables for every case: the sparse one takes the most.
+/// Enough tables for every case; the sparse one takes the most.
 const FRAMES: usize = 8192;
 
-/// Frames for a peer's tables, at addresses that are both virtual and physical. Taking one and
-/// giving one back is a few instructions, so that no peer pays for an allocator.
+/// Frames for a peer's tables, with equal virtual and physical addresses. Taking or returning one is a
+/// few instructions, so that no peer is slowed down by an allocator.
 struct Frames {
     start: NonNull<u8>,
     free: Vec<u32>,
@@ -41,7 +41,7 @@ impl Frames {
         Self { start, free: Vec::with_capacity(FRAMES), fresh: 0 }
     }
 
-    /// With whatever content it had.
+    /// Takes a frame, whose content is arbitrary.
     #[inline]
     fn take(&mut self) -> NonNull<u8> {
         let index = self.free.pop().unwrap_or_else(|| {
@@ -49,7 +49,7 @@ impl Frames {
             self.fresh - 1
         });
         assert!((index as usize) < FRAMES);
-        // SAFETY: inside of what was allocated.
+        // SAFETY: the offset is inside the allocation.
         unsafe { self.start.add((index as usize) << FRAME_LOG2) }
     }
 
@@ -67,13 +67,13 @@ impl Frames {
 
 impl Drop for Frames {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
+        // SAFETY: the memory was allocated with this layout.
         unsafe { dealloc(self.start.as_ptr(), Self::layout()) };
     }
 }
 
 fn zero(frame: NonNull<u8>) {
-    // SAFETY: a whole frame, which nobody else uses.
+    // SAFETY: a whole frame, which no other code uses.
     unsafe { frame.write_bytes(0, FRAME_BYTES) };
 }
 
@@ -96,7 +96,7 @@ impl Translation<El1Attributes> for ArmFrames {
 
     fn physical_to_virtual(&self, address: PhysicalAddress) -> NonNull<ArmTable> {
         let frames = self.0.start;
-        // SAFETY: the address of one of the frames.
+        // SAFETY: the address is that of one of the frames.
         unsafe { frames.byte_add(address.0 - frames.addr().get()) }.cast()
     }
 }
@@ -166,7 +166,7 @@ impl Tables for Aarch64Paging {
 #[derive(Clone, Copy)]
 struct Identity(NonNull<u8>);
 
-// SAFETY: a frame's physical address is its virtual one.
+// SAFETY: a frame's physical address equals its virtual address.
 unsafe impl PageTableFrameMapping for Identity {
     #[inline]
     fn frame_to_pointer(&self, frame: PhysFrame) -> *mut PageTable {
@@ -175,7 +175,7 @@ unsafe impl PageTableFrameMapping for Identity {
     }
 }
 
-// SAFETY: no frame is given out twice.
+// SAFETY: no frame is handed out twice.
 unsafe impl FrameAllocator<Size4KiB> for Frames {
     #[inline]
     fn allocate_frame(&mut self) -> Option<PhysFrame<Size4KiB>> {
@@ -200,8 +200,8 @@ impl X86_64 {
     fn empty(frames: &mut Frames) -> MappedPageTable<'static, Identity> {
         let root = frames.take();
         zero(root);
-        // SAFETY: a table of zeros, which lives as long as the frames, and those at least as long as
-        // the mapper.
+        // SAFETY: a table of zeros, which lives as long as the frames; the frames live at least as long
+        // as the mapper.
         let table = unsafe { root.cast::<PageTable>().as_mut() };
         // SAFETY: an empty hierarchy.
         unsafe { MappedPageTable::new(table, Identity(frames.start)) }
@@ -244,7 +244,7 @@ impl Tables for X86_64 {
         }
     }
 
-    /// It unmaps by the page, and needs the page size.
+    /// Unmaps page by page; the crate must be given the page size.
     #[inline]
     fn unmap(&mut self, stretch: &Stretch) {
         let mut at = stretch.iova;
@@ -292,7 +292,7 @@ mod multiarch {
     use super::{Frames, Piece, Stretch, Tables};
 
     thread_local! {
-        /// Its handlers have no state of their own.
+        /// The frames are thread-local because the crate's handlers have no state of their own.
         static FRAMES: RefCell<Frames> = RefCell::new(Frames::new());
     }
 

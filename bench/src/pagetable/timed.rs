@@ -13,20 +13,20 @@ use crate::harness::metric::TIME_NS;
 use crate::harness::timed::{Meter, Pick, alone};
 use crate::harness::{Candidate, CommonOptions, Run, Sample};
 
-/// What is timed.
+/// The operations that are timed.
 #[derive(Clone, Debug)]
 pub(super) enum Work {
-    /// Mapping each piece. With `fresh`, where no table is yet, else where all of them are.
+    /// Maps each piece. With `fresh` no table exists yet, otherwise all of them do.
     Map { fresh: bool },
-    /// Unmapping each stretch; invalidating and freeing follow and are not counted.
+    /// Unmaps each stretch; the invalidation and the freeing of tables are not timed.
     Unmap,
-    /// The same one page at a time, an unmap for each.
+    /// Unmaps each stretch page by page.
     UnmapByPage,
-    /// Unmapping each stretch, with an invalidation (of nothing) and the freeing of its tables.
+    /// Unmaps each stretch, with a no-op invalidation and the freeing of its tables.
     UnmapAndFinish,
-    /// Looking up each address.
+    /// Looks up each address.
     LookUp(Vec<u64>),
-    /// Looking for written pages where there are none, in each stretch.
+    /// Scans each stretch for dirty pages; there are none.
     ScanDirty,
 }
 
@@ -37,7 +37,7 @@ impl Work {
     }
 }
 
-/// `work` on tables, with what was `counted` of the same work.
+/// Makes a candidate of `work` on `tables`; `counted` are the counts of the same work.
 pub(super) fn candidate<T: Tables + 'static>(
     name: impl Into<String>,
     mut tables: T,
@@ -71,7 +71,7 @@ pub(super) fn candidate<T: Tables + 'static>(
     })
 }
 
-/// Twice as long as the other benches: some stretches take milliseconds.
+/// Returns twice the time of the other benches, because some stretches take milliseconds.
 fn timed(options: &CommonOptions) -> Duration {
     options.timed() * 2
 }
@@ -82,7 +82,7 @@ fn map_all<T: Tables>(tables: &mut T, layout: &Layout) {
     }
 }
 
-/// A library that maps something else is not to be compared with.
+/// Checks that the library maps the right addresses.
 fn check_lookups<T: Tables>(tables: &T, layout: &Layout) -> Result<()> {
     for piece in &layout.pieces {
         for offset in [8, piece.len_bytes - 8] {
@@ -93,7 +93,7 @@ fn check_lookups<T: Tables>(tables: &T, layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Does the work once from the state that it begins with, and leaves that again.
+/// Does the work once from its initial state, and restores that state.
 fn once<T: Tables>(tables: &mut T, layout: &Layout, work: &Work, meter: &mut Meter) {
     if !work.only_reads() && !matches!(work, Work::Map { .. }) {
         map_all(tables, layout);
@@ -129,8 +129,8 @@ fn once<T: Tables>(tables: &mut T, layout: &Layout, work: &Work, meter: &mut Met
                 }
             }
         }
-        // Includes the stores that are still in the core's buffers: without this fence, the clock could be
-        // read before they are done.
+        // Include the stores that are still in the core's buffers: without this fence, the clock could
+        // be read before they are done.
         fence(Ordering::SeqCst);
     });
     match work {

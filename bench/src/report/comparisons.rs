@@ -1,6 +1,6 @@
-//! The published tables, each beside what was measured here, as `bench/tables.toml` describes them.
+//! The published tables, each beside our figures, as `bench/tables.toml` describes them.
 //!
-//! A line of a published table is a line here: beside it a figure, or the reason why there is none.
+//! Each line of a published table is a line here, with our figure or the reason why there is none.
 
 use anyhow::Result;
 
@@ -11,7 +11,7 @@ use super::plot::{Form, Item, Mark, Plot};
 use super::table::{self, Cell, Column, Missing, Over, Range, Table};
 use crate::harness::published::{self, Csv};
 
-/// A published table as it is shown.
+/// A published table with our figures.
 #[derive(Debug)]
 pub(super) struct Comparison<'c> {
     pub(super) contents: &'c contents::Comparison,
@@ -26,7 +26,7 @@ type Fields = Vec<&'static str>;
 /// Each `{name}` of a text with its value.
 type Names = Vec<(String, String)>;
 
-/// Returns the published tables that a bench measures anew.
+/// Returns the published tables of a chapter.
 pub(super) fn of_chapter<'c>(
     contents: &'c Contents,
     chapter: &'c Chapter,
@@ -54,16 +54,16 @@ struct Scope<'a> {
     csv: &'a Csv,
 }
 
-/// A line before it has cells.
+/// A line of a table without its cells.
 struct Line<'a> {
     head: String,
     group: Option<&'a Group>,
-    /// None if it is not published.
+    /// The fields of the published line; `None` if it is not published.
     fields: Option<&'a Fields>,
     here: &'a str,
-    /// Why there is no candidate here.
+    /// The reason why there is no candidate here.
     without: Option<&'a str>,
-    /// Why there is no published figure.
+    /// The reason why there is no published figure.
     absent: &'a str,
 }
 
@@ -215,7 +215,7 @@ impl<'a> Scope<'a> {
                 Some(_) => fill(&plot.label, &self.names(&line)),
                 None => line.head.clone(),
             };
-            // There is room for 4K below a curve, not for 4KB.
+            // Below a curve there is room for 4K, but not for 4KB.
             let is_curve = plot.form == Form::Curves;
             let label = if is_curve { label.trim_end_matches('B').to_owned() } else { label };
             let series = plot
@@ -259,7 +259,7 @@ impl<'a> Scope<'a> {
 }
 
 impl Value {
-    /// Returns what a line of a published table says; `lines` are those of its group.
+    /// Returns the value of a published line; `lines` are those of its group.
     pub(super) fn published(
         &self,
         csv: &Csv,
@@ -283,7 +283,7 @@ impl Value {
         Some(self.scaled((quotient, quotient, quotient)))
     }
 
-    /// Returns what was measured of the value's candidate, or of `here` if it names none.
+    /// Returns the measured value of the value's candidate, or of `here` if the value names none.
     pub(super) fn measured(
         &self,
         figures: &Figures,
@@ -296,7 +296,7 @@ impl Value {
         let range = match (&self.ratio, &self.median) {
             (Some(metric), _) => find(metric).and_then(ratio_of),
             (None, Some(metric)) => find(metric).and_then(median_of),
-            (None, None) => Err(Missing::not_run("it is published only")),
+            (None, None) => Err(Missing::not_run("only the published figure exists")),
         };
         range.map(|range| self.scaled(range))
     }
@@ -320,7 +320,7 @@ fn fill(text: &str, names: &[(String, String)]) -> String {
     names.iter().fold(text.to_owned(), insert)
 }
 
-/// Returns `512KB` as `512 KB`, with a space that does not break.
+/// Returns `512KB` as `512 KB`, with a no-break space.
 fn spaced(name: &str) -> String {
     match name.find(|c: char| !c.is_ascii_digit()) {
         Some(at) if at > 0 && name.ends_with('B') => {
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn every_published_line_is_there_beside_a_figure_or_a_reason() {
+    fn every_published_line_has_a_figure_or_a_reason() {
         let contents = Contents::read().unwrap();
         for figures in [kept(), Figures::default()] {
             for comparison in all(&contents, &figures) {
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_stand_beside_published_lines_only_if_they_were_measured() {
+    fn published_lines_have_figures_only_if_they_were_measured() {
         let contents = Contents::read().unwrap();
         for comparison in all(&contents, &kept()) {
             let published = || lines(&comparison).filter(|(line, _)| line.published.is_some());
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_published_value_is_the_middle_of_its_runs_or_a_quotient() {
+    fn a_published_value_is_the_median_of_its_runs_or_a_quotient() {
         let csv = published::parse("# x\nsize,a,b,c\n1MB,3,1,2\n2MB,4,,2\n").unwrap();
         let lines: Vec<&Fields> = csv.lines.iter().collect();
         let fields = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();

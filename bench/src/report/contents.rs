@@ -1,4 +1,4 @@
-//! The types of `bench/tables.toml`, which says what is on the page.
+//! The types of `bench/tables.toml`, which describes the page.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(super) struct Contents {
     pub(super) chapters: Vec<Chapter>,
 }
 
-/// A part of the picture: some candidates of a case as bars.
+/// A panel of the picture, with candidates of a case as bars.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Panel {
@@ -31,7 +31,7 @@ pub(super) struct Panel {
     pub(super) case: String,
     #[serde(deserialize_with = "known_name")]
     pub(super) metric: String,
-    /// The candidate that the others are divided by, if ratios are shown.
+    /// The candidate that the others are divided by, if the panel shows ratios.
     pub(super) over: Option<String>,
     pub(super) bars: Vec<Bar>,
 }
@@ -52,7 +52,7 @@ pub(super) struct Chapter {
     pub(super) bench: String,
     pub(super) title: String,
     pub(super) text: String,
-    /// The ratios of the first screen.
+    /// The ratios in the summary at the top.
     #[serde(default)]
     pub(super) headlines: Vec<Headline>,
     /// The cases that are shown with a plot.
@@ -66,13 +66,13 @@ pub(super) struct Chapter {
 #[serde(deny_unknown_fields)]
 pub(super) struct Headline {
     pub(super) value: Value,
-    /// What the ratio is of, after the number.
+    /// The quantity, after the number.
     pub(super) words: String,
     pub(super) better: Better,
     pub(super) published: Option<PublishedValue>,
 }
 
-/// The published figure that a headline is seen beside.
+/// The published figure beside a headline.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PublishedValue {
@@ -89,7 +89,7 @@ pub(super) enum Better {
     Less,
 }
 
-/// A case, by one of its metrics.
+/// A case, shown by one of its metrics.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Featured {
@@ -100,12 +100,12 @@ pub(super) struct Featured {
     #[serde(default)]
     pub(super) scale: Scale,
     pub(super) better: Better,
-    /// How the names of our candidates begin.
+    /// The prefixes of the names of our candidates.
     #[serde(default = "library")]
     pub(super) ours: Vec<String>,
 }
 
-/// A published table beside what was measured here.
+/// A published table beside our figures.
 ///
 /// Texts and names may contain the fields of a line (`{size}`), its candidate (`{here}`), and the
 /// name and title of its group (`{group}`, `{title}`).
@@ -116,24 +116,24 @@ pub(super) struct Comparison {
     pub(super) file: String,
     pub(super) title: String,
     pub(super) text: String,
-    /// The comparison whose values, tables and plots this one has too.
+    /// The comparison whose values, tables and plots this one shares.
     pub(super) like: Option<String>,
-    /// The case of values that name none.
+    /// The case of values that do not name one.
     pub(super) case: String,
-    /// Below the name of each published line.
+    /// The note below the name of each published line.
     pub(super) note: Option<String>,
-    /// Why the published table has no figure, if the reason is a special one.
+    /// The reason why the published table has no figure, if it is a special one.
     pub(super) absent: Option<String>,
-    /// The candidate whose lines stand out.
+    /// The candidate whose lines are highlighted.
     pub(super) ours: Option<String>,
-    /// The field whose value is the name of a line's group; without it every group has every line.
+    /// The field that contains the name of a line's group; without it every group has every line.
     pub(super) group_by: Option<String>,
     pub(super) groups: Vec<Group>,
-    /// Lines of each group that are not published.
+    /// The lines of each group that are not published.
     pub(super) extra: Vec<Extra>,
     /// The candidate of each published line, by its first field.
     pub(super) here: BTreeMap<String, String>,
-    /// The published lines that have no candidate here, with the reason.
+    /// The reasons of the published lines that have no candidate here.
     pub(super) without: BTreeMap<String, String>,
     pub(super) values: BTreeMap<String, Value>,
     #[serde(rename = "table")]
@@ -157,35 +157,35 @@ pub(super) struct Group {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Extra {
-    /// The candidate's name if there is none.
+    /// The title; by default the candidate's name.
     pub(super) title: Option<String>,
     pub(super) here: Vec<String>,
-    /// Why it has no published figures.
+    /// The reason why it has no published figures.
     pub(super) absent: String,
 }
 
-/// Where a number comes from: one of `fields`, `median` and `ratio`.
+/// The source of a number: one of `fields`, `median` and `ratio`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Value {
-    /// Fields of the published line; of several the middle one, with the others as its spread.
+    /// Fields of the published line: their median, with the lowest and the highest as its spread.
     pub(super) fields: Vec<String>,
-    /// The metric whose median it is.
+    /// The metric whose median is shown.
     #[serde(deserialize_with = "known_name")]
     pub(super) median: Option<String>,
-    /// The metric whose ratio it is.
+    /// The metric whose ratio is shown.
     #[serde(deserialize_with = "known_name")]
     pub(super) ratio: Option<String>,
     pub(super) case: Option<String>,
-    /// The line's candidate if there is none.
+    /// The candidate; by default that of the line.
     pub(super) candidate: Option<String>,
     pub(super) baseline: Option<String>,
-    /// The field that it is divided by.
+    /// The field to divide by.
     pub(super) over: Option<String>,
-    /// The line of the same group whose fields it is divided by.
+    /// The line of the same group to divide by.
     pub(super) over_line: Option<String>,
     pub(super) scale: Option<f64>,
-    /// Taken from one.
+    /// `true` to show one minus the value.
     pub(super) complement: bool,
     pub(super) percent: bool,
 }
@@ -222,7 +222,7 @@ pub(super) struct Plot {
     pub(super) scale: Scale,
     pub(super) reference: Option<f64>,
     pub(super) label: String,
-    /// The candidates that are left out.
+    /// The omitted candidates.
     #[serde(default)]
     pub(super) omit: Vec<String>,
     pub(super) series: Vec<Series>,
@@ -236,8 +236,8 @@ pub(super) struct Series {
     pub(super) value: String,
 }
 
-/// A sentence below the tables, with figures of its own or with a fact of a case's environment. It
-/// is left out if one of them is absent.
+/// A sentence below the tables, with figures or with a fact of a case's environment. It is left out if
+/// one of them is missing.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Remark {
@@ -257,8 +257,8 @@ impl Contents {
     /// Reads `bench/tables.toml`.
     ///
     /// # Errors
-    /// If a key or a metric is unknown, or a name leads nowhere: a published file or one of its
-    /// fields, a value, a comparison.
+    /// Returns an error if a key or a metric is unknown, or if a name refers to nothing: a published
+    /// file or field, a value, or a comparison.
     pub(super) fn read() -> Result<Self> {
         Self::parse(include_str!("../../tables.toml"))
     }
@@ -277,12 +277,12 @@ impl Contents {
         Ok(contents)
     }
 
-    /// The comparison that has the values, tables and plots of this one.
+    /// Returns the comparison that has the values, tables and plots of this one.
     pub(super) fn template<'c>(&'c self, comparison: &'c Comparison) -> Result<&'c Comparison> {
         let Some(file) = &comparison.like else { return Ok(comparison) };
         let mut all = self.chapters.iter().flat_map(|chapter| &chapter.comparisons);
         all.find(|it| it.file == *file)
-            .with_context(|| format!("no comparison '{file}' to be like"))
+            .with_context(|| format!("like = '{file}' names no comparison"))
     }
 
     fn check(&self, comparison: &Comparison) -> Result<()> {
@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_bench_has_its_chapter_and_every_published_table_its_place() {
+    fn every_bench_has_a_chapter_and_every_published_table_a_comparison() {
         let contents = Contents::read().unwrap();
         let benches = contents.chapters.iter().map(|chapter| chapter.bench.as_str());
         assert!(benches.eq(BENCHES.map(|bench| bench.name)));
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_is_refused_by_name() {
+    fn a_mistake_is_an_error_that_names_it() {
         let good = include_str!("../../tables.toml");
         for (from, to, why) in [
             ("head = \"scheme\"", "heading = \"scheme\"", "unknown field `heading`"),
@@ -359,7 +359,11 @@ mod tests {
                 "no field is called 'bytes'",
             ),
             ("value = \"by_page\"", "value = \"by_sheet\"", "no value is called 'by_sheet'"),
-            ("like = \"unmap_latency\"", "like = \"map_latency\"", "no comparison 'map_latency'"),
+            (
+                "like = \"unmap_latency\"",
+                "like = \"map_latency\"",
+                "'map_latency' names no comparison",
+            ),
             ("{ median = \"code\" }", "{ scale = 2 }", "one of fields, median and ratio, not 0"),
         ] {
             assert!(good.contains(from), "{from}");

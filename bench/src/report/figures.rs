@@ -1,4 +1,4 @@
-//! All figures of the page, and how one is found among them.
+//! All figures of the page, and the search for one of them.
 
 use serde_json::{Map, Value};
 
@@ -10,14 +10,14 @@ use crate::harness::Row;
 #[derive(Debug, Default)]
 pub(super) struct Figures {
     pub(super) runs: Vec<Run>,
-    /// What was measured in several runs, and which one counts.
+    /// The cases of several runs, with the run whose figures are used.
     pub(super) doubled: Vec<String>,
-    /// By run and place: only those that count.
+    /// The used rows, by run and index.
     counted: Vec<(usize, usize)>,
 }
 
 impl Figures {
-    /// Of a case that several runs have, the last counts.
+    /// Collects the figures. If several runs have a case, the last one is used.
     pub(super) fn new(runs: Vec<Run>) -> Self {
         let mut figures = Self { runs, ..Self::default() };
         for (nth, run) in figures.runs.iter().enumerate() {
@@ -30,7 +30,7 @@ impl Figures {
                     Some(later) => {
                         let (bench, case) = (&row.bench, &row.case);
                         let said = format!(
-                            "'{case}' of {bench} is in {} too; the figures are those of {}.",
+                            "'{case}' of {bench} is also in {}; the figures are those of {}.",
                             run.name, later.name
                         );
                         if !figures.doubled.contains(&said) {
@@ -43,18 +43,18 @@ impl Figures {
         figures
     }
 
-    /// The rows of a bench that count, in the order they were measured.
+    /// Returns the used rows of a bench, in the order of measurement.
     pub(super) fn rows<'f>(&'f self, bench: &str) -> impl Iterator<Item = &'f Row> {
         let rows = self.counted.iter().map(|&(run, place)| &self.runs[run].rows[place].0);
         rows.filter(move |row| row.bench == bench)
     }
 
-    /// The rows of one case.
+    /// Returns the rows of one case.
     pub(super) fn case<'f>(&'f self, bench: &str, case: &str) -> Vec<&'f Row> {
         self.rows(bench).filter(|row| row.case == case).collect()
     }
 
-    /// The cases of a bench, in the order they were measured.
+    /// Returns the cases of a bench, in the order of measurement.
     pub(super) fn cases<'f>(&'f self, bench: &str) -> Vec<&'f str> {
         let mut cases: Vec<&str> = Vec::new();
         for row in self.rows(bench) {
@@ -65,7 +65,7 @@ impl Figures {
         cases
     }
 
-    /// Where and when a case was measured: its run's name, and its environment.
+    /// Returns the run that measured a case: its name and its environment.
     pub(super) fn origin(&self, bench: &str, case: &str) -> Option<(&str, &Map<String, Value>)> {
         let of_case = |&&(run, place): &&(usize, usize)| {
             let row = &self.runs[run].rows[place].0;
@@ -77,7 +77,7 @@ impl Figures {
         Some((&run.name, facts))
     }
 
-    /// Whether one of a bench's runs was with `--quick`.
+    /// Returns `true` if one of a bench's runs used `--quick`.
     pub(super) fn is_quick(&self, bench: &str) -> bool {
         let mut all = self.runs.iter().flat_map(|run| &run.environments);
         all.any(|(of, facts)| of == bench && facts.get("quick") == Some(&Value::Bool(true)))
@@ -124,7 +124,7 @@ pub(super) fn median_of(row: &Row) -> Result<Range, Missing> {
         (Some(median), _) => Ok((median, row.min.unwrap_or(median), row.max.unwrap_or(median))),
         (None, Some(why)) => Err(Missing::not_run(why)),
         (None, None) => {
-            Err(Missing { word: "ratio only", why: "only the ratio is known".to_owned() })
+            Err(Missing { word: "ratio only", why: "only the ratio was published".to_owned() })
         }
     }
 }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_run_of_a_case_counts() {
+    fn the_last_run_of_a_case_is_used() {
         let figures = Figures::new(vec![run("a", "cold", 1.0), run("b", "cold", 2.0)]);
         let row = figures.find("load", "cold", "longshore", SPEED.name, None).unwrap();
         assert_eq!(row.median, Some(2.0));

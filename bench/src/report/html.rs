@@ -1,6 +1,6 @@
-//! Text into HTML.
+//! HTML from text.
 
-/// Text that means itself, in an element as well as in a quoted attribute.
+/// Escapes text for an element or a quoted attribute.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -10,7 +10,7 @@ pub(super) fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // HTML has no such characters, and a terminal would obey some of them.
+            // HTML does not allow control characters, and a terminal would obey some of them.
             c if c.is_control() && c != '\n' => escaped.push('\u{fffd}'),
             c => escaped.push(c),
         }
@@ -18,7 +18,7 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
-/// A name of the page's own making, from any text.
+/// Returns an identifier for the page, from any text.
 pub(super) fn slug(text: &str) -> String {
     let mut slug = String::new();
     for character in text.chars() {
@@ -33,7 +33,7 @@ pub(super) fn slug(text: &str) -> String {
 
 /// Adds markup to a page under construction.
 ///
-/// Only markup: what comes from a file goes through [`escape`] first.
+/// Only for markup: text from a file must go through [`escape`] first.
 macro_rules! put {
     ($out:expr, $($part:tt)*) => {
         $out.push_str(&format!($($part)*))
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_wrote_cannot_become_markup() {
+    fn text_from_outside_cannot_become_markup() {
         let hostile = "</td><script>alert(\"1\")</script> & 'x'\u{1b}[2J";
         let escaped = escape(hostile);
         assert!(!escaped.contains(['<', '>', '"', '\'', '\u{1b}']), "{escaped}");
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn slugs_are_names() {
+    fn slugs_are_identifiers() {
         assert_eq!(slug("mix, hot, 16 maps"), "mix-hot-16-maps");
         assert_eq!(slug("\"><script>"), "script");
     }

@@ -1,4 +1,4 @@
-//! Measuring before reporting: every bench, each in a process of its own.
+//! Measuring before reporting: every bench, each in its own process.
 
 use std::io::{BufReader, IsTerminal};
 use std::process::{Command, Stdio};
@@ -10,8 +10,8 @@ use super::read::{self, Run};
 use crate::harness::Bench;
 use crate::load;
 
-/// Runs every bench, `load` with more options. An error of one does not keep the others from
-/// running: it is the trouble of its run.
+/// Runs every bench; `load` gets more options. A bench that fails does not stop the others: the error is
+/// kept in its run.
 pub(super) fn all(quick: bool, save: Option<&str>, of_load: &[&str]) -> Result<Vec<Run>> {
     let program = std::env::current_exe().context("finding this program")?;
     let (bold, plain) =
@@ -27,7 +27,7 @@ pub(super) fn all(quick: bool, save: Option<&str>, of_load: &[&str]) -> Result<V
     BENCHES.iter().enumerate().map(run).collect()
 }
 
-/// Runs one bench. Its progress goes where this program's goes.
+/// Runs one bench. Its progress goes to this program's standard error.
 fn one(mut command: Command, bench: &str) -> Result<Run> {
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("starting the bench '{bench}'"))?;
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bench_that_fails_keeps_the_figures_that_it_gave() {
+    fn a_failed_bench_keeps_the_figures_that_it_printed() {
         let run = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);

@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Numbers formatted for readers.
 
-/// A value in three significant digits, two below one, with commas between thousands.
+/// Formats a value with three significant digits, or two below one, and commas between thousands.
 pub(super) fn figure(value: f64) -> String {
     let decimals = match value.abs() {
         0.0 => 0,
@@ -12,12 +12,12 @@ pub(super) fn figure(value: f64) -> String {
     grouped(value, decimals)
 }
 
-/// A share in percent.
+/// Formats a share as a percentage.
 pub(super) fn percent(share: f64) -> String {
     format!("{}%", grouped(share * 100.0, 1))
 }
 
-/// A value with so many decimals, a true minus sign, and commas between thousands.
+/// Formats a value with this many decimals, a true minus sign, and commas between thousands.
 pub(super) fn grouped(value: f64, decimals: usize) -> String {
     let plain = format!("{:.decimals$}", value.abs());
     let (whole, rest) = plain.find('.').map_or((plain.as_str(), ""), |at| plain.split_at(at));
@@ -34,13 +34,13 @@ pub(super) fn grouped(value: f64, decimals: usize) -> String {
     text + rest
 }
 
-/// From the lowest to the highest, or nothing if both read the same.
+/// Returns the lowest and the highest value as text, or `None` if both look the same.
 pub(super) fn spread(min: f64, max: f64, shown: fn(f64) -> String) -> Option<String> {
     let (low, high) = (shown(min), shown(max));
     (low != high).then(|| format!("{low} to {high}"))
 }
 
-/// Bytes in the unit that fits.
+/// Formats bytes with a suitable unit.
 pub(super) fn bytes(count: f64) -> String {
     let (mut shown, mut unit) = (count, "B");
     for larger in ["KiB", "MiB", "GiB", "TiB"] {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_keep_three_digits_and_the_sign_of_what_is_not_zero() {
+    fn figures_keep_three_digits_and_zero_has_no_sign() {
         for (value, expected) in [
             (0.0, "0"),
             (1234.5, "1,234"),
@@ -75,13 +75,13 @@ mod tests {
     }
 
     #[test]
-    fn a_spread_of_nothing_is_not_shown() {
+    fn an_empty_spread_is_not_shown() {
         assert_eq!(spread(1.0, 1.0, figure), None);
         assert_eq!(spread(0.77, 1.06, figure).as_deref(), Some("0.77 to 1.06"));
     }
 
     #[test]
-    fn bytes_get_a_unit_that_fits() {
+    fn bytes_get_a_suitable_unit() {
         let shown = [512.0, 1.5 * 1024.0, 25_276_510_208.0].map(bytes);
         assert_eq!(shown, ["512 B", "1.50 KiB", "23.5 GiB"]);
     }

@@ -1,6 +1,6 @@
 //! The picture at the top of `README.md`: a few figures of the kept runs, as one SVG file.
 //!
-//! The file is complete by itself, as the page is, and follows the reader's light or dark colours.
+//! Like the page, the file refers to no other file, and follows the reader's light or dark colour scheme.
 
 use anyhow::{Result, anyhow};
 
@@ -10,11 +10,11 @@ use super::html::{escape, put};
 use super::plot::{self, Form, Item, Kind, Mark, Plot, Scale};
 use super::table::Missing;
 
-/// The space between panels, and above the bars of each for its title.
+/// The space between panels, and the space above the bars of a panel for its title.
 const GAP: f64 = 44.0;
 const HEAD: f64 = 46.0;
 
-/// The colours and fonts; the classes are those of the page's plots.
+/// The colours and fonts, with the classes of the page's plots.
 const STYLE: &str = "\
 text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,'Noto Sans','DejaVu Sans',sans-serif;fill:#1b2530}\
 .title{font-size:15px;font-weight:600}.unit,.tick{font-size:11px;fill:#55626f}\
@@ -27,7 +27,7 @@ text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,'Noto Sans','DejaVu San
 /// Draws the picture.
 ///
 /// # Errors
-/// If a figure that `bench/tables.toml` names is in none of the runs.
+/// Returns an error if a figure named in `bench/tables.toml` is in none of the runs.
 pub(super) fn draw(contents: &Contents, figures: &Figures) -> Result<String> {
     let panels = &contents.picture;
     let plots = panels.iter().map(|panel| plot_of(panel, figures)).collect::<Result<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! Figures from JSON lines: files, kept runs, what a bench prints.
+//! Figures from JSON lines: from files, kept runs and the output of a bench.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -11,14 +11,14 @@ use serde_json::{Map, Value};
 use super::BENCHES;
 use crate::harness::{Row, results};
 
-/// One run of one bench, or of several whose lines follow each other.
+/// One run of one bench, or of several benches whose lines follow each other.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// As the page calls it.
+    /// The name on the page.
     pub(super) name: String,
-    /// Each with its bench; of figures in a guest, the guest's environment.
+    /// The environments, each with its bench; for figures in a guest, the guest's environment.
     pub(super) environments: Vec<(String, Map<String, Value>)>,
-    /// Each with the index of its environment.
+    /// The rows, each with the index of its environment.
     pub(super) rows: Vec<(Row, usize)>,
     /// The error that ended the measurement.
     pub(super) trouble: Option<String>,
@@ -27,17 +27,18 @@ pub(super) struct Run {
 /// Reads the argument of `--from`: a file, or runs that are kept in `bench/results/`.
 ///
 /// # Errors
-/// If there is none of that name, or one of its lines is no figure; the line is named.
+/// Returns an error if nothing has that name, or if a line is invalid; the error names the line.
 pub(super) fn from(name: &str) -> Result<Vec<Run>> {
     paths_of(name)?.iter().map(|path| file(path)).collect()
 }
 
-/// Reads a run that is kept.
+/// Reads a kept run.
 pub(super) fn kept(name: &str) -> Result<Run> {
     file(&results::folder().join(format!("{name}.jsonl")))
 }
 
-/// `load-quiet` is one run, `quiet` is all those of that name, and a path is a file.
+/// Returns the files of a name: `load-quiet` is one run, `quiet` is every bench's run of that name, and
+/// a path is a file.
 fn paths_of(name: &str) -> Result<Vec<PathBuf>> {
     if name.contains('/') || name.ends_with(".jsonl") {
         return Ok(vec![PathBuf::from(name)]);
@@ -53,7 +54,9 @@ fn paths_of(name: &str) -> Result<Vec<PathBuf>> {
         let known: BTreeSet<String> =
             names.filter_map(|name| Some(name.strip_suffix(".jsonl")?.to_owned())).collect();
         let known = known.into_iter().collect::<Vec<_>>().join(", ");
-        bail!("no results are kept as '{name}' (there are: {known}); a file is named by its path");
+        bail!(
+            "there are no kept results called '{name}' (there are: {known}); name a file by its path"
+        );
     }
     Ok(found)
 }
@@ -65,10 +68,10 @@ fn file(path: &Path) -> Result<Run> {
     lines(BufReader::new(file), &name, &shown.to_string())
 }
 
-/// Reads the lines that a bench prints with `--json`. Errors call their source `place`.
+/// Reads the lines that a bench prints with `--json`. Errors name the source as `place`.
 ///
 /// # Errors
-/// If a line cannot be read or is no figure, or there is none.
+/// Returns an error if a line cannot be read or is invalid, or if there is no figure.
 pub(super) fn lines(source: impl BufRead, name: &str, place: &str) -> Result<Run> {
     let mut run = Run { name: name.to_owned(), ..Run::default() };
     for (nth, line) in source.lines().enumerate() {
@@ -78,34 +81,37 @@ pub(super) fn lines(source: impl BufRead, name: &str, place: &str) -> Result<Run
             put(&mut run, &line).with_context(at)?;
         }
     }
-    ensure!(!run.rows.is_empty(), "{place}: it has no figure");
+    ensure!(!run.rows.is_empty(), "{place}: there is no figure");
     Ok(run)
 }
 
 fn put(run: &mut Run, line: &str) -> Result<()> {
     const KINDS: &str = "an environment, a figure or a goal, as longshore-bench prints with --json";
-    let mut value: Value =
-        serde_json::from_str(line).with_context(|| format!("damaged: no JSON, but {KINDS}"))?;
+    let mut value: Value = serde_json::from_str(line)
+        .with_context(|| format!("damaged: not JSON (expected {KINDS})"))?;
     let bench = value.get("bench").and_then(Value::as_str).map(str::to_owned);
-    let bench = bench.with_context(|| format!("unknown: it names no bench; expected {KINDS}"))?;
+    let bench = bench.with_context(|| format!("unknown: it names no bench (expected {KINDS})"))?;
     let known = BENCHES.map(|bench| bench.name);
     let is_known = known.contains(&bench.as_str());
-    ensure!(is_known, "unknown bench '{bench}': there are {}", known.join(", "));
+    ensure!(is_known, "unknown bench '{bench}' (expected one of: {})", known.join(", "));
     match value.get_mut("environment").map(Value::take) {
         Some(Value::Object(facts)) => run.environments.push((bench, facts)),
-        Some(_) => bail!("damaged: the environment is no object"),
-        // `--check` printed it: goals are compared with the figures anew.
+        Some(_) => bail!("damaged: the environment is not an object"),
+        // A line of `--check`. It is ignored, because the page compares goals and figures itself.
         None if value.get("goal").is_some() => {}
         None => {
             let row: Row = serde_json::from_value(value)
-                .with_context(|| format!("damaged: no figure, and neither {KINDS}"))?;
+                .with_context(|| format!("damaged: not a figure (expected {KINDS})"))?;
             let is_named = !row.case.is_empty() && !row.candidate.is_empty();
-            ensure!(is_named, "damaged: the figure names no case or no candidate");
+            ensure!(is_named, "damaged: the figure has no case or no candidate");
             let is_there = row.median.or(row.ratio).is_some() || row.not_run.is_some();
-            ensure!(is_there, "damaged: neither a figure nor why there is none ('not_run')");
+            ensure!(
+                is_there,
+                "damaged: neither a figure nor a reason why there is none ('not_run')"
+            );
             let environment = run.environments.iter().rposition(|(of, _)| *of == bench);
             let environment = environment
-                .with_context(|| format!("no environment of '{bench}' comes before this figure"))?;
+                .with_context(|| format!("no environment of '{bench}' precedes this figure"))?;
             run.rows.push((row, environment));
         }
     }
@@ -130,15 +136,15 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_named_with_file_and_line() {
+    fn errors_name_the_file_and_the_line() {
         let refusal =
             |text: &str| format!("{:#}", lines(text.as_bytes(), "x", "x.jsonl").unwrap_err());
         for (line, why) in [
-            ("{\"bench\":\"load\",\"case\":\"co", "no JSON"),
-            ("{\"bench\":\"load\",\"case\":\"cold\"}", "no figure"),
+            ("{\"bench\":\"load\",\"case\":\"co", "not JSON"),
+            ("{\"bench\":\"load\",\"case\":\"cold\"}", "not a figure"),
             ("{\"case\":\"cold\"}", "names no bench"),
             ("{\"bench\":\"elsewhere\",\"case\":\"cold\"}", "unknown bench 'elsewhere'"),
-            ("{\"bench\":\"load\",\"environment\":3}", "no object"),
+            ("{\"bench\":\"load\",\"environment\":3}", "not an object"),
             ("[]", "names no bench"),
             (&FIGURE.replace("2.0", "null"), "neither a figure"),
             (&FIGURE.replace("\"dd\"", "\"\""), "no candidate"),

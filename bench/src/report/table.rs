@@ -1,4 +1,4 @@
-//! Tables whose first column names their lines, and their HTML.
+//! Tables with a name for each line in the first column, and their HTML.
 
 use super::html::{escape, put, slug};
 use super::number;
@@ -6,7 +6,7 @@ use super::number;
 /// A median or ratio with its lowest and highest value.
 pub(super) type Range = (f64, f64, f64);
 
-/// There is no figure: a word for its place, and the reason.
+/// A missing figure: the word to show in its place, and the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Missing {
     pub(super) word: &'static str,
@@ -15,7 +15,7 @@ pub(super) struct Missing {
 
 #[derive(Debug)]
 pub(super) struct Table {
-    /// The element's name on the page.
+    /// The identifier of the element on the page.
     pub(super) id: String,
     pub(super) caption: String,
     /// The title of the first column.
@@ -31,7 +31,7 @@ pub(super) struct Column {
     pub(super) is_number: bool,
 }
 
-/// Whose figures a column has. Either all columns of a table have some, or none has.
+/// The origin of a column's figures. Either all columns of a table have an origin, or none has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Over {
     Nothing,
@@ -41,7 +41,7 @@ pub(super) enum Over {
     Guest,
 }
 
-/// Lines that belong together.
+/// A group of lines.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) title: Option<String>,
@@ -51,10 +51,10 @@ pub(super) struct Group {
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) head: String,
-    /// Small, below the head.
+    /// A note in small print below the head.
     pub(super) note: Option<String>,
     pub(super) is_ours: bool,
-    /// The line of a published table that it shows.
+    /// The line of a published table to which this line belongs.
     pub(super) published: Option<String>,
     /// One for each column.
     pub(super) cells: Vec<Cell>,
@@ -71,12 +71,12 @@ pub(super) enum Cell {
     Ratios(Vec<(Range, String)>),
     /// A word with a colour of its own: reached, missed, not run.
     State(&'static str),
-    /// The reason is below the table.
+    /// A missing figure, with the reason below the table.
     Without(Missing),
 }
 
 impl Table {
-    /// A table of one group without a title.
+    /// Creates a table with one group and no group title.
     pub(super) fn new(
         id: impl Into<String>,
         caption: impl Into<String>,
@@ -153,7 +153,7 @@ impl Missing {
     }
 }
 
-/// Writes a table, and below it the reasons why cells have no figure.
+/// Writes a table, and below it the reasons of missing figures.
 pub(super) fn write(out: &mut String, table: &Table) {
     let mut reasons: Vec<&str> = Vec::new();
     let (id, caption) = (escape(&table.id), escape(&table.caption));
@@ -280,7 +280,7 @@ fn decimals(group: &Group, column: usize) -> usize {
     group.lines.iter().map(of).max().unwrap_or(0)
 }
 
-/// Takes the room of the decimals that a figure lacks, so that points lie below each other.
+/// Pads a figure with invisible decimals, so that decimal points are aligned.
 fn padding(value: &str, decimals: usize) -> String {
     let missing = match value.split_once('.') {
         Some((_, own)) => "0".repeat(decimals.saturating_sub(own.len())),
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn decimal_points_lie_below_each_other() {
+    fn decimal_points_are_aligned() {
         let out = written(["1,234", "0.5", "12.34"].map(Cell::figure).into());
         for padded in ["1,234<i class=\"p\" aria-hidden=\"true\">.00<", ">0.5<i", ">12.34</span>"] {
             assert!(out.contains(padded), "{padded}: {out}");

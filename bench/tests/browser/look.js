@@ -1,4 +1,4 @@
-// Looks at the page as it is laid out, and returns what is wrong with it, in words.
+// Checks the layout of the page, and returns a list of what is wrong, in words.
 (() => {
   const wrong = [];
   const say = (what, element) => {
@@ -7,7 +7,7 @@
   document.querySelectorAll('details').forEach(one => one.open = true);
 
   const wide = document.documentElement.scrollWidth;
-  if (wide > window.WIDTH) wrong.push('the page is ' + wide + ' wide, beyond ' + window.WIDTH);
+  if (wide > window.WIDTH) wrong.push('the page is ' + wide + ' wide, which exceeds ' + window.WIDTH);
 
   let cells = 0;
   for (const table of document.querySelectorAll('table')) {
@@ -37,7 +37,7 @@
       const label = document.getElementById(name);
       if (!label || !label.textContent.trim()) say('a plot without words', svg);
     }
-    if (!svg.querySelector('.bar, .mark, .absent')) say('a plot of nothing', svg);
+    if (!svg.querySelector('.bar, .mark, .absent')) say('an empty plot', svg);
     const texts = [...svg.querySelectorAll('text')].map(text => [text, text.getBBox()]);
     const high = svg.viewBox.baseVal.height, across = svg.viewBox.baseVal.width;
     texts.forEach(([text, at], nth) => {
@@ -47,7 +47,7 @@
       for (const [other, its] of texts.slice(nth + 1)) {
         const x = Math.min(at.x + at.width, its.x + its.width) - Math.max(at.x, its.x);
         const y = Math.min(at.y + at.height, its.y + its.height) - Math.max(at.y, its.y);
-        // The boxes of lines below each other overlap by what no letter reaches into.
+        // The boxes of adjacent lines overlap where no letter is.
         if (x > 1 && y > 5) say('text over ' + other.textContent, text);
       }
     });
@@ -55,17 +55,17 @@
 
   const names = new Set();
   for (const element of document.querySelectorAll('[id]')) {
-    if (names.has(element.id)) say('a name given twice', element);
+    if (names.has(element.id)) say('a duplicate id', element);
     names.add(element.id);
   }
   for (const link of document.querySelectorAll('a')) {
     const to = link.getAttribute('href');
-    if (!to.startsWith('#') || !document.getElementById(to.slice(1))) say('a link to nothing', link);
+    if (!to.startsWith('#') || !document.getElementById(to.slice(1))) say('a broken link', link);
   }
   const loaded = performance.getEntriesByType('resource').map(one => one.name);
   if (loaded.length) wrong.push('loaded: ' + loaded.join(' '));
 
-  // Contrast, as WCAG 2 reckons it: 4.5 for text.
+  // The contrast by the formula of WCAG 2: 4.5 is the minimum for text.
   const parse = color => (color.match(/[\d.]+/g) || []).map(Number);
   const light = ([r, g, b]) => {
     const [x, y, z] = [r, g, b].map(c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);

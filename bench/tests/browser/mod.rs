@@ -1,5 +1,5 @@
-//! A headless Chromium, spoken to over two pipes in its DevTools protocol: JSON, each message ended
-//! by a zero byte. <https://chromedevtools.github.io/devtools-protocol/>
+//! A headless Chromium, controlled over two pipes by its DevTools protocol: JSON messages that end with
+//! a zero byte. <https://chromedevtools.github.io/devtools-protocol/>
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// What Debian and others call it.
+/// The names of the program in Debian and elsewhere.
 const PROGRAMS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
-/// No answer takes as long as this on a machine that is merely slow.
+/// The maximum wait for an answer, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A browser with one page.
@@ -22,19 +22,19 @@ pub(crate) struct Browser {
     from: Receiver<Value>,
     page: Option<String>,
     sent: u64,
-    /// What the browser told without being asked.
+    /// The events that the browser sent.
     pub(crate) events: Vec<Value>,
 }
 
 impl Browser {
-    /// Starts one whose profile and messages lie in `folder`; `None` where there is none.
+    /// Starts a browser whose profile and log are in `folder`; `None` if none is installed.
     pub(crate) fn start(folder: &Path) -> Option<Self> {
         let there = |program: &&&str| {
             let version = Command::new(program).arg("--version").output();
             version.is_ok_and(|version| version.status.success())
         };
         let program = PROGRAMS.iter().find(there)?;
-        // The protocol is spoken over descriptors 3 and 4, which a shell can make of 0 and 1.
+        // The protocol uses descriptors 3 and 4, which a shell can make from 0 and 1.
         let mut child = Command::new("sh")
             .args(["-c", "exec \"$@\" 3<&0 4>&1 </dev/null >/dev/null", "sh", program])
             .args(["--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu"])
@@ -98,7 +98,7 @@ impl Browser {
         }
     }
 
-    /// The value of a JavaScript expression.
+    /// Returns the value of a JavaScript expression.
     pub(crate) fn value(&mut self, expression: &str) -> Value {
         let asked = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
         let answer = self.call("Runtime.evaluate", &asked);
@@ -123,7 +123,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // With the pipe its work ends, and with the first process all others.
+        // Closing the pipe ends the browser, and the end of its first process ends the others.
         self.to = None;
         let until = Instant::now() + Duration::from_secs(5);
         while Instant::now() < until {

@@ -7,13 +7,13 @@ use std::path::Path;
 
 use serde::Serialize;
 
-/// The disk and file system below a folder.
+/// A disk and its file system.
 #[derive(Debug, Serialize)]
 pub(crate) struct Disk {
-    /// As `mount` names it.
+    /// The type, as `mount` prints it.
     pub(crate) file_system: String,
     options: String,
-    /// The block device's name and its identity; unknown for a file system without one.
+    /// The block device's name; unknown for a file system without a block device.
     device: Option<String>,
     model: Option<String>,
     rotational: Option<bool>,
@@ -23,13 +23,13 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Whether the "disk" is memory, from which a cold read cannot be had.
+    /// Returns `true` if the "disk" is memory, which has no cold reads.
     pub(crate) fn is_memory(&self) -> bool {
         matches!(self.file_system.as_str(), "tmpfs" | "ramfs" | "devtmpfs" | "rootfs" | "hugetlbfs")
     }
 }
 
-/// The disk and file system below `folder`.
+/// Returns the disk and the file system that contain `folder`.
 pub(crate) fn disk_of(folder: &Path) -> io::Result<Disk> {
     let device = fs::metadata(folder)?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -39,7 +39,7 @@ pub(crate) fn disk_of(folder: &Path) -> io::Result<Disk> {
         .ok_or_else(|| io::Error::other("the folder is below no mount"))?;
     let room = rustix::fs::statvfs(folder)?;
     let block = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
-    // A partition's queue is its disk's.
+    // A partition uses the queue of its disk.
     let queue = [block.join("queue"), block.join("../queue")].into_iter().find(|at| at.is_dir());
     let text = |path: Option<std::path::PathBuf>| {
         let text = fs::read_to_string(path?).ok()?;
@@ -60,8 +60,8 @@ pub(crate) fn disk_of(folder: &Path) -> io::Result<Disk> {
     })
 }
 
-/// The type and options of the mount that `path` is on: the last of the longest mount points above
-/// it, because a later mount covers an earlier one.
+/// Returns the type and the options of the mount that contains `path`: the last one with the longest
+/// mount point, because a later mount covers an earlier one.
 fn mount_of(mounts: &str, path: &Path) -> Option<(String, String)> {
     let mut best: Option<(usize, (String, String))> = None;
     for line in mounts.lines() {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_innermost_mount_counts() {
+    fn the_innermost_mount_is_used() {
         let mounts = "1 0 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
                       2 1 0:21 / /run rw,nosuid - tmpfs tmpfs rw\n\
                       3 2 0:22 / /run/disk rw,noatime - xfs /dev/vdb rw\n";
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_no_disk() {
+    fn memory_file_systems_are_recognised() {
         let proc = disk_of(Path::new("/proc")).unwrap();
         assert_eq!(proc.file_system, "proc");
         assert!(!proc.is_memory());

@@ -1,5 +1,5 @@
-//! A model that a server holds already, beside a load of one's own and a mapping of the file: from the
-//! call to memory that can be read.
+//! Attaching a model that a server already holds, beside a private load and a mapping of the file: from
+//! the call to readable memory.
 
 use std::fs::File;
 use std::io::Read;
@@ -61,7 +61,7 @@ pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// One run: seconds, and CPU seconds of this process, in which the server is too.
+/// One run. Returns seconds, and CPU seconds of this process, which includes the server.
 type Way<'a> = Box<dyn Fn() -> Result<(f64, f64)> + 'a>;
 
 fn timed<R>(work: impl FnOnce() -> Result<R>) -> Result<(R, (f64, f64))> {
@@ -76,7 +76,7 @@ fn attach(serving: &Serving, model: &DataFile) -> Result<(f64, f64)> {
         let client = Client::connect(Some(&serving.socket), &cancel)?;
         Ok(client.attach(&wanted, FormatChoice::Auto, &mut |_| {})?)
     })?;
-    ensure!(attachment.id() == 1, "it was loaded once more");
+    ensure!(attachment.id() == 1, "the model was loaded a second time");
     check(model, attachment.as_slice())?;
     attachment.release()?;
     Ok(took)
@@ -96,24 +96,24 @@ fn map(model: &DataFile) -> Result<(f64, f64)> {
         let file = file::open(&model.path)?;
         Ok(Mapping::of_file(&file, model.len_bytes, Granule::SIZE_2M, Access::Read)?)
     })?;
-    ensure!(mapping.len_bytes() as u64 == model.len_bytes, "all of it is mapped");
+    ensure!(mapping.len_bytes() as u64 == model.len_bytes, "the mapping is shorter than the file");
     Ok(took)
 }
 
-/// Holds the content against the file.
+/// Compares the content with the file.
 fn check(model: &DataFile, content: &[u8]) -> Result<()> {
-    ensure!(content.len() as u64 == model.len_bytes, "it has another length");
+    ensure!(content.len() as u64 == model.len_bytes, "the content has the wrong length");
     let mut file = File::open(&model.path)?;
     let mut chunk = vec![0; 1 << 20];
     for expected in content.chunks(chunk.len()) {
         let read = &mut chunk[..expected.len()];
         file.read_exact(read)?;
-        ensure!(read == expected, "it has another content");
+        ensure!(read == expected, "the content differs from the file");
     }
     Ok(())
 }
 
-/// A server on a thread of this process, which holds the model.
+/// A server that runs on a thread of this process and holds the model.
 struct Serving {
     socket: PathBuf,
     stop: Stop,
@@ -122,7 +122,7 @@ struct Serving {
 
 impl Serving {
     fn start(model: &DataFile) -> Result<Self> {
-        // Paths of sockets are short, those of caches may not be.
+        // A socket path must be short, and a cache folder's may be long.
         let socket = Path::new("/tmp").join(format!("longshore-bench-{}.sock", std::process::id()));
         let stop = Stop::new()?;
         let options = Options::new().file(model.path.clone());
@@ -151,7 +151,7 @@ impl Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         self.stop.stop();
-        // What it held is freed, so that the next case has the memory.
+        // The server frees the model, so that the next case has the memory.
         let _ = self.thread.take().map(thread::JoinHandle::join);
     }
 }

@@ -1,5 +1,5 @@
-//! A large model: cold beside the disk's limit, warm beside a copy in memory, both beside other
-//! programs; aligned; in Python; and by other sizes of reads.
+//! A large model: cold, beside the disk's limit; warm, beside a memory copy; both beside other programs;
+//! aligned; in Python; and with other read sizes.
 
 use anyhow::Result;
 
@@ -23,8 +23,8 @@ pub(super) const WARM: &str = "warm";
 const ALIGN: &str = "align";
 const TUNING: &str = "tuning";
 
-/// The limit: in each round the better of two block sizes, because which one a disk likes better
-/// changes from one minute to the next. A limit that is picked so can only be too high.
+/// The disk's limit: in each round the better of two block sizes, because the faster one changes from
+/// minute to minute. Choosing the better one can only overstate the limit.
 const LIMIT: &str = "fio";
 const LIMIT_BLOCKS_MIB: [u64; 2] = [4, 8];
 const BEST_PEER: &str = "best peer";
@@ -57,7 +57,7 @@ pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     if tunes {
         tuning(&model, session)?;
     }
-    // The schemes' files need the room.
+    // Frees disk space for the files of the schemes.
     context.folder.discard(&model.file.path);
     Ok(())
 }
@@ -108,7 +108,8 @@ fn cold(model: &Model<'_>, session: &mut Session) -> Result<()> {
     session.publish(measured.rows(&against))
 }
 
-/// A cold figure counts only beside the disk's limit and the fastest peer known.
+/// Returns the reason if the cold figures must not be used: the disk's limit or the fastest known peer
+/// is missing.
 fn why_not_measured(measured: &Measured) -> Option<String> {
     [LIMIT, RUNAI.name]
         .into_iter()
@@ -117,9 +118,9 @@ fn why_not_measured(measured: &Measured) -> Option<String> {
 
 fn warm(model: &Model<'_>, session: &mut Session) -> Result<()> {
     const PEERS: [Peer; 4] = [READINTO, MMAP_CLONE, SAFETENSORS_NUMPY, RUNAI];
-    /// One copy by two threads into memory that exists: the most that memory gives.
+    /// One copy by two threads into existing memory: the upper limit of any copy.
     const COPY_POPULATED: &str = "memcpy, populated";
-    /// The same into pages that are made on the way: the most that a load into new memory can give.
+    /// The same into new pages: the upper limit of a load into new memory.
     const COPY_FRESH: &str = "memcpy, fresh pages";
     let copy =
         |name, fresh| model.ours(name, Work::MemoryCopy { fresh }, Start::Warm, Interest::Speed);
@@ -139,7 +140,7 @@ fn warm(model: &Model<'_>, session: &mut Session) -> Result<()> {
     session.compare(WARM, candidates, &against)
 }
 
-/// What Python adds to a load: `load_file` beside the command.
+/// Measures the overhead of Python: `load_file` beside the command.
 fn python(model: &Model<'_>, session: &mut Session) -> Result<()> {
     let candidates = vec![
         tools::load_command(&model.file, model.context.machine),
@@ -160,7 +161,7 @@ fn align(model: &Model<'_>, session: &mut Session) -> Result<()> {
     session.compare(ALIGN, candidates, &[Against::new(TIME_MS, OURS)])
 }
 
-/// Which reads this disk likes best: what the library's defaults were taken from.
+/// Measures read sizes and depths on this disk. The library's defaults come from such runs.
 fn tuning(model: &Model<'_>, session: &mut Session) -> Result<()> {
     const DEFAULTS: &str = "defaults";
     let ours = |name: String, read_size| {

@@ -12,11 +12,11 @@ use crate::load::timed::{Interest, of_worker};
 use crate::load::worker::Work;
 
 pub(crate) const CASE: &str = "schemes";
-/// What the table compares everything with.
+/// The baseline of the published table.
 const BASELINE: &str = "normal";
 pub(crate) const OURS: &str = "longshore auto";
 const PUBLISHED_BEST: &str = "async direct";
-/// The larger of the two sizes that `--quick` has time for.
+/// The largest size that `--quick` runs.
 const QUICK_BYTES_MAX: u64 = 8 << 20;
 
 pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
@@ -52,9 +52,9 @@ fn run_size(context: &Context<'_>, session: &mut Session, case: &str, size: Size
     session.publish(published_rows(size)?)
 }
 
-/// The published figures of one size as rows of a case of their own: mean times, on a phone.
+/// Returns the published figures of one size as rows of a separate case: mean times, on a phone.
 fn published_rows(size: Size) -> Result<Vec<Row>> {
-    /// How often each figure was measured, as the table's first line says.
+    /// The number of runs, according to the table's first line.
     const RUNS: usize = 5;
     let csv = published::read("file_to_dmabuf")?;
     let figure = |line: &Vec<&'static str>| {
@@ -84,7 +84,7 @@ mod tests {
         let published = published_rows(SIZES[3]).unwrap();
         assert_eq!(published[0].mean, Some(3_332.438_754));
         let best = published.iter().find(|row| row.candidate == PUBLISHED_BEST).unwrap();
-        assert_eq!(best.median, None, "a mean is no median");
+        assert_eq!(best.median, None, "a mean is not a median");
         assert!((best.ratio.unwrap() - 0.42).abs() < 0.001);
     }
 }

@@ -1,5 +1,4 @@
-//! Programs whose whole time counts, with hardly anything to do: a small file from a process's start
-//! to its end, and imports.
+//! Whole processes with little work: a small file from a process's start to its end, and imports.
 
 use std::process::Command;
 
@@ -31,9 +30,9 @@ pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// What every call from a shell pays.
+/// Measures the time that every call from a shell takes.
 fn first_use(context: &Context<'_>, session: &mut Session) -> Result<()> {
-    /// A process that reads the file and nothing more.
+    /// A process that only reads the file.
     const BASELINE: &str = "cat";
     let file = context.folder.safetensors_file(REHEARSAL_BYTES)?;
     let peers = &context.peers;
@@ -56,9 +55,9 @@ fn first_use(context: &Context<'_>, session: &mut Session) -> Result<()> {
     session.compare(FIRST_USE, candidates.into(), &against)
 }
 
-/// Whole processes that import a package and nothing more, out of the page cache.
+/// Measures processes that only import a package, with warm files.
 fn imports(context: &Context<'_>, session: &mut Session) -> Result<()> {
-    /// What an interpreter takes by itself.
+    /// The start and end of the interpreter alone.
     const NOTHING: &str = "nothing";
     let candidates = [
         (OURS, LONGSHORE, "import longshore"),
@@ -75,7 +74,8 @@ fn imports(context: &Context<'_>, session: &mut Session) -> Result<()> {
     session.compare(IMPORT, candidates.into(), &against)
 }
 
-/// A program, or why it cannot be run. What the command of this project prints has to be JSON.
+/// Makes a candidate of a program, or of the reason why it cannot run. The output of this project's
+/// command must be JSON.
 fn process(name: &'static str, command: Result<Command, String>) -> Candidate<'static> {
     let mut command = match command {
         Ok(command) => command,
@@ -85,7 +85,7 @@ fn process(name: &'static str, command: Result<Command, String>) -> Candidate<'s
         let ended = program::run(&mut command)?;
         if name == OURS && !ended.stdout.is_empty() {
             serde_json::from_str::<serde_json::Value>(&ended.stdout)
-                .context("what it printed is no JSON")?;
+                .context("its output is not JSON")?;
         }
         let sample = vec![(TIME_MS, ended.seconds * 1e3)];
         Ok::<_, Trouble>(Run { sample, note: None, cost: Some(ended.cost) })

@@ -1,4 +1,4 @@
-//! The folder that data files are made in, on a real disk.
+//! The folder for data files, on a real disk.
 
 use std::cell::RefCell;
 use std::env;
@@ -12,10 +12,10 @@ use super::{DataFile, fill, safetensors};
 use crate::harness::environment::{Disk, disk_of};
 
 const CHUNK_BYTES: usize = 8 << 20;
-/// Left free on the disk beside the data.
+/// The bytes of the disk that stay free.
 const RESERVE_BYTES: u64 = 1 << 30;
 
-/// The folder. Its files go with it unless they are to be kept.
+/// The folder. Dropping it removes its files, unless they are to be kept.
 #[derive(Debug)]
 pub(crate) struct Folder {
     root: PathBuf,
@@ -26,15 +26,16 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Opens `dir`, or the bench's folder in the user's cache. A second bench waits its turn: two
-    /// would measure each other.
+    /// Opens `dir`, or the bench's folder in the user's cache. A second bench waits, because two would
+    /// disturb each other.
     pub(crate) fn open(dir: Option<&Path>, keep: bool) -> Result<Self> {
         let root = match dir {
             Some(dir) => dir.join("longshore-bench"),
             None => cache()?.join("data"),
         };
-        fs::create_dir_all(&root).with_context(|| format!("making {}", root.display()))?;
-        let disk = disk_of(&root).with_context(|| format!("asking about {}", root.display()))?;
+        fs::create_dir_all(&root).with_context(|| format!("creating {}", root.display()))?;
+        let disk =
+            disk_of(&root).with_context(|| format!("finding the disk of {}", root.display()))?;
         if disk.is_memory() {
             bail!(
                 "{} is on {}, which is memory: name a folder on a disk with --dir",
@@ -54,20 +55,20 @@ impl Folder {
         &self.disk
     }
 
-    /// A file of `len_bytes` of pure data.
+    /// Returns a file of `len_bytes` of data without a header.
     pub(crate) fn raw_file(&self, len_bytes: u64) -> Result<DataFile> {
         self.file(&format!("{len_bytes}.raw"), len_bytes, &[])
     }
 
-    /// A safetensors file of `len_bytes`, rounded down to an even number.
+    /// Returns a safetensors file of `len_bytes`, rounded down to an even number.
     pub(crate) fn safetensors_file(&self, len_bytes: u64) -> Result<DataFile> {
-        ensure!(len_bytes >= 64 << 10, "a model of less than 64 KiB is none");
+        ensure!(len_bytes >= 64 << 10, "a model must have at least 64 KiB");
         let len_bytes = len_bytes & !1;
         let name = format!("{len_bytes}.safetensors");
         self.file(&name, len_bytes, &safetensors::header(len_bytes))
     }
 
-    /// A place for a file that someone else makes; it goes with the folder too.
+    /// Returns the path for a file that the caller creates; dropping the folder removes it, too.
     pub(crate) fn place(&self, name: &str, len_bytes: u64) -> Result<PathBuf> {
         let path = self.root.join(name);
         if !path.exists() {
@@ -77,10 +78,10 @@ impl Folder {
         Ok(path)
     }
 
-    /// Removes a file before its time, unless it is to be kept: its room is needed.
+    /// Removes a file early to free disk space, unless it is to be kept.
     pub(crate) fn discard(&self, path: &Path) {
         if !self.keep {
-            // What cannot be removed now is tried again at the end.
+            // If that fails, dropping the folder tries again.
             let _ = fs::remove_file(path);
         }
     }
@@ -99,7 +100,7 @@ impl Folder {
         Ok(file)
     }
 
-    /// Whether a file of so many bytes would fit.
+    /// Returns `true` if a file of `len_bytes` would fit.
     pub(crate) fn has_room(&self, len_bytes: u64) -> bool {
         self.require_room(len_bytes).is_ok()
     }
@@ -108,7 +109,7 @@ impl Folder {
         let free_bytes = disk_of(&self.root)?.free_bytes;
         ensure!(
             free_bytes >= len_bytes + RESERVE_BYTES,
-            "{} has {free_bytes} bytes free, and a file of {len_bytes} is needed",
+            "{} has {free_bytes} bytes free, but a file of {len_bytes} bytes is needed",
             self.root.display()
         );
         Ok(())
@@ -125,8 +126,8 @@ impl Drop for Folder {
     }
 }
 
-/// The bench's folder in the user's cache: `$LONGSHORE_CACHE`, else `$XDG_CACHE_HOME/longshore`,
-/// else `~/.cache/longshore`.
+/// Returns the bench's folder in the user's cache: in `$LONGSHORE_CACHE`, else
+/// `$XDG_CACHE_HOME/longshore`, else `~/.cache/longshore`.
 pub(crate) fn cache() -> Result<PathBuf> {
     let set = |key| env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
     let root = set("LONGSHORE_CACHE")
@@ -136,12 +137,12 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(root.join("bench"))
 }
 
-/// Writes the file under another name first, so that under its own it is always complete.
+/// Writes the file under a temporary name, so that a file with the final name is always complete.
 fn write(file: &DataFile, header: &[u8]) -> Result<()> {
-    eprintln!("making a file of {} bytes", file.len_bytes);
+    eprintln!("creating a file of {} bytes", file.len_bytes);
     let partial = file.path.with_extension("partial");
     let mut out = File::create(&partial)?;
-    // In one piece where the file system can do it; it may not be able to.
+    // Contiguous if the file system supports it; an error is ignored.
     let _ = rustix::fs::fallocate(&out, rustix::fs::FallocateFlags::empty(), 0, file.len_bytes);
     out.write_all(header)?;
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -152,7 +153,7 @@ fn write(file: &DataFile, header: &[u8]) -> Result<()> {
         out.write_all(&chunk[..len])?;
         at += len as u64;
     }
-    ensure!(out.stream_position()? == file.len_bytes, "the file came out short");
+    ensure!(out.stream_position()? == file.len_bytes, "the file is too short");
     out.sync_all()?;
     Ok(fs::rename(&partial, &file.path)?)
 }
@@ -162,8 +163,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_made_once_and_go_with_their_folder() {
-        // It outlives a reboot by convention, so it is on a disk where `/tmp` may not be.
+    fn files_are_created_once_and_removed_with_their_folder() {
+        // `/var/tmp` is usually on a disk, and `/tmp` may not be.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let kept = Folder::open(Some(dir.path()), true).unwrap();
         let file = kept.safetensors_file(100_001).unwrap();
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_refused() {
+    fn a_folder_in_memory_is_refused() {
         let shm = Path::new("/dev/shm");
         if !disk_of(shm).is_ok_and(|disk| disk.is_memory()) {
             eprintln!("SKIPPED: /dev/shm is not memory here");

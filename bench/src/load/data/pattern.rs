@@ -1,4 +1,4 @@
-//! Content that follows from its place: not compressible, and wrong wherever it is misplaced.
+//! Content that follows from its offset: it does not compress, and misplaced content is detected.
 
 use anyhow::{Result, ensure};
 use longshore_mem::VolatileSlice;
@@ -6,12 +6,12 @@ use longshore_mem::VolatileSlice;
 use super::DataFile;
 
 const WORD: usize = 8;
-/// One word of each page is looked at, so that no page can be missing or in another's place.
+/// One word of each page is checked, so that a missing or misplaced page is detected.
 const STRIDE: u64 = 4096;
-/// So much is compared whole at either end, where alignment is handled.
+/// The bytes at either end that are compared completely, because alignment matters there.
 const END_BYTES: u64 = 64 << 10;
 
-/// Writes what belongs at `offset` of the data, a multiple of 8, into `bytes`.
+/// Fills `bytes` with the content at `offset` of the data, a multiple of 8.
 pub(crate) fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     let mut at = offset;
     for word in bytes.chunks_mut(WORD) {
@@ -21,11 +21,11 @@ pub(crate) fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Checks that `content` is the content of `file`: a word of each page, and both ends whole.
+/// Checks that `content` is the content of `file`: one word of each page, and both ends completely.
 pub(crate) fn check(file: &DataFile, content: VolatileSlice<'_>) -> Result<()> {
     ensure!(
         content.len() as u64 == file.len_bytes,
-        "{} bytes came of a file of {}",
+        "{} bytes were loaded from a file of {}",
         content.len(),
         file.len_bytes
     );
@@ -33,7 +33,7 @@ pub(crate) fn check(file: &DataFile, content: VolatileSlice<'_>) -> Result<()> {
     check_part(file, content.subslice(start, len)?, file.data_start)
 }
 
-/// Checks that `content` is what `file` has from `offset` on, a multiple of 8: as [`check`].
+/// Like [`check`], for a part of the data that begins at `offset`, a multiple of 8.
 pub(crate) fn check_part(file: &DataFile, content: VolatileSlice<'_>, offset: u64) -> Result<()> {
     let end = content.len() as u64;
     let check_range = |start: u64, end: u64| -> Result<()> {
@@ -54,7 +54,7 @@ pub(crate) fn check_part(file: &DataFile, content: VolatileSlice<'_>, offset: u6
     check_range(end.saturating_sub(END_BYTES).next_multiple_of(WORD as u64).min(end), end)
 }
 
-/// Steele, Lea and Flood's SplitMix64 at position `offset` of the sequence of `seed`.
+/// Returns the value at position `offset` of Steele, Lea and Flood's SplitMix64 with the seed `seed`.
 fn word_at(seed: u64, offset: u64) -> u64 {
     let position = (offset / WORD as u64).wrapping_add(1);
     let mut z = seed.wrapping_add(position.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -72,7 +72,7 @@ mod tests {
     fn view(bytes: &[u8]) -> VolatileSlice<'_> {
         let start = NonNull::from(bytes).cast();
         #[expect(unsafe_code, reason = "a view of bytes that the test owns")]
-        // SAFETY: the view borrows `bytes`, which nothing writes to meanwhile.
+        // SAFETY: the view borrows `bytes`, and no code writes to them.
         unsafe {
             VolatileSlice::from_raw_parts(start, bytes.len())
         }
@@ -83,12 +83,12 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_or_misplaced_page_is_noticed() {
+    fn a_changed_or_misplaced_page_is_detected() {
         let mut bytes = vec![0u8; 300_001];
         fill(7, 0, &mut bytes);
         let file = file(300_001);
         check(&file, view(&bytes)).unwrap();
-        // The header is not looked at.
+        // The header is not checked.
         bytes[3] ^= 1;
         check(&file, view(&bytes)).unwrap();
         for at in [24, 24 + 4096 * 40, 300_000] {
@@ -104,8 +104,8 @@ mod tests {
     }
 
     #[test]
-    fn the_sequence_is_that_of_its_authors() {
-        // The first values of SplitMix64 for the seed 1234567, as published with it.
+    fn the_sequence_is_the_published_one() {
+        // The first values of SplitMix64 for the seed 1234567, as its authors published them.
         assert_eq!(word_at(1_234_567, 0), 6_457_827_717_110_365_317);
         assert_eq!(word_at(1_234_567, 8), 3_203_168_211_198_807_973);
     }

@@ -18,10 +18,10 @@ const LAYER: [(&str, u64); 9] = [
     ("mlp.down_proj", 112 << 20),
 ];
 
-/// The header, with its length before it, of a file of `len_bytes`, an even number: layer after
-/// layer of half-precision tensors, the last cut to fit.
+/// Returns the header, after its length, of a file of `len_bytes`, an even number. Its tensors are
+/// layers of half-precision tensors; the last one is cut to fit.
 pub(super) fn header(len_bytes: u64) -> Vec<u8> {
-    // How long the header is decides how much is left for tensors, which are in the header.
+    // The length of the header and the list of tensors depend on each other, hence the loop.
     let mut guess_bytes = 0;
     loop {
         let header = header_for(len_bytes.saturating_sub(guess_bytes));
@@ -47,8 +47,7 @@ fn header_for(data_bytes: u64) -> Vec<u8> {
         } else {
             elements.to_string()
         };
-        // Writing to a string does not fail. Offsets as wide as they can get keep the header's
-        // length from depending on them.
+        // Writing to a string cannot fail.
         let _ = write!(
             json,
             ",\"model.layers.{layer}.{name}.weight\":{{\"dtype\":\"F16\",\"shape\":[{shape}],\
@@ -57,7 +56,7 @@ fn header_for(data_bytes: u64) -> Vec<u8> {
         at = end;
     }
     json.push('}');
-    // Padding in steps of 256 makes the guess above settle: the length seldom changes with it.
+    // Padding to a multiple of 256 lets the guess above converge, because the length rarely changes.
     while (json.len() + 8) % 256 != 8 {
         json.push(' ');
     }

@@ -1,8 +1,8 @@
-//! Sizes as people write them.
+//! Sizes with units, as users write them.
 
 /// Reads `512MiB`, `3.4GB`, `1048576`: units of 1024 with an `i`, of 1000 without.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let bad = || format!("'{text}' is no size; write 3.4GB, 512MiB or a number of bytes");
+    let bad = || format!("'{text}' is not a size (expected 3.4GB, 512MiB or a number of bytes)");
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let number: f64 = number.parse().map_err(|_| bad())?;
@@ -17,7 +17,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err(bad()),
     };
     let bytes = number * scale;
-    // Up to here every whole number is exact.
+    // Every whole number up to this limit is exact as a float.
     if !(1.0..=9e15).contains(&bytes) {
         return Err(bad());
     }
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_tell_thousands_from_powers_of_two() {
+    fn units_are_powers_of_1000_or_of_1024() {
         assert_eq!(parse_size("3.4GB"), Ok(3_400_000_000));
         assert_eq!(parse_size("512MiB"), Ok(512 << 20));
         assert_eq!(parse_size("1.5 GiB"), Ok(3 << 29));

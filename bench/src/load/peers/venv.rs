@@ -1,4 +1,4 @@
-//! The Python environment of the peers, which the bench makes itself.
+//! The Python environment of the peers, which the bench creates.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,12 +19,12 @@ const DRIVER: &str = include_str!("../../../peers/driver.py");
 const OURS: &str = "longshore";
 const OURS_SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/python");
 
-/// torch without CUDA, a twentieth of what the Python Package Index has.
+/// The index of torch without CUDA, a twentieth of the size in the Python Package Index.
 const TORCH_INDEX: &str = "https://download.pytorch.org/whl/cpu";
-/// What torch from the Python Package Index takes with all it depends on, and some room.
+/// The disk space of torch from the Python Package Index with its dependencies, and some reserve.
 const TORCH_BYTES: u64 = 12 << 30;
 
-/// The packages of a requirements file and their versions, one a line: `name==version`.
+/// Returns the packages and versions of a requirements file, which has one a line: `name==version`.
 fn requirements(text: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
     lines.filter_map(|line| line.split_once("=="))
@@ -39,8 +39,8 @@ pub(crate) struct Venv {
 }
 
 impl Venv {
-    /// Makes the environment where there is none and installs what is not in it. A package that
-    /// cannot be installed does not keep the others from it.
+    /// Creates the environment if there is none, and installs missing packages. A package that cannot be
+    /// installed does not prevent the others.
     pub(crate) fn install(python: &Path, with_torch: bool) -> Result<Self, String> {
         Self::try_install(python, with_torch).map_err(|error| format!("{error:#}"))
     }
@@ -54,10 +54,10 @@ impl Venv {
         let root = cache.join("venv");
         let driver = root.join("driver.py");
         if !runs(&root) {
-            eprintln!("making a Python environment for the peers");
+            eprintln!("creating a Python environment for the peers");
             let mut make = Command::new(python);
             make.args(["-m", "venv", "--clear"]).arg(&root);
-            output(&mut make).context("making a Python environment")?;
+            output(&mut make).context("creating a Python environment")?;
         }
         fs::write(&driver, DRIVER)?;
         let mut venv = Self { root, driver, installed: BTreeMap::new(), failures: BTreeMap::new() };
@@ -77,7 +77,7 @@ impl Venv {
         Ok(venv)
     }
 
-    /// Why a package is not there; `None` where it is.
+    /// Returns the reason why a package is missing; `None` if it is installed.
     pub(super) fn why_missing(&self, package: &str) -> Option<String> {
         if let Some(why) = self.failures.get(package) {
             return Some(why.clone());
@@ -93,14 +93,14 @@ impl Venv {
         python_in(&self.root)
     }
 
-    /// The driver, to which the caller adds what it is to do.
+    /// Returns the driver, to which the caller adds arguments.
     pub(super) fn driver(&self) -> Command {
         let mut command = Command::new(self.python());
         command.arg(&self.driver);
         command
     }
 
-    /// Makes the file that a peer with a format of its own reads.
+    /// Converts a file to a peer's own format.
     pub(super) fn convert(&self, peer: &str, from: &Path, into: &Path) -> Result<()> {
         eprintln!("converting the file for {peer}");
         let partial = into.with_extension("partial");
@@ -111,16 +111,19 @@ impl Venv {
         Ok(fs::rename(&partial, into)?)
     }
 
-    /// Builds this project's own package as anybody would install it. What was built before is built
-    /// on, so that another time takes seconds.
+    /// Builds and installs this project's own package as a user would. Later builds are incremental and
+    /// take seconds.
     fn install_ours(&self) -> Result<()> {
-        ensure!(Path::new(OURS_SOURCE).is_dir(), "its source is not where this program was built");
+        ensure!(
+            Path::new(OURS_SOURCE).is_dir(),
+            "its source folder is not where this program was built"
+        );
         eprintln!("building this project's own package");
         let mut pip = self.pip_install(&["--no-deps", "--force-reinstall"]);
         output(pip.arg(OURS_SOURCE)).map(drop).context("pip: longshore")
     }
 
-    /// Whether this version is installed, whatever it was built for (`2.15.0+cpu`).
+    /// Returns `true` if this version is installed, in any build of it (`2.15.0+cpu`).
     fn has(&self, package: &str, version: &str) -> bool {
         let installed = self.installed.get(package);
         installed.is_some_and(|installed| installed.split('+').next() == Some(version))
@@ -138,7 +141,7 @@ impl Venv {
         if package != "torch" {
             return self.pip(requirement, &[]);
         }
-        // pip would try for a minute where the index cannot be reached.
+        // With its default settings, pip would try an unreachable index for a minute.
         let index = ["--index-url", TORCH_INDEX, "--retries", "1", "--timeout", "15"];
         if self.pip(requirement, &index).is_ok() {
             return Ok(());
@@ -146,11 +149,11 @@ impl Venv {
         let free_bytes = disk_of(&self.root)?.free_bytes;
         ensure!(
             free_bytes >= TORCH_BYTES,
-            "torch needs {} GiB of disk, and {} are free",
+            "torch needs {} GiB of disk, but only {} GiB are free",
             TORCH_BYTES >> 30,
             free_bytes >> 30
         );
-        eprintln!("torch's own index has none; installing it with CUDA (5 GB)");
+        eprintln!("torch's own index could not be used; installing torch with CUDA (5 GB)");
         self.pip(requirement, &[])
     }
 
@@ -176,7 +179,7 @@ fn runs(root: &Path) -> bool {
     python.exists() && output(Command::new(python).args(["-m", "pip", "--version"])).is_ok()
 }
 
-/// Runs a program to its end; one that fails is an error with the end of what it said.
+/// Runs a program to its end. If it fails, the error has the last lines of its output.
 fn output(command: &mut Command) -> Result<Output> {
     let program = command.get_program().to_string_lossy().into_owned();
     let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,8 +1,8 @@
-//! Reads that follow the allocation, batch by batch, as the published scheme does.
+//! Reads that follow the allocation, batch by batch, as in the published scheme.
 //!
 //! ```text
-//!   one thread      make 0 │ make 1 │ make 2 │ ...
-//!   another                │ read 0 │ read 1 │ ...
+//!   one thread      allocate 0 │ allocate 1 │ allocate 2 │ ...
+//!   another                    │ read 0     │ read 1     │ ...
 //! ```
 
 use std::ops::Range;
@@ -15,10 +15,10 @@ use longshore_heap::Reservation;
 
 use super::reading::read_range;
 
-/// The published series' batch.
+/// The batch size of the published scheme.
 const BATCH_BYTES: u64 = 128 << 20;
 
-/// Fills `memory` from `source` while another thread makes its pages.
+/// Fills `memory` from `source` while another thread populates its pages.
 pub(super) fn fill_behind_allocation(source: &OwnedFd, memory: &Reservation) -> Result<()> {
     let (made, batches) = mpsc::channel::<Range<u64>>();
     thread::scope(|scope| {

@@ -1,11 +1,11 @@
-//! Which kinds of memory this machine has for the schemes.
+//! The kinds of memory that this machine has for the schemes.
 
 use longshore_heap::Heap;
 use longshore_sys::{dma_heap, udmabuf};
 
 const SYSTEM_HEAP: &str = "system";
 
-/// The kinds of memory there are.
+/// The available kinds of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kinds {
     dma_heap: bool,
@@ -20,32 +20,32 @@ impl Kinds {
         }
     }
 
-    /// Memory that the kernel allocates at once.
+    /// Returns the heap whose memory the kernel allocates at once.
     pub(super) fn allocated(&self) -> Heap {
         self.dma_heap().unwrap_or(Heap::Memfd)
     }
 
-    /// Memory whose pages are made when and as large as we say.
+    /// Returns a heap whose pages are populated on request, in a chosen size.
     pub(super) fn populated(&self) -> Heap {
         if self.udmabuf { Heap::Udmabuf } else { Heap::Memfd }
     }
 
-    /// Memory whose pages are made by the first write to them.
+    /// Returns a heap whose pages are allocated by the first write to them.
     pub(super) fn plain(&self) -> Heap {
         if self.udmabuf { Heap::Udmabuf } else { Heap::MemfdBasePages }
     }
 
-    /// A kernel heap, if there is one.
+    /// Returns a dma-heap, if there is one.
     pub(super) fn dma_heap(&self) -> Option<Heap> {
         self.dma_heap.then(|| Heap::DmaHeap(SYSTEM_HEAP.to_owned()))
     }
 
-    /// A heap whose buffers are dma-bufs, if there is one.
+    /// Returns a heap whose buffers are dma-bufs, if there is one.
     pub(super) fn dma_buf(&self) -> Option<Heap> {
         self.dma_heap().or(self.udmabuf.then_some(Heap::Udmabuf))
     }
 
-    /// What stands for what is absent, for tables and environments.
+    /// Describes which kinds are missing and replaced, for tables and environments.
     pub(crate) fn describe(&self) -> String {
         let missing: Vec<&str> = [("dma-heap", self.dma_heap), ("udmabuf", self.udmabuf)]
             .into_iter()
@@ -55,6 +55,6 @@ impl Kinds {
         if missing.is_empty() {
             return "this kernel has dma-heap and udmabuf".to_owned();
         }
-        format!("this kernel has no {}: a memfd stands for it", missing.join(" and no "))
+        format!("this kernel has no {}: a memfd replaces it", missing.join(" and no "))
     }
 }

@@ -1,5 +1,5 @@
 //! Reads into windows of memory, by one thread.
-#![expect(unsafe_code, reason = "takes windows of the memory it reads into")]
+#![expect(unsafe_code, reason = "takes windows of the memory that it reads into")]
 
 use std::fs::File;
 use std::ops::Range;
@@ -13,10 +13,10 @@ use longshore_sys::page_cache;
 
 use crate::load::data::DataFile;
 
-/// Direct reads begin and end at multiples of this.
+/// The alignment of direct reads.
 pub(super) const DIRECT_BYTES: u64 = 4096;
 
-/// Opens a file to be read from its start to its end, past the page cache if `direct`.
+/// Opens a file for sequential reading, bypassing the page cache if `direct`.
 pub(super) fn open(file: &DataFile, direct: bool) -> Result<OwnedFd> {
     let open = File::open(&file.path)?;
     if direct {
@@ -26,10 +26,10 @@ pub(super) fn open(file: &DataFile, direct: bool) -> Result<OwnedFd> {
     Ok(open.into())
 }
 
-/// Reads a range of a file to the same place in memory. It begins at a multiple of a page.
+/// Reads a range of a file to the same place in memory. The range begins at a multiple of a page.
 pub(super) fn read_range(source: &OwnedFd, memory: &Reservation, range: Range<u64>) -> Result<()> {
     let _filling = memory.begin_filling()?;
-    // A direct read ends at a page; there is room for it, and `finish` clears it.
+    // A direct read ends at a page boundary. There is room for it, and `finish` clears the rest.
     let end = range.end.next_multiple_of(DIRECT_BYTES).min(memory.capacity_bytes());
     // SAFETY: a scheme reads each range once, and its ranges do not overlap.
     let mut window = unsafe { memory.window(range.start..end) }?;
@@ -46,7 +46,7 @@ pub(super) fn read_range(source: &OwnedFd, memory: &Reservation, range: Range<u6
     Ok(())
 }
 
-/// What the kernel says to a direct read into a kernel heap's mapping, where it is a refusal.
+/// Returns the kernel's error if it refuses a direct read into a dma-heap's mapping.
 pub(super) fn direct_refusal(file: &DataFile, memory: &Reservation) -> Option<String> {
     let source = open(file, true).ok()?;
     let error = read_range(&source, memory, 0..memory.len()).err()?;

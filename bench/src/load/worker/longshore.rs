@@ -1,5 +1,5 @@
-//! The library's own load, from a path to a descriptor for another process: of a model as it is, or
-//! with its tensors at multiples of something.
+//! The library's own load, from a path to a descriptor for another process: of a model as it is, or with
+//! aligned tensors.
 
 use anyhow::ensure;
 use longshore_heap::{Heap, Sealing};
@@ -51,14 +51,14 @@ pub(super) fn prepare_aligned(file: &DataFile, alignment_bytes: u64) -> Result<P
                 data::check_part(&file, view.bytes().subslice(start, len)?, *offset)?;
                 seen += 1;
             }
-            ensure!(seen == before.len(), "{seen} tensors came of {}", before.len());
+            ensure!(seen == before.len(), "{seen} of {} tensors were loaded", before.len());
             Ok(())
         });
         Ok(Finished { check, note: Some(note) })
     }))
 }
 
-/// The way the bytes took and the pages they came into, which decide the speed.
+/// Describes the routes of the bytes and the page sizes, which determine the speed.
 fn describe(report: &Report) -> String {
     let route = report.by_route;
     let ways = [

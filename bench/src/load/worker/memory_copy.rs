@@ -1,5 +1,8 @@
-//! One copy in memory by two threads: what no load out of the page cache can be faster than.
-#![expect(unsafe_code, reason = "copies into windows of memory whose pages are made on the way")]
+//! One memory copy by two threads: the upper limit of a load from the page cache.
+#![expect(
+    unsafe_code,
+    reason = "copies into windows of memory whose pages are populated during the copy"
+)]
 
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +17,7 @@ use crate::load::data::DataFile;
 const THREADS: usize = 2;
 const PIECE_BYTES: usize = 8 << 20;
 const PAGE_BYTES: usize = 2 << 20;
-/// One call of the C library's copy: what it moves while it is in the cache.
+/// The bytes of one call of the C library's copy, which fit in the cache.
 const CALL_BYTES: usize = 64 << 10;
 
 pub(super) fn prepare(file: &DataFile, fresh: bool) -> Result<Prepared> {
@@ -28,7 +31,7 @@ pub(super) fn prepare(file: &DataFile, fresh: bool) -> Result<Prepared> {
     let note = Some(format!("two threads, {} pages", source.page_report()));
     let checked = move |source: Buffer, copy: Buffer| Finished {
         check: Box::new(move || {
-            ensure!(*source.read()? == *copy.read()?, "the copy is none");
+            ensure!(*source.read()? == *copy.read()?, "the copy differs from the source");
             Ok(())
         }),
         note,
@@ -46,8 +49,8 @@ pub(super) fn prepare(file: &DataFile, fresh: bool) -> Result<Prepared> {
     }))
 }
 
-/// Each thread takes the next piece until there is none, so that one which the machine holds up
-/// does not hold up the other.
+/// Copies with both threads. Each takes the next piece until none is left, so that a delayed thread does
+/// not delay the other.
 fn copy_into_populated(source: &Buffer, copy: &mut Buffer) -> Result<()> {
     let source = source.read()?;
     let mut copy = copy.write()?;
@@ -69,7 +72,8 @@ fn copy_into_populated(source: &Buffer, copy: &mut Buffer) -> Result<()> {
     Ok(())
 }
 
-/// Each thread makes the next huge page and copies into it at once, while it is in the cache.
+/// Copies with both threads. Each populates the next huge page and copies into it at once, while the
+/// page is in the cache.
 fn copy_into_fresh(source: &Buffer) -> Result<Reservation> {
     let copy = Heap::Memfd.reserve(source.len())?;
     let source = source.read()?;
@@ -84,8 +88,8 @@ fn copy_into_fresh(source: &Buffer) -> Result<Reservation> {
             let mut window = unsafe { copy.window(range) }?;
             for (call, from) in from.chunks(CALL_BYTES).enumerate() {
                 let mut to = window.subslice_mut(call * CALL_BYTES, from.len())?;
-                // SAFETY: the view is as long as `from`, and lies in memory of its own that nobody
-                // else looks at yet.
+                // SAFETY: the view is as long as `from`, and this thread is the only one that accesses
+                // that memory.
                 unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) };
             }
         }

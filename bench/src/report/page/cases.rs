@@ -1,4 +1,4 @@
-//! One case as a plot and as a table: every candidate with its spread, and its ratios.
+//! One case as a plot and as a table: every candidate with its spread and its ratios.
 
 use super::super::contents::{Better, Chapter, Featured};
 use super::super::figures::{Figures, median_of, ratio_of};
@@ -9,16 +9,16 @@ use super::super::table::{self, Cell, Column, Group, Line, Table};
 use super::chapter::warn;
 use crate::harness::Row;
 
-/// A candidate's rows of one metric: the same median, with each of its baselines.
+/// A candidate's rows of one metric, one for each of its baselines; all have the same median.
 type Candidate<'r> = Vec<&'r Row>;
 
-/// A column that a table has if a row of its case has the number.
+/// A column that is shown if a row of the case has its value.
 type Cost = (&'static str, fn(&Row) -> Option<f64>);
 
 const COSTS: [Cost; 2] =
     [("CPU, s", |row| row.cpu_seconds), ("peak memory, MiB", |row| row.peak_memory_mib)];
 
-/// The cases that a chapter shows first.
+/// Writes the cases that a chapter shows first.
 pub(super) fn write_featured(out: &mut String, figures: &Figures, chapter: &Chapter) {
     put!(out, "<div class=\"cases\">");
     for featured in &chapter.featured {
@@ -42,7 +42,7 @@ fn write_one(out: &mut String, figures: &Figures, bench: &str, featured: &Featur
         let why = if rows.is_empty() {
             format!("the case ‘{case}’ was not run")
         } else {
-            format!("no candidate has its {metric}")
+            format!("no candidate has a value of {metric}")
         };
         put!(out, "<p class=\"without\">not run: {}</p></section>", escape(&why));
         return;
@@ -85,7 +85,7 @@ fn write_one(out: &mut String, figures: &Figures, bench: &str, featured: &Featur
     out.push_str("</div></section>");
 }
 
-/// Every case of a bench, to look figures up in.
+/// Writes every case of a bench, for reference.
 pub(super) fn write_all(out: &mut String, figures: &Figures, bench: &str) {
     let cases = figures.cases(bench);
     if cases.is_empty() {
@@ -123,10 +123,10 @@ pub(super) fn write_all(out: &mut String, figures: &Figures, bench: &str) {
     out.push_str("</details>");
 }
 
-/// Figures that do not count are shown with the reason above them.
+/// Writes the reason above figures that must not be used.
 fn write_not_measured(out: &mut String, rows: &[&Row]) {
     if let Some(why) = rows.iter().find_map(|row| row.not_measured.as_ref()) {
-        warn(out, &format!("Not measured: {why}. What follows is for orientation only."));
+        warn(out, &format!("Not measured: {why}. Do not use these figures."));
     }
 }
 
@@ -146,7 +146,8 @@ fn candidates<'r>(rows: &[&'r Row], metric: &str) -> Vec<Candidate<'r>> {
     candidates
 }
 
-/// `rows` are all of the case: this candidate may be the baseline of others.
+/// Makes the line of a candidate. `rows` are all rows of the case, because others may use this candidate
+/// as their baseline.
 fn line_of(candidate: &Candidate<'_>, rows: &[&Row], costs: &[Cost]) -> Line {
     let row = candidate[0];
     let ratio = |row: &&Row| {
@@ -160,7 +161,7 @@ fn line_of(candidate: &Candidate<'_>, rows: &[&Row], costs: &[Cost]) -> Line {
     };
     let ratios = match &row.baseline {
         _ if !ratios.is_empty() => Cell::Ratios(ratios),
-        None if rows.iter().any(is_baseline) => Cell::text("a baseline of others"),
+        None if rows.iter().any(is_baseline) => Cell::text("a baseline of other candidates"),
         None => Cell::without("none", "it has no baseline"),
         Some(baseline) => {
             let why = format!("{baseline} has no such figure in this case, or it is zero");
@@ -181,7 +182,7 @@ fn line_of(candidate: &Candidate<'_>, rows: &[&Row], costs: &[Cost]) -> Line {
     Line { note, ..Line::of(&row.candidate, cells.collect()) }
 }
 
-/// A note whose plot in characters is left out: it needs lines that line up.
+/// Returns a note without its plots made of characters, which would need a fixed line layout.
 fn one_line(note: &str) -> String {
     let words = note.lines().map(str::trim).filter(|line| !line.contains(['▁', '█']));
     words.collect::<Vec<_>>().join(" ").trim_end_matches(':').to_owned()
@@ -197,12 +198,12 @@ fn not_run(rows: &[&Row], costs: &[Cost]) -> Vec<Line> {
     rows.iter().filter_map(line).collect()
 }
 
-/// A metric with its unit.
+/// Returns a metric with its unit.
 fn unit_of(row: &Row) -> String {
     let metric = row.metric.replace('_', " ");
     match row.unit.as_str() {
         "" => metric,
-        // "TSC cycles" says "cycles" already.
+        // "TSC cycles" already contains "cycles".
         unit if unit.ends_with(&metric) => unit.to_owned(),
         unit => format!("{metric}, {unit}"),
     }
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn plots_of_characters_are_left_out_of_notes() {
+    fn notes_are_shown_without_plots_of_characters() {
         assert_eq!(one_line("over 5 ms:\n  in flight ▁▁█\n  pool ▁█"), "over 5 ms");
         assert_eq!(one_line("plain"), "plain");
     }

@@ -1,4 +1,4 @@
-//! A bench's chapter: published tables, peers, goals, what was not run, every figure.
+//! A bench's chapter: published tables, peers, goals, the candidates that were not run, every figure.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ pub(super) fn write(
         write_comparison(out, comparison);
     }
     put!(out, r#"<h3 id="{bench}-peers">Beside other programs</h3>"#);
-    out.push_str("<p>The candidates ran in turns in the same minutes. A ratio is taken within a round; the median of the rounds is shown, with the lowest and the highest. Bars are medians, and whiskers extend from the lowest to the highest value.</p>");
+    out.push_str("<p>The candidates alternated in the same minutes. A ratio is taken within a round; the median of the rounds is shown, with the lowest and the highest. Bars are medians, and whiskers extend from the lowest to the highest value.</p>");
     cases::write_featured(out, figures, chapter);
     goals::write(out, verdicts, bench);
     write_not_run(out, figures, bench);
@@ -60,7 +60,7 @@ fn write_comparison(out: &mut String, comparison: &Comparison<'_>) {
     let (name, title, text) = (&contents.file, &contents.title, &contents.text);
     put!(out, r#"<section class="comparison" aria-labelledby="published-{name}">"#);
     put!(out, r#"<h3 id="published-{name}"><span>published, and here</span> {title}</h3>"#);
-    // Wider tables want the whole width.
+    // A wide table needs the whole width.
     let beside = plots.len() == 1 && matches!(&tables[..], [one] if one.columns.len() < 7);
     put!(out, r#"<p>{text}</p><div class="{}">"#, if beside { "pair" } else { "" });
     put!(out, r#"<div class="plots n{}">"#, plots.len());
@@ -79,14 +79,16 @@ fn write_comparison(out: &mut String, comparison: &Comparison<'_>) {
     put!(out, "{}</p></section>", escape(about));
 }
 
-/// What was not run, and why: each reason once, with the candidates and cases it kept from running.
+/// Writes the candidates that were not run: each reason once, with its candidates and cases.
 fn write_not_run(out: &mut String, figures: &Figures, bench: &str) {
-    put!(out, r#"<h3 id="{bench}-not-run">What was not run</h3>"#);
+    put!(out, r#"<h3 id="{bench}-not-run">Not run</h3>"#);
     if figures.rows(bench).next().is_none() {
         put!(out, "<p>All of it: no figures of ‘{bench}’ were given.</p>");
         return;
     }
-    for doubled in figures.doubled.iter().filter(|said| said.contains(&format!("of {bench} is"))) {
+    for doubled in
+        figures.doubled.iter().filter(|said| said.contains(&format!("of {bench} is also")))
+    {
         put!(out, "<p>{}</p>", escape(doubled));
     }
     let mut reasons: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
@@ -98,7 +100,7 @@ fn write_not_run(out: &mut String, figures: &Figures, bench: &str) {
         }
     }
     if reasons.is_empty() {
-        out.push_str("<p>Every candidate of every case in these runs gave its figures.</p>");
+        out.push_str("<p>Every candidate of every case in these runs has its figures.</p>");
         return;
     }
     let line = |((candidate, why), cases): (&(&str, &str), &Vec<&str>)| {

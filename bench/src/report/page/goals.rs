@@ -23,8 +23,8 @@ pub(super) fn of_all(figures: &Figures) -> Result<Vec<Verdicts>> {
     BENCHES.into_iter().map(of).collect()
 }
 
-/// Returns how many goals of one bench, or of all, were reached, missed and not run: in words, and
-/// as a bar.
+/// Returns how many goals of one bench, or of all benches, were reached, missed and not run: in words,
+/// and as a bar.
 pub(super) fn tally(all: &[Verdicts], bench: Option<&str>) -> (String, String) {
     let wanted = all.iter().filter(|(of, _)| bench.is_none_or(|bench| *of == bench));
     let states: Vec<&str> = wanted.flat_map(|(_, verdicts)| verdicts).map(Verdict::word).collect();
@@ -43,13 +43,13 @@ pub(super) fn tally(all: &[Verdicts], bench: Option<&str>) -> (String, String) {
     (words, bar + "</span>")
 }
 
-/// Writes a chapter's goals as a table, those that were missed first.
+/// Writes a chapter's goals as a table; missed goals come first.
 pub(super) fn write(out: &mut String, all: &[Verdicts], bench: &str) {
     let (words, _) = tally(all, Some(bench));
     put!(out, r#"<h3 id="{bench}-goals">Goals</h3><p>{words}.</p>"#);
     let of_bench = all.iter().filter(|(of, _)| *of == bench);
     let mut verdicts: Vec<&Verdict> = of_bench.flat_map(|(_, verdicts)| verdicts).collect();
-    // "missed", "not run", "reached" is the alphabetical order.
+    // This order is alphabetical: "missed", "not run", "reached".
     verdicts.sort_by_key(|verdict| verdict.word());
     let columns = vec![
         Column::text("outcome"),
@@ -59,7 +59,7 @@ pub(super) fn write(out: &mut String, all: &[Verdicts], bench: &str) {
     ];
     let id = format!("{bench}-goals-table");
     let lines = verdicts.into_iter().map(line).collect();
-    table::write(out, &Table::new(id, "Goals, and what was seen", "goal", columns, lines));
+    table::write(out, &Table::new(id, "Goals, and the measured figures", "goal", columns, lines));
 }
 
 fn line(verdict: &Verdict) -> Line {
@@ -73,7 +73,7 @@ fn line(verdict: &Verdict) -> Line {
         Op::AtMost => "≤",
         Op::Below => "<",
     };
-    // As many decimals as the goal was written with.
+    // Use the decimals of the goal's file.
     let decimals = goal.value.to_string().split_once('.').map_or(0, |(_, rest)| rest.len());
     let metric = goal.metric.replace('_', " ");
     let against = goal.baseline.as_ref().map_or(String::new(), |of| format!(" over that of {of}"));
@@ -93,7 +93,7 @@ mod tests {
     use crate::harness::goals::Outcome;
 
     #[test]
-    fn every_goal_has_a_verdict_and_counts_once() {
+    fn every_goal_has_exactly_one_verdict() {
         let expected: usize = BENCHES.iter().map(|bench| bench.goals().unwrap().len()).sum();
         let (words, bar) = tally(&of_all(&kept()).unwrap(), None);
         assert!(words.contains(&format!(" of {expected} goals reached, ")), "{words}");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_goals_come_first_and_as_they_were_written() {
+    fn missed_goals_come_first_with_the_decimals_of_their_file() {
         let mut all = of_all(&kept()).unwrap();
         let (_, verdicts) = &mut all[0];
         verdicts.truncate(2);

@@ -1,4 +1,4 @@
-//! The machines that figures were measured on, and with what.
+//! The machines and programs that produced the figures.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::super::table::{self, Cell, Column, Line, Table};
 
 type Facts = Map<String, Value>;
 
-/// In short, which runs a chapter's figures are of.
+/// Writes a short list of the runs that a chapter's figures come from.
 pub(super) fn write_runs(out: &mut String, figures: &Figures, bench: &str) {
     out.push_str(r#"<p class="origin">"#);
     let before = out.len();
@@ -34,7 +34,7 @@ pub(super) fn write_runs(out: &mut String, figures: &Figures, bench: &str) {
     out.push_str("</p>");
 }
 
-/// The machine of most runs, in a sentence.
+/// Returns a sentence about the machine of the first run, and the days of all runs.
 pub(super) fn sentence(figures: &Figures) -> Option<String> {
     let firsts = figures.runs.iter().filter_map(|run| run.environments.first());
     let (_, facts) = firsts.clone().next()?;
@@ -57,7 +57,7 @@ pub(super) fn sentence(figures: &Figures) -> Option<String> {
     Some(format!("{machine}{with}; measured {days}.").replacen(" cores, ", " cores of ", 1))
 }
 
-/// Every run with what it was measured on and with.
+/// Writes every run with its machine and programs.
 pub(super) fn write(out: &mut String, figures: &Figures) {
     out.push_str(r#"<section class="chapter" id="machines" aria-labelledby="machines-title">"#);
     out.push_str(r#"<h2 id="machines-title">Machines and programs</h2>"#);
@@ -101,11 +101,11 @@ fn lines_of(run: &Run) -> impl Iterator<Item = Line> {
             )
         });
         let compiler = shown(facts, "rustc");
-        // Without the commit that it was built from.
+        // Without the commit of the compiler.
         let compiler = compiler.split(" (").next().unwrap_or_default();
         let cells: [&str; 6] = [
             bench,
-            // A guest without a date was measured when its host was.
+            // A guest without a date has the date of its host.
             &day(if text("date").is_some() { facts } else { host }),
             &shown(facts, "cpu"),
             &shown(facts, "kernel"),
@@ -121,18 +121,18 @@ fn shown(facts: &Facts, name: &str) -> String {
     facts.get(name).map_or_else(|| "unknown".to_owned(), |value| words(name, value))
 }
 
-/// The date without its time.
+/// Returns the date without the time.
 fn day(facts: &Facts) -> String {
     let date = facts.get("date").and_then(Value::as_str);
     date.map_or("on an unknown day", |date| date.split('T').next().unwrap_or(date)).to_owned()
 }
 
-/// A fact's name in words; bytes have a unit of their own.
+/// Returns a fact's name in words; bytes get a unit of their own.
 fn named(name: &str) -> String {
     name.strip_suffix("_bytes").unwrap_or(name).replace('_', " ")
 }
 
-/// A fact in words.
+/// Returns a fact's value in words.
 fn words(name: &str, value: &Value) -> String {
     match value {
         Value::Null => "unknown".to_owned(),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_without_a_date_has_its_hosts() {
+    fn a_guest_without_a_date_has_that_of_its_host() {
         let facts = |facts: Value| ("bounce".to_owned(), facts.as_object().unwrap().clone());
         let host = facts(json!({"date": "2026-11-22T02:03:30Z", "cores": 2, "cpu": "X"}));
         let guest = facts(json!({"machine": "QEMU", "iommu": "I", "counts_instructions": true}));

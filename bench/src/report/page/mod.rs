@@ -1,4 +1,4 @@
-//! The page: a summary of one screen, a chapter for each bench, the machines.
+//! The page: a summary that fits on a screen, a chapter for each bench, the machines.
 
 mod cases;
 mod chapter;
@@ -13,11 +13,11 @@ use super::figures::Figures;
 use super::html::put;
 
 const STYLE: &str = include_str!("../style.css");
-/// Nothing is loaded and nothing runs, whatever a figure's note says: the browser holds to it.
+/// The browser loads and runs nothing, whatever text a figure's note contains.
 const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
-/// The whole page.
+/// Returns the whole page.
 pub(super) fn document(contents: &Contents, figures: &Figures) -> Result<String> {
     let mut out = String::with_capacity(1 << 20);
     out.push_str("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
@@ -35,7 +35,9 @@ pub(super) fn document(contents: &Contents, figures: &Figures) -> Result<String>
     machines::write(&mut out, figures);
     out.push_str("</main><footer><p>Written by ");
     put!(out, "longshore-bench {}", env!("CARGO_PKG_VERSION"));
-    out.push_str(" report. The page loads nothing and runs nothing.</p></footer></body></html>\n");
+    out.push_str(
+        " report. The page loads nothing and runs no scripts.</p></footer></body></html>\n",
+    );
     Ok(out)
 }
 
@@ -69,8 +71,8 @@ mod tests {
         run.trouble = Some(HOSTILE.to_owned());
         let figures = Figures::new(vec![run]);
         let page = document(&Contents::read().unwrap(), &figures).unwrap();
-        assert!(!page.contains("<script"), "a script came through");
-        assert!(page.contains("&lt;script&gt;alert(1)"), "it is there as text");
+        assert!(!page.contains("<script"), "the page contains a script");
+        assert!(page.contains("&lt;script&gt;alert(1)"), "the script is shown as text");
         for tag in page.split('<').skip(1).filter_map(|tag| tag.split('>').next()) {
             let outside: String = tag.split('"').step_by(2).collect();
             assert!(!outside.contains("onload"), "{tag}");
@@ -78,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn without_any_figure_there_is_a_page_all_the_same() {
+    fn a_page_without_figures_is_complete() {
         let page = document(&Contents::read().unwrap(), &Figures::default()).unwrap();
         assert!(page.contains("not run") && page.contains("id=\"bounce\""));
         assert!(!page.contains("NaN") && !page.contains(">inf"));

@@ -1,4 +1,4 @@
-//! The first screen: what the figures come to, and where each is.
+//! The first screen: the main ratios, and links to their chapters.
 
 use super::super::contents::{Better, Chapter, Contents, Headline, PublishedValue, Value};
 use super::super::figures::Figures;
@@ -34,7 +34,7 @@ pub(super) fn write(
         put!(out, r##"</dl><p class="goals"><a href="#{bench}-goals">{words}</a>{bar}</p></li>"##);
     }
     out.push_str("</ul></nav>");
-    out.push_str("<p class=\"key\">A ratio is the median of rounds in which the candidates ran in turns, with the lowest and the highest in parentheses. It is grey if Longshore is behind. <span class=\"pub\">Published</span> figures come from other machines: only ratios are compared. <a href=\"#machines\">Machines and programs</a></p></header>");
+    out.push_str("<p class=\"key\">A ratio is the median of rounds in which the candidates alternated, with the lowest and the highest in parentheses. It is grey if Longshore is behind. <span class=\"pub\">Published</span> figures come from other machines: only ratios are compared. <a href=\"#machines\">Machines and programs</a></p></header>");
 }
 
 fn write_one(out: &mut String, figures: &Figures, bench: &str, headline: &Headline) {
@@ -63,10 +63,10 @@ fn write_one(out: &mut String, figures: &Figures, bench: &str, headline: &Headli
     out.push_str("</dd></div>");
 }
 
-/// A ratio that counts, with its spread.
+/// Returns a ratio with its spread, or the reason why it must not be used.
 fn counted(figures: &Figures, bench: &str, value: &Value) -> Result<Range, Missing> {
     if figures.is_quick(bench) {
-        return Err(Missing::not_run("figures of --quick do not count"));
+        return Err(Missing::not_run("figures of --quick are not used"));
     }
     let case = value.case.as_deref().unwrap_or_default();
     if let Some(why) = figures.case(bench, case).iter().find_map(|row| row.not_measured.as_ref()) {
@@ -91,7 +91,7 @@ mod tests {
     use crate::harness::metric::SPEED;
 
     #[test]
-    fn figures_that_do_not_count_are_no_headline() {
+    fn figures_of_quick_or_unmeasured_cases_are_no_headline() {
         let value = Value {
             ratio: Some(SPEED.name.to_owned()),
             case: Some("cold".to_owned()),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn every_headline_has_its_figure_and_its_published_one() {
+    fn every_headline_has_a_figure_and_its_published_one() {
         let (contents, figures) = (Contents::read().unwrap(), kept());
         for chapter in &contents.chapters {
             for Headline { value, published: of, words, .. } in &chapter.headlines {

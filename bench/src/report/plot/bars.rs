@@ -1,19 +1,19 @@
-//! Bars below each other, each with the range its value was seen in.
+//! Bars below each other, each with the spread of its value.
 
 use super::super::html::put;
 use super::super::number;
 use super::scale::Axis;
 use super::{Kind, Mark, Plot, Scale, WIDTH, path, text};
 
-/// What is left for values, at the right.
+/// The width of the values, at the right.
 const VALUES: f64 = 62.0;
 const LENGTH: f64 = WIDTH - VALUES - 8.0;
 const LEFT: f64 = 2.0;
 const TOP: f64 = 4.0;
 const LABEL: f64 = 18.0;
-/// Each line of a label after its first.
+/// The height of each line of a label after its first.
 const LINE: f64 = 15.0;
-/// What fits beside the values, of a font's usual width.
+/// The characters that fit on a line of a label, in a font of usual width.
 const LINE_CHARS_MAX: usize = 50;
 const BAR: f64 = 13.0;
 const THICK: f64 = 8.0;
@@ -63,7 +63,7 @@ fn draw_mark(out: &mut String, plot: &Plot, axis: &Axis, mark: &Mark, y: f64) {
         Ok(range) => range,
         Err(absent) => return text(out, "absent", beside, "end", absent),
     };
-    // Ratios grow away from what they are seen against.
+    // Bars of ratios begin at the reference.
     let origin = match (plot.scale, plot.reference) {
         (Scale::Log, Some(reference)) => axis.at(reference),
         _ => axis.origin(),
@@ -90,7 +90,7 @@ pub(super) fn bar(out: &mut String, kind: Kind, (x, y): (f64, f64), width: f64) 
     );
 }
 
-/// A label in lines that fit, broken between words. A word that is too long is cut.
+/// Breaks a label into lines that fit, between words. A word that is too long is cut.
 fn lines(label: &str) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in label.split_whitespace() {
@@ -118,7 +118,7 @@ mod tests {
     use super::super::tests::{drawn, plot};
     use super::*;
 
-    const _: () = assert!(LEFT + LENGTH <= WIDTH - VALUES, "bars do not reach into the values");
+    const _: () = assert!(LEFT + LENGTH <= WIDTH - VALUES, "the bars would overlap the values");
 
     #[test]
     fn bars_are_as_long_as_their_values_and_stay_inside() {
@@ -128,7 +128,7 @@ mod tests {
         assert!((widths[1] / widths[0] - 2.0).abs() < 0.01 && widths[2] <= LENGTH, "{widths:?}");
         assert!(drawn(&plot, "x").1.iter().all(|x| (0.0..=WIDTH).contains(x)));
         assert!(drawn(&plot, "y").1.iter().all(|y| (0.0..=height(&plot)).contains(y)));
-        assert_eq!(out.matches("class=\"spread\"").count(), 1, "if there is one: {out}");
+        assert_eq!(out.matches("class=\"spread\"").count(), 1, "{out}");
     }
 
     #[test]

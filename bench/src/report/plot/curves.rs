@@ -1,4 +1,4 @@
-//! Values over sizes: lines with marks, and the ranges the values were seen in.
+//! Values by size: lines with marks, and the spread of each value.
 
 use super::super::html::put;
 use super::{Kind, Plot, WIDTH, path, text};
@@ -57,12 +57,12 @@ pub(super) fn draw(out: &mut String, plot: &Plot) {
     }
 }
 
-/// Where the mark of a place is, of `count` places.
+/// Returns the horizontal position of the mark `nth` of `count`.
 fn across(nth: usize, count: usize) -> f64 {
     LEFT + ACROSS * (nth as f64 + 0.5) / count.max(1) as f64
 }
 
-/// The form of a kind: filled ones are ours.
+/// Draws the mark of a kind; ours are filled.
 pub(super) fn marker(out: &mut String, kind: Kind, x: f64, y: f64) {
     let form = match kind {
         Kind::Ours => "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z",

@@ -1,4 +1,4 @@
-//! Plots as SVG: what they show, and what both forms share.
+//! Plots as SVG: their data, and the code that both forms share.
 //!
 //! ```text
 //!   bars                            curves
@@ -9,7 +9,7 @@
 //!   └────┬────┬────                    4K 8K 16K
 //! ```
 //!
-//! A plot is as wide as a phone's page, and stands beside others where there is room.
+//! A plot is as wide as a phone's page. On a wider page, plots are side by side.
 
 mod bars;
 mod curves;
@@ -30,22 +30,22 @@ pub(super) const WIDTH: f64 = 360.0;
 pub(super) struct Plot {
     pub(super) form: Form,
     pub(super) title: String,
-    /// What the axis counts, and which end of it is the good one.
+    /// The unit of the axis, and the better direction.
     pub(super) unit: String,
     pub(super) scale: Scale,
-    /// A value that others are seen against, as one is among ratios.
+    /// A value to compare with, such as one among ratios.
     pub(super) reference: Option<f64>,
     pub(super) items: Vec<Item>,
-    /// What each kind of mark stands for; empty if there is one kind only.
+    /// The meaning of each kind of mark; empty if there is only one kind.
     pub(super) legend: Vec<(Kind, String)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Form {
-    /// Below each other, each with the range its value was seen in.
+    /// Below each other, each with the spread of its value.
     Bars,
-    /// Over sizes: a line for each kind of mark, with as many marks as there are items.
+    /// By size: a line for each kind of mark, with a mark for each item.
     Curves,
 }
 
@@ -58,19 +58,19 @@ pub(super) struct Item {
 #[derive(Debug)]
 pub(super) struct Mark {
     pub(super) kind: Kind,
-    /// Or the word for its absence.
+    /// The value, or a word for its absence.
     pub(super) value: Result<Range, &'static str>,
 }
 
-/// Whose a mark is. It has a colour and a form of its own.
+/// The owner of a mark. Each kind has its own colour and form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
     Ours,
-    /// Ours, in another way or place.
+    /// Ours, with another method or in another place.
     OursToo,
     Published,
-    /// Published, the other of two.
+    /// The second of two published series.
     PublishedToo,
     Peer,
 }
@@ -103,7 +103,7 @@ impl Plot {
         format!("{}: {}", self.unit, self.items.iter().map(of).collect::<Vec<_>>().join("; "))
     }
 
-    /// The words of a mark, with what it stands for if there are several.
+    /// Returns the value of a mark in words, with its meaning if there are several kinds.
     fn words(&self, mark: &Mark) -> String {
         let words = match mark.value {
             Err(absent) => absent.to_owned(),
@@ -118,14 +118,14 @@ impl Plot {
         }
     }
 
-    /// Opens a group of elements that a pointer or a screen reader finds the mark's words on.
+    /// Opens a group of elements with the mark's words as tooltip, which a screen reader finds, too.
     fn begin_mark(&self, out: &mut String, item: &Item, mark: &Mark) {
         let words = format!("{}: {}", item.label, self.words(mark));
         put!(out, "<g><title>{}</title>", escape(&words));
     }
 }
 
-/// A plot with its title above and what its marks mean below.
+/// Writes a plot with its title above and its legend below.
 pub(super) fn figure(out: &mut String, id: &str, plot: &Plot) {
     let (title, id, height) = (
         escape(&plot.title),
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// The drawing, and the values of an attribute in it.
+    /// Returns the drawing, and the values of an attribute in it.
     pub(super) fn drawn(plot: &Plot, attribute: &str) -> (String, Vec<f64>) {
         let mut out = String::new();
         figure(&mut out, "p", plot);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plot_says_in_words_what_it_shows() {
+    fn a_plot_has_a_description_in_words() {
         let mut plot = plot(Form::Bars, Scale::Linear, &[Some((2.0, 1.0, 2.0)), None]);
         plot.items[0].label = "a&b".to_owned();
         plot.legend.push((Kind::Peer, "c".to_owned()));

@@ -1,4 +1,4 @@
-//! An axis: where a value lies, and which values are written beside it.
+//! An axis: the positions of values, and its ticks.
 
 use serde::Deserialize;
 
@@ -7,14 +7,14 @@ use super::super::number;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(in super::super) enum Scale {
-    /// From zero.
+    /// Linear from zero.
     #[default]
     Linear,
-    /// For values whose ratios matter, over more than a decade or below one.
+    /// Logarithmic, for values whose ratios matter, over more than a decade or below one.
     Log,
 }
 
-/// An axis from `low` to `high`, of so many units of the drawing.
+/// An axis from `low` to `high`, whose length is in units of the drawing.
 #[derive(Clone, Debug)]
 pub(super) struct Axis {
     scale: Scale,
@@ -25,8 +25,8 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis that all the values lie on; those that are no positive numbers do not count on a
-    /// logarithmic one.
+    /// Creates an axis that contains all values. A logarithmic axis ignores values that are not positive
+    /// numbers.
     pub(super) fn of(scale: Scale, values: impl Iterator<Item = f64>, length: f64) -> Self {
         let usable = |value: &f64| value.is_finite() && (scale == Scale::Linear || *value > 0.0);
         let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
@@ -64,7 +64,7 @@ impl Axis {
         let steps: &[f64] = if decades <= 2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
         let decade = |nth: i32| steps.iter().map(move |step| step * 10f64.powi(nth));
         let all: Vec<f64> = (first..=last).flat_map(decade).collect();
-        // From the last that no value is below to the first that none is above.
+        // From the last tick that is not above any value to the first that is not below any.
         let below = all.iter().rposition(|tick| *tick <= least * 1.000_001).unwrap_or(0);
         let above = all.iter().position(|tick| *tick >= most * 0.999_999);
         let above = above.unwrap_or(all.len() - 1).max(below + 1).min(all.len() - 1);
@@ -78,7 +78,7 @@ impl Axis {
         Self { scale: Scale::Log, low, high, length, ticks }
     }
 
-    /// Where a value lies; what lies beyond an end is at the end.
+    /// Returns the position of a value; a value outside of the axis is placed at its end.
     pub(super) fn at(&self, value: f64) -> f64 {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -90,7 +90,7 @@ impl Axis {
         if share.is_nan() { 0.0 } else { share.clamp(0.0, 1.0) * self.length }
     }
 
-    /// Where bars begin.
+    /// Returns the position where bars begin.
     pub(super) fn origin(&self) -> f64 {
         match self.scale {
             Scale::Linear => self.at(0.0),
@@ -98,7 +98,7 @@ impl Axis {
         }
     }
 
-    /// What is written beside a tick: no more decimals than tell it from the next.
+    /// Returns the label of a tick, with just enough decimals to distinguish it from the next.
     pub(super) fn label(&self, tick: f64) -> String {
         let fine = match self.scale {
             Scale::Linear => self.ticks.get(1).map_or(1.0, |next| next - self.ticks[0]),
@@ -112,7 +112,7 @@ impl Axis {
     }
 }
 
-/// The distance of ticks: 1, 2 or 5 times a power of ten, four to six of them.
+/// Returns the distance of ticks: 1, 2 or 5 times a power of ten, for four to six ticks.
 fn step(span: f64) -> f64 {
     let rough = span / 4.5;
     let power = 10f64.powf(rough.log10().floor());
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_linear_axis_begins_at_zero_and_holds_all() {
+    fn a_linear_axis_begins_at_zero_and_contains_all_values() {
         let axis = Axis::of(Scale::Linear, [0.9, 2.36].into_iter(), 300.0);
         assert_eq!(axis.ticks, [0.0, 1.0, 2.0, 3.0]);
         assert_eq!((axis.at(0.0), axis.at(1.5), axis.at(3.0)), (0.0, 150.0, 300.0));
