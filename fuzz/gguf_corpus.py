@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the cases of corpus/gguf_header that are made by hand: a file per case, named after what
-it shows. What fuzzers found is there too, and is left alone.
+"""Writes the handmade cases of corpus/gguf_header: one file for each case, named after it. The folder
+also has inputs that fuzzers found; those are not changed.
 
     python3 fuzz/gguf_corpus.py
 """
@@ -35,7 +35,7 @@ def array(kind, *elements, count=None):
 
 
 def tensor(name, shape=(8,), dtype=DTYPE_F32, offset=0):
-    """The innermost dimension first, as in the file."""
+    """Describes a tensor; the innermost dimension comes first, as in the file."""
     sizes = b"".join(u64(size) for size in shape)
     return text(name) + u32(len(shape)) + sizes + u32(dtype) + u64(offset)
 

@@ -1,4 +1,4 @@
-//! Fuzzes what is done to page tables of every format.
+//! Fuzzes operations on page tables of every format.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| longshore_fuzz::page_table::page_table(data));

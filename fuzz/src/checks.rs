@@ -1,4 +1,4 @@
-//! What must hold of a parser whatever it is given. Each function panics where it does not hold.
+//! Properties of the parsers for any input. Each function panics if a property is violated.
 //!
 //! The fuzz targets call these, and so does the test of `longshore-load` that replays the corpora.
 
@@ -13,8 +13,8 @@ use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Takes `data` first as a whole safetensors file and then as the text of a header, and holds what
-/// [`Header::parse`] makes of it against what the format's reference implementation does.
+/// Parses `data` first as a whole safetensors file and then as the text of a header, and compares
+/// [`Header::parse`] with the format's reference implementation.
 pub fn safetensors_header(data: &[u8]) {
     let theirs = SafeTensors::read_metadata(data).ok().map(|(_, metadata)| metadata);
     compare(data, data.len() as u64, theirs.as_ref());
@@ -25,13 +25,13 @@ pub fn safetensors_header(data: &[u8]) {
     let data_len = theirs.as_ref().map_or(0, Metadata::data_len);
     let file_len = file.len() as u64 + data_len as u64;
     compare(&file, file_len, theirs.as_ref().filter(|_| !data.is_empty()));
-    // One byte more or less is another file.
+    // A file with one byte more or less is invalid.
     for wrong in [file_len + 1, file_len - 1] {
         assert!(Header::parse(&file, wrong).is_err());
     }
 }
 
-/// Holds ours against theirs, of a file of which `bytes` is the beginning.
+/// Compares our result with theirs, for a file that begins with `bytes`.
 fn compare(bytes: &[u8], file_len: u64, theirs: Option<&Metadata>) {
     let ours = Header::parse(bytes, file_len);
     match (ours, theirs) {
@@ -66,7 +66,7 @@ fn agree(ours: &Header, theirs: &Metadata, file_len: u64) {
     assert_eq!(ours.metadata, theirs.clone().into_iter().collect::<BTreeMap<_, _>>());
 }
 
-/// A message goes to a terminal: a hostile name must not bring control characters there.
+/// Checks that a message has no control characters, which a hostile name could bring to a terminal.
 fn is_presentable(error: &Error) {
     let text = error.to_string();
     assert!(!text.is_empty() && !text.contains(char::is_control), "{text:?}");
@@ -78,8 +78,8 @@ fn header_text(bytes: &[u8]) -> &[u8] {
     &text[..u64::from_le_bytes(*prefix) as usize]
 }
 
-/// Whether a header that the reference accepts is one of those that are refused nevertheless, as
-/// the documentation of the module says.
+/// Returns `true` if the header is one that the reference accepts and we refuse, as the module's
+/// documentation says.
 fn is_refused_by_choice(header: Json) -> bool {
     let Json::Object(entries) = header else { return false };
     has_twice(&entries)
@@ -99,10 +99,11 @@ fn has_twice(entries: &[(String, Json)]) -> bool {
     keys.windows(2).any(|pair| pair[0] == pair[1])
 }
 
-/// JSON with every key, also those that occur twice.
+/// JSON with every key, including those that occur twice.
 enum Json {
+    /// An object: its entries.
     Object(Vec<(String, Json)>),
-    /// How many elements there are.
+    /// A list: its length.
     List(usize),
     Text,
     Other,

@@ -1,17 +1,17 @@
-//! What must hold of cursors whatever is done to them. Panics where it does not hold.
+//! Properties of cursors for any operations. Panics if one is violated.
 //!
 //! The fuzz target calls this, and so does the test of `longshore-iov` that replays the corpus. The
-//! memory to walk is that of the same crate's tests, in a module beside this one.
+//! memory is that of the same crate's tests, which is a module beside this one.
 //!
-//! The input is read as
+//! The format of the input:
 //!
 //! ```text
 //!     kinds   seed   segments   one length each   segments   one length each   operations …
-//!             byte   ╰─────── the source ───────╯  ╰──── the destination ────╯  a byte and, where
-//!                                                                               it has one, a length
+//!             byte   ╰─────── the source ───────╯  ╰──── the destination ────╯  a byte, and a length
+//!                                                                               if it has one
 //! ```
 //!
-//! The operations are read once more, for a walk of pages that end at 2^64.
+//! The operations are also applied to a walk of pages that end at 2^64.
 
 use longshore_iov::checksum::Checksum;
 use longshore_iov::copy::Engine;
@@ -20,18 +20,19 @@ use longshore_iov::{Cursor, Dest, Direction, Error, Mark, Segment, SegmentSource
 
 use crate::memory::{KINDS, Shape, at_the_top, bytes_of, with_dest, with_source};
 
-/// Above what a checksum takes at once, 64 KiB, and small enough for thousands of runs a second.
+/// More than the 64 KiB that a checksum processes at once, and small enough for thousands of runs per
+/// second.
 const MEMORY_MAX_BYTES: usize = 96 << 10;
 const SEGMENTS_MAX: usize = 16;
 const OPS_MAX: usize = 64;
 
-/// Takes `data` as a source, a destination and what is done to both, and does it with every set of
-/// instructions of the machine, holding each step against bytes in a row.
+/// Reads a source, a destination and operations on both from `data`. Runs the operations with every
+/// instruction set of the machine, and compares each step with a model that is one byte array.
 pub fn iov_cursor(data: &[u8]) {
     let mut input = Input(data);
     let kinds = usize::from(input.byte());
     let source_kind = KINDS[kinds % KINDS.len()];
-    // Beside those that have memory, the one that has none.
+    // One more kind: a destination that discards.
     let dest_kind = KINDS.get(kinds / KINDS.len() % (KINDS.len() + 1)).copied();
     let seed = input.byte();
     let (from, to) = (input.shape(), input.shape());
@@ -66,8 +67,8 @@ pub fn iov_cursor(data: &[u8]) {
     }
 }
 
-/// Walks pages that end at 2^64, from up to 255 bytes before it. The byte before 2^64 is never
-/// reached, and no address wraps around to page 0.
+/// Walks pages that end at 2^64, from up to 255 bytes before it. The byte before 2^64 is never reached,
+/// and no address wraps around to page 0.
 fn ends_at_the_top(below_the_top: u8, mut input: Input<'_>) {
     let possible = usize::from(below_the_top);
     let len_bytes = possible * 2 + input.len();
@@ -104,10 +105,10 @@ fn ends_at_the_top(below_the_top: u8, mut input: Input<'_>) {
     });
 }
 
-/// What a destination's memory holds at first.
+/// The initial bytes of a destination.
 const BEFORE: u8 = 0xc3;
 
-/// Bytes that are left of the input; zeros behind its end.
+/// The rest of the input; zeros after its end.
 #[derive(Clone, Copy)]
 struct Input<'a>(&'a [u8]);
 
@@ -118,7 +119,8 @@ impl Input<'_> {
         *first
     }
 
-    /// Half of them short, the others up to a few and up to many thousand bytes.
+    /// Returns a length: half of them are short, the others up to a few thousand or to many thousand
+    /// bytes.
     fn len(&mut self) -> usize {
         let byte = usize::from(self.byte());
         match byte >> 6 {
@@ -140,8 +142,8 @@ impl Input<'_> {
     }
 }
 
-/// Bytes that do not repeat where they could be mistaken for each other; of seed 0 all zeros and of
-/// seed 255 all ones, which sums in one's complement tell apart at their ends only.
+/// Bytes that do not repeat at small distances. With seed 0 all are zeros, and with seed 255 all are
+/// ones; a one's-complement sum distinguishes those only at its ends.
 struct Pattern(u8);
 
 impl Pattern {
@@ -154,13 +156,13 @@ impl Pattern {
     }
 }
 
-/// What a cursor must report.
+/// The state that a cursor must report.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     at: usize,
     left: usize,
     hidden: usize,
-    /// The first byte that can be gone back to.
+    /// The first byte to which the cursor can revert.
     given: usize,
 }
 
@@ -169,7 +171,7 @@ impl Place {
         Self { at: 0, left, hidden: 0, given: 0 }
     }
 
-    /// Moves on by up to `len` bytes; the range they had.
+    /// Moves forward by up to `len` bytes, and returns their range.
     fn next(&mut self, len: usize) -> std::ops::Range<usize> {
         let len = len.min(self.left);
         self.at += len;
@@ -178,17 +180,17 @@ impl Place {
     }
 }
 
-/// Two cursors' places, what the source holds, and what the destination must hold.
+/// The states of two cursors, the content of the source, and the expected content of the destination.
 struct Run<'a> {
     engine: Engine,
     source: Place,
     dest: Place,
     content: &'a [u8],
     written: Vec<u8>,
-    /// Whether what is written is kept.
+    /// `true` if the destination keeps what is written.
     has_memory: bool,
     pattern: Pattern,
-    /// How many bytes were made to be written so far.
+    /// The number of bytes that were generated for writes so far.
     made_bytes: usize,
 }
 
@@ -227,7 +229,7 @@ impl Run<'_> {
         all_come_back(dest, self.dest);
     }
 
-    /// What is done to the source alone.
+    /// Operations on the source alone.
     fn reads(&mut self, which: u8, input: &mut Input<'_>, source: &mut Cursor<'_, Source>) {
         let len = input.len();
         let mut into = vec![BEFORE; len];
@@ -277,10 +279,13 @@ impl Run<'_> {
             assert_eq!(done, len.min(self.source.left));
         }
         assert_eq!(into[..done], self.content[self.source.next(done)]);
-        assert!(into[done..].iter().all(|byte| *byte == BEFORE), "behind what was read");
+        assert!(
+            into[done..].iter().all(|byte| *byte == BEFORE),
+            "bytes after those that were read have changed"
+        );
     }
 
-    /// Digests of what is not kept, in two parts each: the first may be odd.
+    /// Digests without a copy, in two parts each; the first may have an odd length.
     fn digests(&mut self, len: usize, source: &mut Cursor<'_, Source>) {
         let mark = source.save();
         let mut checksum = Checksum::new();
@@ -296,7 +301,7 @@ impl Run<'_> {
         assert_eq!(crc.finish(), crc_by_bytes(expected));
     }
 
-    /// A walk that ends early, in one of three ways, and what the cursor says it will be.
+    /// A walk that ends early, in one of three ways, compared with the cursor's predictions.
     fn walks(&mut self, len: usize, input: &mut Input<'_>, source: &mut Cursor<'_, Source>) {
         let how = input.byte();
         let stop = input.len();
@@ -305,14 +310,14 @@ impl Run<'_> {
         let mut seen = Vec::new();
         let mut steps = 0;
         let mut step = |segment: Segment<'_, Source>, done: usize| {
-            assert_eq!(done, seen.len(), "a step is told how many bytes were walked before");
-            assert!(!segment.is_empty(), "no step is called for nothing");
+            assert_eq!(done, seen.len(), "the step got a wrong count of walked bytes");
+            assert!(!segment.is_empty(), "a step got an empty segment");
             assert!(steps > 0 || segment.len() == first_len.min(len));
             steps += 1;
             let bytes = bytes_of(&segment);
             let take = bytes.len().min(stop - seen.len());
             if take < bytes.len() && how & 2 != 0 {
-                // More than it was given is all of it.
+                // A value beyond the segment's length means all of it.
                 return usize::MAX;
             }
             seen.extend_from_slice(&bytes[..take]);
@@ -330,7 +335,8 @@ impl Run<'_> {
         assert_eq!(seen, self.content[self.source.next(walked)]);
     }
 
-    /// Segments or pages of the source that live on while the cursor moves, also back.
+    /// Extracts segments or pages of the source, which stay valid while the cursor moves, also
+    /// backwards.
     fn extracts_source(&mut self, input: &mut Input<'_>, source: &mut Cursor<'_, Source>) {
         let (how, len) = (input.byte(), input.len());
         let count_max = usize::from(how >> 2);
@@ -355,7 +361,8 @@ impl Run<'_> {
         assert_eq!(bytes, self.content[self.source.next(done)]);
     }
 
-    /// Segments or pages of the destination, which are written once the cursor is past them.
+    /// Extracts segments or pages of the destination, which are written after the cursor has passed
+    /// them.
     fn extracts_dest(&mut self, input: &mut Input<'_>, dest: &mut Cursor<'_, Dest>) {
         let (how, len) = (input.byte(), input.len());
         let count_max = usize::from(how >> 2);
@@ -379,7 +386,7 @@ impl Run<'_> {
         self.keep(range, |kept| kept.fill(0));
     }
 
-    /// What is done to the destination alone.
+    /// Operations on the destination alone.
     fn writes(&mut self, which: u8, input: &mut Input<'_>, dest: &mut Cursor<'_, Dest>) {
         let len = input.len();
         let expected = len.min(self.dest.left);
@@ -434,7 +441,7 @@ impl Run<'_> {
         self.keep(range, |kept| kept.copy_from_slice(&from[..expected]));
     }
 
-    /// What moves both.
+    /// Operations that move both cursors.
     fn transfers(
         &mut self,
         which: u8,
@@ -446,7 +453,7 @@ impl Run<'_> {
         let available_bytes = self.source.left.min(self.dest.left);
         let expected = len.min(available_bytes);
         let bytes = &self.content[self.source.at..self.source.at + expected];
-        // What goes to no memory is not looked at.
+        // Digests do not see bytes that are discarded.
         let looked_at = if self.has_memory { bytes } else { &[] };
         let done = match which {
             0 => self.engine.transfer(source, dest, len),
@@ -485,13 +492,13 @@ impl Run<'_> {
         self.keep(range, |kept| kept.copy_from_slice(bytes));
     }
 
-    /// Does to what the destination must hold what was done to it.
+    /// Makes the same change to the expected content of the destination.
     fn keep(&mut self, range: std::ops::Range<usize>, change: impl FnOnce(&mut [u8])) {
         change(&mut self.written[range]);
     }
 }
 
-/// Moves a cursor of either direction without a look at its bytes.
+/// Moves a cursor of either direction without reading its bytes.
 fn moves<'m, D: Direction>(
     which: u8,
     input: &mut Input<'_>,
@@ -539,7 +546,7 @@ fn moves<'m, D: Direction>(
         }
         4 => *mark = (cursor.save(), *place),
         _ => {
-            // A mark of a part is known by where that one ends.
+            // A mark of a part has another end than the cursor.
             if input.byte().is_multiple_of(4) && place.left > 0 {
                 let of_a_part = cursor.take(place.left / 2).save();
                 assert!(matches!(cursor.restore(&of_a_part), Err(Error::OutOfRange { .. })));
@@ -553,7 +560,7 @@ fn moves<'m, D: Direction>(
     }
 }
 
-/// What was cut off shows only when it is wanted again: all of it is there, and not a byte more.
+/// Checks that a cursor can expand to exactly the bytes that were truncated.
 fn all_come_back<D: Direction>(cursor: &mut Cursor<'_, D>, place: Place) {
     let possible_bytes = place.left + place.hidden;
     let asked_bytes = possible_bytes + 1;
@@ -563,7 +570,7 @@ fn all_come_back<D: Direction>(cursor: &mut Cursor<'_, D>, place: Place) {
     assert_eq!(cursor.remaining(), possible_bytes);
 }
 
-/// RFC 1071, section 4.1: 16 bits at a time.
+/// Computes the checksum of RFC 1071, section 4.1, 16 bits at a time.
 fn checksum_by_words(bytes: &[u8]) -> u16 {
     let word = |pair: &[u8]| u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]);
     let mut sum: u64 = bytes.chunks(2).map(|pair| u64::from(word(pair))).sum();
@@ -573,7 +580,7 @@ fn checksum_by_words(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// A byte at a time, from RFC 3720's polynomial, reflected.
+/// Computes CRC-32C one byte at a time, from the polynomial of RFC 3720, reflected.
 fn crc_by_bytes(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = {
         let mut table = [0; 256];

@@ -1,5 +1,5 @@
-//! What must hold of the reader of GGUF headers whatever it is given: a plain reader that knows no
-//! limits accepts and refuses the same and finds the same.
+//! Properties of the reader of GGUF headers for any input: a plain reader without limits accepts and
+//! refuses the same headers, and reads the same content.
 //!
 //! The fuzz target calls this, and so does the test of `longshore-load` that replays the corpus.
 
@@ -9,12 +9,12 @@ use longshore_formats::Error;
 use longshore_formats::gguf::{Array, Dtype, Header, Value, ValueType};
 use longshore_mem::Granule;
 
-/// A length at which every file has room for what its header says, unless that is absurd.
+/// A file length that has room for any data that a header may declare, unless that is absurd.
 const VAST: u64 = 1 << 62;
-/// Arrays in arrays that are let pass.
+/// The allowed depth of arrays in arrays.
 const DEPTH_MAX: u32 = 4;
 
-/// Takes `data` as the beginning of a file, which may go on.
+/// Parses `data` as the beginning of a file, which may continue.
 pub fn gguf_header(data: &[u8]) {
     compare(data, data.len() as u64);
     let Some(header) = compare(data, VAST) else { return };
@@ -27,7 +27,7 @@ pub fn gguf_header(data: &[u8]) {
     written_anew(&header, data);
 }
 
-/// Holds ours against the plain reader's.
+/// Compares our result with the plain reader's.
 fn compare(data: &[u8], file_len: u64) -> Option<Header> {
     let ours = Header::parse(data, file_len);
     let plain = Plain::read(data).filter(|plain| plain.is_sound(file_len));
@@ -45,8 +45,8 @@ fn compare(data: &[u8], file_len: u64) -> Option<Header> {
     }
 }
 
-/// For its own alignment the header has the same bytes, and for another the same tensors at other
-/// places.
+/// Encodes the header for its own alignment, which must give the same bytes, and for others, which must
+/// give the same tensors at other places.
 fn written_anew(header: &Header, data: &[u8]) {
     let same = header.encode_aligned(header.alignment).expect("it has it already");
     assert!(data.starts_with(&same.head), "not the same bytes");
@@ -55,7 +55,7 @@ fn written_anew(header: &Header, data: &[u8]) {
     for log2 in [3, 5, 12, 21, 31] {
         let alignment = Granule::new(1 << log2).expect("a power of two");
         let Ok(encoded) = header.encode_aligned(alignment) else {
-            // Padding to 2 GiB makes long files too long.
+            // Padding to 2 GiB makes large files too large.
             assert!(header.data_end() > 1 << 32, "not written for {alignment}");
             continue;
         };
@@ -64,7 +64,7 @@ fn written_anew(header: &Header, data: &[u8]) {
         assert_eq!((again.version, again.alignment), (header.version, alignment));
         assert_eq!(again.data_offset, encoded.data_offset);
         assert_eq!(again.tensors.len(), header.tensors.len());
-        // Tensors without data may have come to be at the same place, in another order.
+        // Tensors without data may now be at the same place, and in another order.
         for (tensor, offset) in header.tensors.iter().zip(&encoded.offsets) {
             let again = again.tensor(&tensor.name).expect("it was written");
             assert_eq!((again.dtype, &again.shape), (tensor.dtype, &tensor.shape));
@@ -80,14 +80,14 @@ fn written_anew(header: &Header, data: &[u8]) {
     }
 }
 
-/// A message goes to a terminal: a hostile name must not bring control characters there.
+/// Checks that a message has no control characters, which a hostile name could bring to a terminal.
 fn is_presentable(error: &Error) {
     let text = error.to_string();
     assert!(!text.is_empty() && !text.contains(char::is_control), "{text:?}");
     assert!(text.len() < 4096, "{} bytes of message", text.len());
 }
 
-/// What a header says, read without regard for time and memory.
+/// The content of a header, read without limits on time and memory.
 struct Plain {
     entries: Vec<(Vec<u8>, Tree)>,
     tensors: Vec<PlainTensor>,
@@ -96,7 +96,7 @@ struct Plain {
 
 struct PlainTensor {
     name: Vec<u8>,
-    /// Innermost first.
+    /// The innermost dimension first.
     dimensions: Vec<u64>,
     dtype: u32,
     offset: u64,
@@ -108,7 +108,7 @@ enum Tree {
     List(u32, Vec<Tree>),
 }
 
-/// What is left of the bytes.
+/// The rest of the bytes.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {
@@ -191,7 +191,7 @@ impl Plain {
         }
     }
 
-    /// Whether a file of this length may say this.
+    /// Returns `true` if the header is valid for a file of this length.
     fn is_sound(&self, file_len: u64) -> bool {
         let Some(alignment) = self.alignment() else { return false };
         let keys: BTreeSet<&[u8]> = self.entries.iter().map(|(key, _)| &key[..]).collect();
@@ -239,7 +239,8 @@ impl PlainTensor {
         let dtype = Dtype::from_number(self.dtype).filter(|_| self.dimensions.len() <= 4)?;
         let row = self.dimensions.first().copied().unwrap_or(1);
         let whole_blocks = row.is_multiple_of(dtype.block_elements());
-        // In the width of the format, from the outermost on, even before a zero.
+        // Multiplied as 64-bit numbers from the outermost on, where an overflow counts even before a
+        // zero.
         let mut elements = 1u64;
         for size in self.dimensions.iter().rev() {
             elements = elements.checked_mul(*size)?;
@@ -267,11 +268,11 @@ fn same(value: Value<'_>, tree: &Tree) {
                 Value::U64(number) => number.to_le_bytes().to_vec(),
                 Value::I64(number) => number.to_le_bytes().to_vec(),
                 Value::F64(number) => number.to_le_bytes().to_vec(),
-                Value::String(_) | Value::Array(_) => panic!("{value:?} is no number"),
+                Value::String(_) | Value::Array(_) => panic!("{value:?} is not a number"),
             };
             assert_eq!(&ours, bytes);
         }
-        (value, _) => panic!("{value:?} is another"),
+        (value, _) => panic!("{value:?} has another type"),
     }
 }
 

@@ -1,10 +1,10 @@
-//! What the fuzz targets check.
+//! The checks of the fuzz targets.
 
 pub mod checks;
 pub mod cursor;
 pub mod gguf;
 pub mod manifest;
-/// The memory that the cursors' own tests walk.
+/// The memory that the tests of cursors use.
 #[path = "../../crates/memory/iov/tests/memory/mod.rs"]
 mod memory;
 pub mod page_table;

@@ -1,10 +1,10 @@
-//! What must hold of a manifest whatever it is given.
+//! Properties of the reader of manifests for any input.
 
 use std::io::{Seek, Write};
 
 use longshore_load::Manifest;
 
-/// Takes `data` as a manifest of checksums.
+/// Parses `data` as a manifest of checksums.
 pub fn manifest(data: &[u8]) {
     let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
     file.write_all(data).and_then(|()| file.rewind()).expect("room for a temporary file");
@@ -17,7 +17,7 @@ pub fn manifest(data: &[u8]) {
             assert!(std::str::from_utf8(data).is_ok());
         }
         Err(refused) => {
-            // It goes to a terminal.
+            // The message goes to a terminal.
             let text = refused.to_string();
             assert!(!text.is_empty() && !text.contains(char::is_control), "{text:?}");
             assert!(text.len() < 4096, "{} bytes of message", text.len());

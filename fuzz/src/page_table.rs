@@ -1,11 +1,11 @@
-//! What must hold of a page table whatever is done to it. Panics where it does not hold.
+//! Properties of page tables for any operations. Panics if one is violated.
 //!
-//! The fuzz target calls this, and so does the test of `longshore-pagetable` that replays the
-//! corpus. The input is read as
+//! The fuzz target calls this, and so does the test of `longshore-pagetable` that replays the corpus.
+//! The format of the input:
 //!
 //! ```text
 //!     format   options   operations …
-//!     byte     byte      a byte and, where it has one, a range: place, offset, length
+//!     byte     byte      a byte, and a range if it has one: place, offset, length
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,15 +24,15 @@ use longshore_pagetable::table_memory::{HostPages, TableMemory};
 use longshore_pagetable::{Check, Error, Invalidate, Mapping, PageTable, Prot, TlbGather};
 
 const OPS_MAX: usize = 64;
-/// Tables beside the root: few enough that memory runs out now and then. The larger ones are of
+/// The number of tables besides the root: few, so that memory sometimes runs out. Large tables have
 /// thousands of entries.
 const TABLES: u64 = 16;
 const LARGE_TABLES: u64 = 5;
-/// Ranges longer than this take their time and show nothing new.
+/// Longer ranges take more time and find nothing new.
 const LEN_MAX_LOG2: u32 = 40;
 
-/// Takes `data` as a format and what is done to a table of it, and holds each step against a map of
-/// intervals. In the end everything is unmapped, and no table may be lost.
+/// Reads a format and operations on a table from `data`, and compares each step with a map of intervals.
+/// In the end everything is unmapped, and no table may be lost.
 pub fn page_table(data: &[u8]) {
     let mut input = Input(data);
     let (format, options) = (input.byte(), input.byte());
@@ -101,7 +101,7 @@ pub fn page_table(data: &[u8]) {
             let config = X86_64Config::new().with_dirty_tracking(dirty);
             run(X86_64::new(config).expect("there is such hardware"), check, input);
         }
-        // Small roots of blocks, and roots that are one contiguous run.
+        // Small roots of blocks, and roots that are a single contiguous run.
         22 => run(stage2(12, 33), check, input),
         23 => run(stage2(12, 34), check, input),
         24 => run(stage2(14, 28), check, input),
@@ -114,7 +114,7 @@ pub fn page_table(data: &[u8]) {
     }
 }
 
-/// Bytes that say what to do; zeros once they are used up.
+/// The rest of the input; zeros after its end.
 #[derive(Clone, Copy)]
 struct Input<'a>(&'a [u8]);
 
@@ -126,7 +126,7 @@ impl Input<'_> {
     }
 }
 
-/// A walker that remembers nothing.
+/// A walker without a TLB.
 struct NoTlb;
 
 impl Invalidate for NoTlb {
@@ -137,7 +137,7 @@ impl Invalidate for NoTlb {
     }
 }
 
-/// What is mapped from some va on.
+/// A mapped range, from some virtual address on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     len: u64,
@@ -145,13 +145,13 @@ struct Piece {
     prot: Prot,
 }
 
-/// What should be mapped, by va.
+/// The expected mappings, by virtual address.
 #[derive(Default)]
 struct Model {
     pieces: BTreeMap<u64, Piece>,
-    /// Pages that were written and not reported since.
+    /// The pages that were written and not reported since.
     written: BTreeSet<u64>,
-    /// Ranges that may be reported without having been written: first and last byte.
+    /// Ranges that may be reported although they were not written: first and last byte.
     tainted: Vec<(u64, u64)>,
 }
 
@@ -162,7 +162,7 @@ impl Model {
         (offset < piece.len).then(|| (piece.bus + offset, piece.prot))
     }
 
-    /// The first mapped va of a range, by its first and last byte.
+    /// Returns the first mapped address of a range, which is given by its first and last byte.
     fn first_mapped(&self, first: u64, last: u64) -> Option<u64> {
         if self.at(first).is_some() {
             return Some(first);
@@ -170,7 +170,7 @@ impl Model {
         self.pieces.range(first..=last).next().map(|(start, _)| *start)
     }
 
-    /// The first va of a range that is not mapped.
+    /// Returns the first address of a range that is not mapped.
     fn first_hole(&self, first: u64, last: u64) -> Option<u64> {
         let mut va = first;
         loop {
@@ -188,7 +188,7 @@ impl Model {
         }
     }
 
-    /// Cuts pieces so that none reaches over `va`.
+    /// Cuts ranges so that none spans `va`.
     fn cut(&mut self, va: u64) {
         let Some((&start, piece)) = self.pieces.range_mut(..va).next_back() else { return };
         let offset = va - start;
@@ -251,7 +251,7 @@ fn run<F: Format>(format: F, check: Check, mut input: Input<'_>) {
 }
 
 impl<F: Format> Run<'_, F> {
-    /// A range inside of the window: somewhere near one of the places where tables meet.
+    /// Returns a range inside the window, near one of the boundaries of tables.
     fn range(&self, input: &mut Input<'_>) -> (u64, u64) {
         let geometry = self.format.geometry();
         let all = geometry.last_va();
@@ -270,7 +270,7 @@ impl<F: Format> Run<'_, F> {
         let offset = u64::from(offset & 0x3f) * unit(offset >> 6);
         let first = base.saturating_add(offset).min(all - (self.granule - 1));
         let most = (all - first).min((1 << LEN_MAX_LOG2) - 1);
-        // Now and then one page less, so that ends do not meet the ends of blocks.
+        // Some are one page shorter, so that their ends are not the ends of blocks.
         let len =
             (u64::from(len & 0x1f) + 1) * unit(len >> 6) - u64::from(len >> 5 & 1) * self.granule;
         let last = first + (len.max(self.granule) - 1).min(most);
@@ -289,7 +289,7 @@ impl<F: Format> Run<'_, F> {
         match choice & 3 {
             0 | 1 => Prot::READ_WRITE,
             2 => Prot::READ,
-            // No format has it, or some: the answer must not change anything.
+            // Only some formats support this; an error must not change anything.
             _ => Prot::WRITE | Prot::EXECUTE,
         }
     }
@@ -299,7 +299,7 @@ impl<F: Format> Run<'_, F> {
         let (first, last) = self.range(input);
         let (iova, len) = (self.iova(first), last - first + 1);
         if !self.format.geometry().contains(iova, len) {
-            // The two halves of a signed window are no neighbours.
+            // The two halves of a signed window are not adjacent.
             let done = self.table.map(iova, BusAddr::new(0), len, Prot::READ);
             assert!(matches!(done, Err(Error::OutOfRange { .. })), "{done:?}");
             return;
@@ -340,7 +340,7 @@ impl<F: Format> Run<'_, F> {
     fn map(&mut self, first: u64, last: u64, choice: u8) {
         let prot = self.prot(choice);
         let (iova, len) = (self.iova(first), last - first + 1);
-        // To where blocks are possible, or not.
+        // Some addresses allow blocks, and some do not.
         let output = (1u64 << self.format.geometry().output_bits()) - 1;
         let bus = match choice >> 2 & 3 {
             0 | 1 => first & output,
@@ -369,14 +369,14 @@ impl<F: Format> Run<'_, F> {
         }
     }
 
-    /// Whether a range is mapped and its ends are ends of leaves.
+    /// Returns `true` if a range is mapped and ends at leaf boundaries on both sides.
     fn is_whole(&self, first: u64, last: u64) -> bool {
         self.model.first_hole(first, last).is_none()
             && self.look_up(first).is_some_and(|leaf| leaf.iova == self.iova(first))
             && self.look_up(last).is_some_and(|leaf| leaf.last() == self.iova(last))
     }
 
-    /// Holds an error of an operation on a mapped range against the model.
+    /// Checks an error of an operation on a mapped range against the model.
     fn refused(&self, first: u64, last: u64, error: Error) {
         match error {
             Error::Hole { at } => {
@@ -396,7 +396,7 @@ impl<F: Format> Run<'_, F> {
     fn unmap(&mut self, first: u64, last: u64) {
         let whole = self.is_whole(first, last);
         if self.check == Check::Trusted && self.model.first_hole(first, last).is_some() {
-            // Its caller knows that all of it is mapped.
+            // A trusted caller unmaps only what is mapped.
             return;
         }
         let (iova, len) = (self.iova(first), last - first + 1);
@@ -416,7 +416,7 @@ impl<F: Format> Run<'_, F> {
         }
     }
 
-    /// Every written page was reported, and nothing that cannot have been written.
+    /// Checks that every written page was reported, and only pages that may have been written.
     fn told_of(&self, first: u64, last: u64, told: &[AddrRange<Iova>]) {
         let told: Vec<(u64, u64)> = told
             .iter()
@@ -437,7 +437,7 @@ impl<F: Format> Run<'_, F> {
         }
     }
 
-    /// The leaves that map any of a range.
+    /// Returns the leaves that map any part of a range.
     fn leaves(&self, first: u64, last: u64) -> Vec<Mapping> {
         let mut found = Vec::new();
         let visit = |mapping| {
@@ -526,7 +526,7 @@ impl<F: Format> Run<'_, F> {
         }
     }
 
-    /// Writes to a page as a device does: sets the dirty state of its entry.
+    /// Writes to a page like a device: sets the dirty state of its entry.
     fn write(&mut self, first: u64, last: u64) {
         if self.format.dirty_test().is_none() {
             return;
@@ -578,14 +578,14 @@ impl<F: Format> Run<'_, F> {
         let Ok(()) = self.table.finish(gather, &NoTlb);
     }
 
-    /// All that is mapped against the model, leaf by leaf.
+    /// Compares all mappings with the model, leaf by leaf.
     fn compare(&self) {
         let mut next = self.model.pieces.iter().map(|(start, piece)| (*start, *piece));
         let mut piece: Option<(u64, Piece)> = None;
         let walked = self.table.walker().walk_all(|leaf| {
             let (mut va, mut left) = (self.va(leaf.iova), 1u64 << leaf.page_log2);
             let mut bus = leaf.bus.raw();
-            // A leaf may map several pieces: a block whose parts were told apart by nothing.
+            // A leaf may map several ranges: a block whose parts were mapped separately.
             while left > 0 {
                 let (start, model) =
                     piece.take().or_else(|| next.next()).expect("more is mapped than should be");
@@ -605,7 +605,7 @@ impl<F: Format> Run<'_, F> {
         assert_eq!(piece.or_else(|| next.next()), None, "{}: less is mapped", F::NAME);
     }
 
-    /// Unmaps everything, leaf by leaf, and takes out what is empty.
+    /// Unmaps everything, leaf by leaf, and reclaims empty tables.
     fn empty(&mut self) {
         let mut leaves = Vec::new();
         let walked = self.table.walker().walk_all(|leaf| {
@@ -619,6 +619,6 @@ impl<F: Format> Run<'_, F> {
         }
         self.table.reclaim_all(&mut self.gather);
         self.finish();
-        assert_eq!(self.table.memory().used(), 1, "{}: only the root is left", F::NAME);
+        assert_eq!(self.table.memory().used(), 1, "{}: a table is left besides the root", F::NAME);
     }
 }

@@ -1,4 +1,4 @@
-//! What must hold whatever a client of shared models sends to its server, or a server to a client.
+//! Properties of the model server and its client for any messages from the other side.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -16,17 +16,17 @@ use longshore_sys::packet_socket;
 use longshore_sys::readiness::{self, Watch};
 use tempfile::TempDir;
 
-/// After how many inputs another client asks for a list.
+/// The number of inputs after which another client asks for a list.
 const LIST_EVERY: u64 = 16;
 
 thread_local! {
-    /// A server for all inputs: to start one takes longer than to answer an input. What one client
-    /// did must not matter to the next anyway.
+    /// One server for all inputs, because starting one takes longer than answering an input. A client
+    /// must not affect the next one in any case.
     static RIG: Rig = Rig::new();
 }
 
-/// The input is messages: two bytes of length, whose uppermost bits say what comes with it, and as
-/// many bytes. Each is decoded by both sides; then all are sent to a server by one client.
+/// Reads messages from the input: two bytes of length, whose highest bits choose a descriptor, and that
+/// many bytes. Each message is decoded as by both sides; then one client sends all of them to a server.
 pub fn serve_protocol(input: &[u8]) {
     RIG.with(|rig| {
         let messages = messages(rig, input);
@@ -37,19 +37,20 @@ pub fn serve_protocol(input: &[u8]) {
     });
 }
 
-/// What comes with a message.
+/// The descriptor that is sent with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum With {
     Nothing,
     /// The file that the server holds from the start, as number 1.
     Held,
-    /// The file that it loads.
+    /// The file that the server loads.
     Shown,
-    /// A file that it does not serve.
+    /// A file that the server does not serve.
     Other,
 }
 
-/// Parts that are worth having in whatever order: the fuzzer need not find the magic.
+/// Returns valid messages that are useful in any order, so that the fuzzer need not find the magic
+/// number.
 fn template(rig: &Rig, number: u8) -> Option<Vec<u8>> {
     let attach = |target, format: &str| Request::Attach {
         target,
@@ -90,7 +91,7 @@ fn messages(rig: &Rig, mut input: &[u8]) -> Vec<(Vec<u8>, With)> {
         let len_bytes = usize::from(u16::from_le_bytes([*low, high & 0x1f])).min(rest.len());
         let (bytes, left) = rest.split_at(len_bytes);
         input = left;
-        // Nothing at all is the end.
+        // An empty message would end the connection.
         if !bytes.is_empty() {
             messages.push((bytes.to_vec(), with));
         }
@@ -98,13 +99,13 @@ fn messages(rig: &Rig, mut input: &[u8]) -> Vec<(Vec<u8>, With)> {
     messages
 }
 
-/// What is understood is said again in the same bytes.
+/// Checks that a message that can be decoded is encoded into the same bytes.
 fn decoded(bytes: &[u8]) {
     if let Ok(request) = Request::decode(bytes) {
         assert_eq!(request.encode(), bytes, "{request:?}");
     }
     match Reply::decode(bytes) {
-        // Reasons that are not known yet are taken for another.
+        // An unknown reason is decoded as `Other`.
         Ok(refusal @ Reply::Refused { .. }) => {
             assert_eq!(Reply::decode(&refusal.encode()).as_ref(), Ok(&refusal));
         }
@@ -113,14 +114,14 @@ fn decoded(bytes: &[u8]) {
     }
 }
 
-/// A server, which goes with this.
+/// A server, which ends when this is dropped.
 struct Rig {
     socket: PathBuf,
     held: File,
     shown: File,
     other: File,
     model: PathBuf,
-    /// How many inputs there were.
+    /// The number of inputs so far.
     inputs: Cell<u64>,
     stop: Stop,
     thread: Option<JoinHandle<()>>,
@@ -151,7 +152,7 @@ impl Rig {
                 let _ = ready.send(());
             }
         };
-        let run = move || server.run(observe).expect("no client ends the server");
+        let run = move || server.run(observe).expect("the server does not fail");
         let thread = Some(thread::spawn(run));
         is_ready.recv().expect("the server begins");
         let [held, shown, other] = files;
@@ -168,7 +169,7 @@ impl Drop for Rig {
     }
 }
 
-/// Sends all, reads all answers, and sees that somebody else is served.
+/// Sends all messages, reads all answers, and checks that another client is served.
 fn answered(rig: &Rig, messages: &[(Vec<u8>, With)]) {
     let raw = loop {
         match packet_socket::connect(&rig.socket) {
@@ -185,22 +186,22 @@ fn answered(rig: &Rig, messages: &[(Vec<u8>, With)]) {
             With::Other => Some(rig.other.as_fd()),
         };
         has_shown |= matches!(with, With::Held | With::Shown);
-        // It may have been disconnected by now.
+        // The server may have disconnected by now.
         let sent = packet_socket::send(&raw, bytes, file);
         if sent.is_err_and(|error| error.kind() != ErrorKind::WouldBlock) {
             break;
         }
         has_shown |= hear(&raw, false, has_shown);
     }
-    // A message that is none ends the connection, if nothing did before.
+    // An invalid message ends the connection, unless an earlier one did.
     let _ = packet_socket::send(&raw, b"\xff\xffend", None);
     hear(&raw, true, has_shown);
     drop(raw);
-    // Read no file of the machine for each input.
+    // Trusting only this user avoids reading a file of the machine for each input.
     let trust = Trust::only([longshore_sys::effective_uid()]);
     let mut next = Client::connect_with(Some(&rig.socket), &trust, &CancelToken::new())
         .expect("the next one is served");
-    // A list takes another thread of the server.
+    // A list needs another thread of the server.
     let inputs = rig.inputs.get();
     rig.inputs.set(inputs.wrapping_add(1));
     if !inputs.is_multiple_of(LIST_EVERY) {
@@ -211,7 +212,8 @@ fn answered(rig: &Rig, messages: &[(Vec<u8>, With)]) {
     assert!(listing.held.iter().any(|held| held.id == 1 && held.is_pinned));
 }
 
-/// Takes what the server says, to the end if it must. What it hands out is for who showed the file.
+/// Receives the server's messages, to the end if `to_the_end`. A model may be given only to a client
+/// that has shown its file.
 fn hear(raw: &std::os::fd::OwnedFd, to_the_end: bool, has_shown: bool) -> bool {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut bytes = [0; MESSAGE_BYTES_MAX];
@@ -223,17 +225,20 @@ fn hear(raw: &std::os::fd::OwnedFd, to_the_end: bool, has_shown: bool) -> bool {
                 let reply = Reply::decode(&bytes[..packet.len_bytes]).expect("answers are whole");
                 let is_given = matches!(reply, Reply::Attached { .. });
                 assert_eq!(packet.descriptors.len(), usize::from(is_given));
-                assert!(has_shown || !is_given, "nothing is given to who has shown nothing");
+                assert!(
+                    has_shown || !is_given,
+                    "a model was given to a client that has shown no file"
+                );
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if !to_the_end {
                     return has_shown;
                 }
-                assert!(Instant::now() < deadline, "the connection comes to an end");
+                assert!(Instant::now() < deadline, "the connection does not end");
                 let watch = Watch { fd: raw.as_fd(), read: true, write: false };
                 readiness::wait(&[watch], Some(deadline)).expect("poll works");
             }
-            // Reset, because something was left unread: what was said before is behind that.
+            // The connection was reset because data was left unread. Earlier messages can still be read.
             Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
             Err(_) => return has_shown,
         }

@@ -1,16 +1,16 @@
-//! What must hold of a vfio-user server whatever its client sends.
+//! Properties of a vfio-user server for any messages of its client.
 //!
 //! An input is a list of messages, each of four bytes and a payload:
 //!
 //! ```text
-//!   command    descriptors and flags    payload's length    what the payload begins with
-//!              0..3: how many of them                       0: as it is
+//!   command    descriptors and flags    payload's length    the beginning of the payload
+//!              0..3: their number                           0: nothing
 //!              4: eventfds              5: no reply         1..: a template of that command
 //! ```
 //!
-//! They go to the protocol without a socket first, where every answer is held against a model of
-//! what is mapped; to one that maps into a space, whose page tables are counted; then the payloads, as
-//! they are, through a socket.
+//! They go to the protocol without a socket, where every answer is compared with a model of the maps,
+//! and to one that maps into a space, whose page tables are counted. Then the unchanged payloads go
+//! through a socket.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -37,7 +37,7 @@ const LIMITS: Capabilities = Capabilities::DEFAULT
     .with_message_fds_max(4);
 const BAR_BYTES: u64 = 0x2000;
 
-/// Takes `data` as what a client sends.
+/// Sends `data` as the messages of a client.
 pub fn vfio_user(data: &[u8]) {
     let (mut checked, mut mapped) = (Checked::new(), Mapped::new());
     let mut stream = Vec::new();
@@ -59,7 +59,7 @@ pub fn vfio_user(data: &[u8]) {
     serve(&stream);
 }
 
-/// A beginning that makes sense, so that what follows is looked at.
+/// Returns a valid beginning of a payload, so that the server examines the rest.
 fn beginning(command: u8, template: u8) -> Vec<u8> {
     let small = u64::from(template >> 4);
     let words = |words: &[u64]| words.iter().flat_map(|it| (*it as u32).to_ne_bytes()).collect();
@@ -86,15 +86,15 @@ fn beginning(command: u8, template: u8) -> Vec<u8> {
 struct Mapped {
     responder: Responder<Toy, SpaceDma>,
     space: Space,
-    /// Long, and without pages.
+    /// A long file without pages.
     memory: OwnedFd,
 }
 
 impl Mapped {
-    /// Bytes of a table.
+    /// The bytes of a table.
     const TABLE: u64 = 4096;
-    /// What a map may take at most: three tables at each end, those that lead to them, and one for
-    /// each 512 GiB of the longest.
+    /// The maximum number of tables for a map: three tables at each end, their parents, and one for each
+    /// 512 GiB of the longest map.
     const TABLES_OF_MAP: u64 = 12 + MAPPED_BYTES_MAX / (512 << 30);
 
     fn new() -> Self {
@@ -127,7 +127,7 @@ impl Mapped {
     }
 }
 
-/// The protocol, and a model of what is mapped.
+/// The protocol, and a model of the maps.
 struct Checked {
     responder: Responder<Toy, Maps>,
     model: Vec<(u128, u128)>,
@@ -143,7 +143,7 @@ impl Checked {
             file: File::open("/dev/null").expect("the null device"),
             next_id: 0,
         };
-        // Nothing but a refusal comes of what is sent before.
+        // Before the version is negotiated, the server refuses everything.
         let before = checked.send(4, &[0; 16], Vec::new(), false);
         assert!(before.is_some_and(|reply| error_of(&reply).is_some()));
         let settled = checked.send(1, &[0; 4], Vec::new(), false);
@@ -179,7 +179,7 @@ impl Checked {
         assert_eq!(kept, self.model);
     }
 
-    /// Sends a message, and checks the shape of the answer.
+    /// Sends a message, and checks the form of the answer.
     fn send(
         &mut self,
         command: u16,
@@ -216,7 +216,7 @@ impl Checked {
         (0..count).map(file).collect()
     }
 
-    /// What must come of a map, by the specification.
+    /// Returns the result of a map according to the specification.
     fn expected_of_map(&self, payload: &[u8], files: usize) -> Result<Change, u32> {
         let Some([argsz_flags, offset, iova, len]) = words_of(payload) else { return Err(22) };
         let (argsz, flags) = (argsz_flags as u32, (argsz_flags >> 32) as u32);
@@ -243,7 +243,7 @@ impl Checked {
         if self.model.len() >= 6 { Err(28) } else { Ok(Change::Map(map)) }
     }
 
-    /// What must come of taking back a map.
+    /// Returns the result of an unmap according to the specification.
     fn expected_of_unmap(&self, payload: &[u8], files: usize) -> Result<Change, u32> {
         let Some([argsz_flags, iova, len]) = words_of(payload) else { return Err(22) };
         let (argsz, flags) = (argsz_flags as u32, (argsz_flags >> 32) as u32);
@@ -259,7 +259,7 @@ impl Checked {
         }
     }
 
-    /// The client is gone, and nothing of it is left.
+    /// Disconnects, and checks that no map is left.
     fn end(mut self) {
         assert_eq!(self.responder.disconnect(), 0);
         assert!(self.responder.maps().next().is_none() && self.responder.dma().0.is_empty());
@@ -282,7 +282,7 @@ impl Change {
     }
 }
 
-/// The payload as words of eight bytes, if that is just what it is.
+/// Returns the payload as words of eight bytes, if it has exactly `N` of them.
 fn words_of<const N: usize>(payload: &[u8]) -> Option<[u64; N]> {
     let words = payload.chunks(8).map(|it| Some(u64::from_ne_bytes(it.try_into().ok()?)));
     words.collect::<Option<Vec<u64>>>()?.try_into().ok()
@@ -292,13 +292,13 @@ fn error_of(reply: &ReplyMessage) -> Option<u32> {
     MessageHeader::decode(*reply.bytes.first_chunk()?).error()
 }
 
-/// Sends bytes to a server, which must come to an end.
+/// Sends bytes to a server, which must end.
 fn serve(bytes: &[u8]) {
     let (mut ours, theirs) = UnixStream::pair().expect("sockets");
     let server = Server::with_capabilities(Toy::new(), Maps::default(), LIMITS).expect("a server");
-    // It gives up soon where nobody takes its answers.
+    // It soon gives up if its answers are not read.
     let mut server = server.reply_timeout(Duration::from_millis(1));
-    // What does not fit into the socket is not sent.
+    // Data that does not fit into the socket is not sent.
     ours.set_nonblocking(true).expect("a socket");
     let mut version = MessageHeader::command(0, Command::Version, 4).encode().to_vec();
     version.extend([0; 4]);
@@ -311,7 +311,7 @@ fn serve(bytes: &[u8]) {
     let served = server.serve(theirs).expect("a client is served");
     assert_eq!(served.maps_left_count, 0);
     assert!(served.messages_count > 0);
-    // Every answer is whole, but for one that was not taken.
+    // Every answer is complete, except one that was not read.
     let mut answers = Vec::new();
     let _ = ours.read_to_end(&mut answers);
     let mut rest = &answers[..];
@@ -323,7 +323,7 @@ fn serve(bytes: &[u8]) {
     }
 }
 
-/// What is mapped.
+/// The maps.
 #[derive(Default)]
 struct Maps(BTreeMap<u64, AddrRange<Iova>>);
 
@@ -366,7 +366,7 @@ impl DirtyLog for Maps {
     }
 }
 
-/// A device that checks what it is asked for.
+/// A device that checks the requests.
 struct Toy {
     config: ConfigSpace,
     state: MigrationState,

@@ -1,4 +1,4 @@
-//! What a front-end of vhost-user may send to `examples/vhost`.
+//! Properties of `examples/vhost` for any messages of a vhost-user front-end.
 //!
 //! The input is a list of messages:
 //!
@@ -6,13 +6,12 @@
 //!   request u8, flags u8, files u8, len u8, len bytes
 //! ```
 //!
-//! `flags`: bit 0, it wants to be acknowledged; bit 1, the bytes are the payload, else they change a
-//! payload that makes sense. `files`: how many descriptors in bits 0 and 1, of which kind in bits 2
-//! and 3.
+//! `flags`: bit 0, the message asks for an acknowledgement; bit 1, the bytes are the payload, otherwise
+//! they are XORed onto a valid payload. `files`: the number of descriptors in bits 0 and 1, their kind
+//! in bits 2 and 3.
 //!
-//! What must hold: the server comes to an end by itself when the front-end goes, it answers at most
-//! once for each message and with whole messages, it takes few page tables for each message, and it
-//! serves the next front-end.
+//! The properties: the server ends by itself when the front-end disconnects, it answers each message at
+//! most once and completely, it uses few page tables for each message, and it serves the next front-end.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,19 +25,20 @@ use longshore_vhost_user::wire::{HEADER_LEN_BYTES, MessageHeader, number};
 use longshore_vhost_user::{REGIONS_MAX, TABLE_BYTES_MAX};
 
 const MEMORY_BYTES: u64 = 1 << 20;
-/// The file behind it is longer and has no pages there, so that regions may be long.
+/// The length of the file behind the memory. It is longer, without pages there, so that regions may be
+/// long.
 const FILE_BYTES: u64 = 1 << 45;
 const GUEST: u64 = 0x10_0000;
 const USER: u64 = 0x7000_0000_0000;
 const LOG_BYTES: u64 = (GUEST + MEMORY_BYTES) / 4096 / 8;
 const PROTOCOL_FEATURES: u64 = 0x22b;
-/// So many that all answers to them fit into a socket.
+/// Few enough that all answers fit into a socket.
 const MESSAGES_MAX: usize = 64;
-/// What one range may take at most, in bytes of page tables: three tables at each end, those that lead
-/// to them, and one for each 512 GiB of the longest.
+/// The maximum bytes of page tables for one range: three tables at each end, their parents, and one for
+/// each 512 GiB of the longest range.
 const TABLE_BYTES_OF_RANGE: u64 = 4096 * (12 + TABLE_BYTES_MAX / (512 << 30));
 
-/// What a front-end can send as descriptors.
+/// The descriptors that a front-end can send.
 struct Files {
     memory: File,
     event: OwnedFd,
@@ -71,7 +71,7 @@ impl Files {
     }
 }
 
-/// A ring at the beginning, with one request to read.
+/// Writes a ring with one read request at the beginning.
 fn fill(memory: &File) {
     let put = |at: u64, bytes: &[u8]| memory.write_all_at(bytes, at).unwrap();
     for (slot, (at, len, flags, next)) in
@@ -88,7 +88,7 @@ fn fill(memory: &File) {
     put(0x1002, &1_u16.to_le_bytes());
 }
 
-/// Feeds what `data` says to a server.
+/// Sends the messages in `data` to a server.
 pub fn vhost_user(data: &[u8]) {
     let disk = memfd::create("disk", memfd::Backing::Shmem).unwrap();
     memfd::set_len(&disk, 1 << 16).unwrap();
@@ -108,7 +108,7 @@ pub fn vhost_user(data: &[u8]) {
         let descriptors = [files.kind(kinds >> 2); 3];
         let descriptors = &descriptors[..usize::from(kinds & 3)];
         let message = [&header[..], &payload].concat();
-        // All are sent before any is taken, so the socket may be full.
+        // All messages are sent before any is read, so the socket may be full.
         match unix_socket::send(&ours, &message, descriptors) {
             Ok(done) if done == message.len() => sent += 1,
             _ => break,
@@ -131,7 +131,7 @@ pub fn vhost_user(data: &[u8]) {
     assert_eq!(counts.snapshot().clients, 2);
 }
 
-/// A payload that makes sense for the request, changed by `bytes`; or those alone.
+/// Returns a valid payload for the request, changed by `bytes`, or `bytes` alone.
 fn payload(request: u32, is_raw: bool, bytes: &[u8]) -> Vec<u8> {
     let words = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let state = |num: u64| words(&[num << 32]);
@@ -154,7 +154,7 @@ fn payload(request: u32, is_raw: bool, bytes: &[u8]) -> Vec<u8> {
     sensible.into_iter().enumerate().map(changed).collect()
 }
 
-/// How many messages there are, all whole, up to the end.
+/// Returns the number of messages up to the end, all of which must be complete.
 fn answers(socket: &UnixStream) -> usize {
     let mut bytes = Vec::new();
     let mut chunk = [0; 4096];
@@ -171,6 +171,6 @@ fn answers(socket: &UnixStream) -> usize {
         assert!(header.is_reply && !header.needs_reply, "{header:?}");
         (rest, answers) = (more.get(header.len_bytes as usize..).expect("a payload"), answers + 1);
     }
-    assert!(rest.is_empty(), "a part of an answer");
+    assert!(rest.is_empty(), "an incomplete answer");
     answers
 }
