@@ -1,9 +1,9 @@
-//! A Debian archive, read with apt but apart from the machine's own package state.
+//! A Debian archive, read with apt but without the package state of the host.
 //!
 //! Nothing is installed and no root is needed: apt gets its own lists, cache, empty status file and
-//! preferences. What the administrator set about reaching an archive (a mirror, a proxy) holds here
-//! too. apt checks the signature on a suite's index and the index's hash of every package before it
-//! hands the package over, so what arrives is what Debian signed.
+//! preferences. The administrator's settings for access to archives (a mirror, a proxy) still apply. apt
+//! checks the signature on a suite's index and the index's hash of every package before it returns the
+//! package, so every package is one that Debian signed.
 
 mod mirror;
 
@@ -19,7 +19,7 @@ use crate::{
 };
 use mirror::Mirror;
 
-/// A set of suites, with their indexes fetched.
+/// A set of suites whose indexes were fetched.
 #[derive(Debug)]
 pub(crate) struct Archive {
     dir: PathBuf,
@@ -31,7 +31,7 @@ impl Archive {
     pub(crate) fn open(dir: &Path, suites: &[&str], preferences: &str) -> Result<Self> {
         for sub in ["lists/partial", "cache/archives/partial", "state"] {
             let path = dir.join(sub);
-            fs::create_dir_all(&path).map_err(Error::io("making", path))?;
+            fs::create_dir_all(&path).map_err(Error::io("creating", path))?;
         }
         let mirror = Mirror::of_this_machine();
         let sources: String = suites.iter().map(|suite| mirror.source_line(suite)).collect();
@@ -44,7 +44,7 @@ impl Archive {
         Ok(archive)
     }
 
-    /// The packages whose name matches `pattern`, an extended regular expression.
+    /// Returns the packages whose name matches `pattern`, an extended regular expression.
     pub(crate) fn names(&self, pattern: &str) -> Result<Vec<String>> {
         let found = tool::output(self.apt(APT_CACHE)?.args(["search", "--names-only", pattern]))?;
         let names: Vec<String> = String::from_utf8_lossy(&found)
@@ -61,7 +61,7 @@ impl Archive {
         Ok(names)
     }
 
-    /// The version of `package` that apt would take.
+    /// Returns the version of `package` that apt would install.
     pub(crate) fn version(&self, package: &str) -> Result<String> {
         let policy = tool::output(self.apt(APT_CACHE)?.args(["policy", package]))?;
         candidate(&String::from_utf8_lossy(&policy)).ok_or_else(|| Error::NoPackage {
@@ -70,15 +70,15 @@ impl Archive {
         })
     }
 
-    /// Downloads `package` alone and returns its file.
+    /// Downloads `package` without its dependencies, and returns its file.
     pub(crate) fn download(&self, package: &str) -> Result<Vec<PathBuf>> {
         let into = self.dir.join("alone");
-        fs::create_dir_all(&into).map_err(Error::io("making", &into))?;
+        fs::create_dir_all(&into).map_err(Error::io("creating", &into))?;
         tool::output(self.apt(APT_GET)?.args(["download", package]).current_dir(&into))?;
         packages_in(&into)
     }
 
-    /// Downloads `package` and everything it depends on and returns their files.
+    /// Downloads `package` and all its dependencies, and returns their files.
     pub(crate) fn download_with_dependencies(&self, package: &str) -> Result<Vec<PathBuf>> {
         tool::output(self.apt(APT_GET)?.args(["install", "--yes", "--download-only", package]))?;
         packages_in(&self.dir.join("cache/archives"))
@@ -98,13 +98,13 @@ impl Archive {
 
 /// Unpacks packages into `root` without running any of their scripts.
 pub(crate) fn unpack(packages: &[PathBuf], root: &Path) -> Result<()> {
-    fs::create_dir_all(root).map_err(Error::io("making", root))?;
+    fs::create_dir_all(root).map_err(Error::io("creating", root))?;
     for package in packages {
         let tarball = package.with_extension("tar");
         let file = fs::File::create(&tarball).map_err(Error::io("writing", &tarball))?;
         let mut dpkg_deb = DPKG_DEB.command()?;
         tool::output(dpkg_deb.arg("--fsys-tarfile").arg(package).stdout(file))?;
-        // Whoever runs the harness owns the files, and links of a merged /usr stay links.
+        // The caller owns the files, and the links of a merged /usr stay links.
         let mut tar = TAR.command()?;
         tar.args(["--extract", "--no-same-owner", "--keep-directory-symlink", "--file"]);
         tool::output(tar.arg(&tarball).arg("--directory").arg(root))?;
@@ -125,19 +125,19 @@ fn packages_in(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The candidate in the output of `apt-cache policy`.
+/// Returns the candidate in the output of `apt-cache policy`.
 fn candidate(policy: &str) -> Option<String> {
     let version = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate:"))?.trim();
     (version != "(none)").then(|| version.to_owned())
 }
 
-/// apt's settings. Read after the machine's own, which therefore hold unless named here.
+/// Returns apt's settings. They are read after the host's, so other settings of the host still apply.
 fn configuration(dir: &Path) -> String {
     let dir = dir.display();
-    // The hooks that are cleared maintain the machine's package state, which this does not touch.
-    // apt cannot drop to its own user because that user may not enter the cache folder. Locking is
-    // the cache's, and the index lists are kept to the one that is needed. Without Error-Mode, an
-    // archive that cannot be reached would look like one that has no packages.
+    // The cleared hooks maintain the package state of the host, which this archive does not use. apt
+    // cannot switch to its own user, because that user may not enter the cache folder. The cache has its
+    // own lock. Only one kind of index is needed. Without Error-Mode, an unreachable archive would look
+    // like an archive without packages.
     format!(
         r#"Dir::Etc::sourcelist "{dir}/sources.list";
 Dir::Etc::sourceparts "/dev/null";

@@ -1,11 +1,11 @@
-//! The arguments that cargo and people pass to a test program, as far as they make sense here.
+//! The arguments that cargo and users pass to a test program, as far as this harness supports them.
 
-/// What was asked for.
+/// The parsed arguments.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Arguments {
-    /// Name the tests instead of running them.
+    /// `true` to list the tests instead of running them.
     pub list: bool,
-    /// Show what they write.
+    /// `true` to show the output of the tests.
     pub show_output: bool,
     exact: bool,
     only_ignored: bool,
@@ -18,7 +18,7 @@ impl Arguments {
     ///
     /// # Errors
     ///
-    /// An option that is not known, or lacks its value.
+    /// Returns a message if an option is unknown or lacks its value.
     pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
         let mut parsed = Self::default();
         let mut args = args.into_iter();
@@ -33,28 +33,28 @@ impl Arguments {
                 "--list" => parsed.list = true,
                 "--exact" => parsed.exact = true,
                 "--nocapture" | "--no-capture" | "--show-output" => parsed.show_output = true,
-                // No guest test is marked to be ignored.
+                // No guest test is ignored by default.
                 "--ignored" => parsed.only_ignored = true,
                 "--skip" => parsed.skips.push(value()?),
-                // They say how a test program prints and schedules: nothing to choose here.
+                // These choose output and scheduling of a test program, which do not apply here.
                 "--test-threads" | "--color" | "--format" | "--logfile" | "-Z" => drop(value()?),
                 "--include-ignored" | "--quiet" | "-q" | "--report-time" => {}
-                // As with a space behind the Z, and its value.
+                // `-Zoption`, without a space.
                 _ if name.starts_with("-Z") => {}
-                _ if name.starts_with('-') => return Err(format!("{name} is not known here")),
+                _ if name.starts_with('-') => return Err(format!("{name} is not supported here")),
                 _ => parsed.filters.push(arg),
             }
         }
         Ok(parsed)
     }
 
-    /// Whether anything narrows the tests down.
+    /// Returns `true` if an argument selects only some of the tests.
     #[must_use]
     pub fn is_filtering(&self) -> bool {
         self.only_ignored || !self.filters.is_empty() || !self.skips.is_empty()
     }
 
-    /// Whether the test called `name` is to run.
+    /// Returns `true` if the test called `name` is to run.
     #[must_use]
     pub fn selects(&self, name: &str) -> bool {
         let matches = |pattern: &String| {
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_everything() {
+    fn without_filters_everything_is_selected() {
         assert!(parsed("").selects("load::any"));
         assert!(!parsed("").is_filtering());
         assert!(
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_match_parts_and_exact_ones_the_whole() {
+    fn filters_match_a_part_of_a_name_and_exact_ones_all_of_it() {
         let some = parsed("load:: heap::auto");
         assert!(some.is_filtering());
         assert!(some.selects("load::any") && some.selects("heap::auto_takes"));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused() {
+    fn unknown_options_are_refused() {
         let refused = |arg: &str| Arguments::parse([arg.to_owned()]).unwrap_err();
         assert!(refused("--bench").contains("--bench"));
         assert!(refused("--skip").contains("needs a value"));

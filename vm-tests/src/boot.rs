@@ -1,4 +1,4 @@
-//! One run of a guest: starting QEMU, following its reports, and noticing when they stop.
+//! One run of a guest: starts QEMU, follows its reports, and detects when they stop.
 
 use std::{
     fs,
@@ -18,25 +18,25 @@ use crate::{
     tool,
 };
 
-/// A boot sometimes fails in the emulator, before anything of ours runs. Once more is enough, and
-/// more would hide a guest that cannot boot.
+/// A boot sometimes fails in the emulator, before our init runs. One retry is enough; more would hide a
+/// guest that cannot boot.
 const BOOTS_MAX: u32 = 2;
 
-/// How long each step may stay silent.
+/// The maximum time of each step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// From starting QEMU until init is up.
     pub(crate) boot: Duration,
     /// Between tasks.
     pub(crate) idle: Duration,
-    /// Over a task's own limit, at which the guest ends it.
+    /// Beyond a task's own limit, at which the guest kills it.
     pub(crate) grace: Duration,
-    /// From the last report until QEMU is gone.
+    /// From the last report until QEMU has ended.
     pub(crate) down: Duration,
 }
 
 impl Default for Limits {
-    /// A boot takes 3 to 4 s on an idle host. The limits allow for one that is very busy.
+    /// A boot takes 3 to 4 s on an idle host. The limits allow for a very busy host.
     fn default() -> Self {
         Self {
             boot: Duration::from_secs(90),
@@ -47,29 +47,29 @@ impl Default for Limits {
     }
 }
 
-/// What to start and where its kernel log appears.
+/// The commands of a run, its kernel log and its limits.
 pub(crate) struct Launch<'a> {
-    /// Makes QEMU's command line afresh for each try: of the first one, and of its successor.
+    /// Returns QEMU's command line for each try: of the first QEMU, and of its successor.
     pub(crate) command: &'a dyn Fn(Turn) -> Result<Command>,
     pub(crate) console_log: &'a Path,
     pub(crate) limits: Limits,
-    /// How often the guest restarts before it has come to its end.
+    /// How often the guest restarts before the run ends.
     pub(crate) restarts: u32,
-    /// Whether the guest goes on in a second QEMU when the first one leaves.
+    /// `true` if the guest continues in a second QEMU when the first one ends.
     pub(crate) is_handed_over: bool,
 }
 
-/// Which QEMU it is, of a guest that goes on in another one.
+/// The first or the second QEMU of a guest that is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     First,
     Second,
 }
 
-/// How far a guest's reports have come, also where one QEMU takes over from another.
+/// The progress of a guest's reports, which continues in a second QEMU.
 struct Progress {
     started: Instant,
-    /// When the step that it is in began.
+    /// The start of the current step.
     step: Instant,
     /// The number of the next report.
     expected: u64,
@@ -77,8 +77,8 @@ struct Progress {
 }
 
 impl Launch<'_> {
-    /// Boots the guest and follows it to its end. A boot that never reaches init is tried once
-    /// more; whatever happens after that is final.
+    /// Boots the guest and follows it to its end. A boot that never reaches init is tried once more; any
+    /// later failure is final.
     pub(crate) fn run(&self, on_event: &mut dyn FnMut(&Event)) -> Result<Report> {
         let mut boots = 1;
         loop {
@@ -108,7 +108,7 @@ impl Launch<'_> {
         }
     }
 
-    /// A run that came to its end is good only if the kernel log is.
+    /// Returns the report of a run that reached its end, or an error if the kernel log has a fault.
     fn finish(&self, transcript: Transcript, log: &str) -> Result<Report> {
         let mut report = transcript.report;
         report.console_log = self.console_log.to_owned();
@@ -128,7 +128,7 @@ impl Launch<'_> {
         transcript: &mut Transcript,
         on_event: &mut dyn FnMut(&Event),
     ) -> Result<std::result::Result<(), Lost>> {
-        // Of an earlier try.
+        // Remove the log of an earlier try.
         if self.console_log.exists() {
             fs::remove_file(self.console_log).map_err(Error::io("removing", self.console_log))?;
         }
@@ -159,12 +159,12 @@ impl Launch<'_> {
         let Progress { started, step, expected, restarts_left } = progress;
         loop {
             let (during, limit) = self.current_step(transcript);
-            // A task's lines do not give it more time: its step begins with it.
+            // A task's lines do not extend its time, because the step starts when the task begins.
             let left = limit.saturating_sub(step.elapsed());
             let line = match qemu.lines.recv_timeout(left) {
                 Ok(line) => line,
                 Err(RecvTimeoutError::Timeout) => {
-                    // The work is done; that QEMU would not leave is QEMU's matter.
+                    // All tasks are done, so a QEMU that does not end is not an error.
                     if transcript.down {
                         return Ok(());
                     }
@@ -178,7 +178,7 @@ impl Launch<'_> {
             let Some(decoded) = protocol::decode(&line) else { continue };
             let (n, event) = decoded.map_err(|error| GuestFault::Protocol(error.to_string()))?;
             if n != *expected {
-                let lost = format!("report {expected} is missing, {n} came");
+                let lost = format!("report {expected} is missing, got {n}");
                 return Err(GuestFault::Protocol(lost));
             }
             *expected += 1;
@@ -194,7 +194,7 @@ impl Launch<'_> {
             }
             if matches!(event, Event::Down) && self.restarts > 0 {
                 if *restarts_left == 0 {
-                    // It would restart once more, and again.
+                    // The guest would restart again and again.
                     return Ok(());
                 }
                 *restarts_left -= 1;
@@ -207,7 +207,7 @@ impl Launch<'_> {
         }
     }
 
-    /// What the guest is doing, and how long that may take.
+    /// Returns the current step of the guest, in words, and its time limit.
     fn current_step(&self, transcript: &Transcript) -> (String, Duration) {
         if !transcript.up {
             ("while booting".into(), self.limits.boot)
@@ -223,21 +223,21 @@ impl Launch<'_> {
     fn kernel_log(&self) -> Result<String> {
         match fs::read(self.console_log) {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            // QEMU left before it made the file; what QEMU said tells why.
+            // QEMU ended before it created the file; its standard error has the reason.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
             Err(error) => Err(Error::io("reading", self.console_log)(error)),
         }
     }
 }
 
-/// A guest that did not come to its end.
+/// A guest that did not reach its end.
 struct Lost {
     fault: GuestFault,
-    /// What QEMU wrote to its standard error.
+    /// The standard error of QEMU.
     said: String,
 }
 
-/// A QEMU process. It is killed when this is dropped, so that no error path leaves one running.
+/// A QEMU process. Dropping this kills it, so that no error path leaves one running.
 struct Qemu {
     child: Child,
     lines: Receiver<String>,
@@ -254,7 +254,7 @@ impl Qemu {
         thread::spawn(move || {
             let mut stdout = BufReader::new(stdout);
             let mut line = Vec::new();
-            // An error ends the lines, as the end of the stream does.
+            // An error ends the lines, like the end of the stream.
             while matches!(stdout.read_until(b'\n', &mut line), Ok(1..)) {
                 if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
                     break;
@@ -270,7 +270,7 @@ impl Qemu {
         Ok(Self { child, lines, stderr: Some(stderr) })
     }
 
-    /// How it ended. Called when its output is closed, so it is ending.
+    /// Waits for QEMU and returns its status. Called after its output was closed, when it is ending.
     fn status(&mut self) -> String {
         match self.child.wait() {
             Ok(status) => status.to_string(),
@@ -278,14 +278,14 @@ impl Qemu {
         }
     }
 
-    /// Ends it if it still runs; what it wrote to its standard error.
+    /// Kills QEMU if it still runs, and returns its standard error.
     fn end(mut self) -> String {
         self.kill();
         self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
     }
 
     fn kill(&mut self) {
-        // It may be gone already, which is as good.
+        // It may have ended already, so errors are ignored.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

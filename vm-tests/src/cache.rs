@@ -1,4 +1,4 @@
-//! The folder where downloads are kept between runs, shared by every checkout and process.
+//! The folder for downloads, shared by every checkout and process.
 
 use std::{
     env,
@@ -8,14 +8,15 @@ use std::{
 
 use crate::error::{Error, Result};
 
-/// A folder of entries that are each built once: an entry is either whole or absent.
+/// A folder of entries that are each built once: an entry is either complete or absent.
 #[derive(Clone, Debug)]
 pub(crate) struct Cache {
     root: PathBuf,
 }
 
 impl Cache {
-    /// `$LONGSHORE_CACHE`, else `$XDG_CACHE_HOME/longshore`, else `~/.cache/longshore`.
+    /// Returns the user's cache: `$LONGSHORE_CACHE`, else `$XDG_CACHE_HOME/longshore`, else
+    /// `~/.cache/longshore`.
     pub(crate) fn of_user() -> Result<Self> {
         let set = |key| env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
         root_from(set("LONGSHORE_CACHE"), set("XDG_CACHE_HOME"), set("HOME"))
@@ -26,12 +27,12 @@ impl Cache {
             })
     }
 
-    /// The cache in `root`.
+    /// Returns the cache in `root`.
     pub(crate) fn at(root: PathBuf) -> Self {
         Self { root }
     }
 
-    /// The whole entries of `kind`, by name, in no order.
+    /// Returns the complete entries of `kind` with their names, in no order.
     pub(crate) fn entries(&self, kind: &str) -> Result<Vec<(String, PathBuf)>> {
         let folder = self.root.join(kind);
         let listing = match fs::read_dir(&folder) {
@@ -43,7 +44,7 @@ impl Cache {
         for entry in listing {
             let entry = entry.map_err(Error::io("listing", &folder))?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            // A dot marks the lock and the folders that are still being filled.
+            // Names that begin with a dot are the lock and unfinished folders.
             if !name.starts_with('.') {
                 entries.push((name, entry.path()));
             }
@@ -51,13 +52,13 @@ impl Cache {
         Ok(entries)
     }
 
-    /// Waits until no other process builds an entry of `kind`, and keeps others from it. That it waits
-    /// it says on standard error: it may be for minutes.
+    /// Waits until no other process builds an entry of `kind`, and locks out others. If it must wait,
+    /// which may take minutes, it prints a line to standard error.
     ///
-    /// The kernel drops the lock when the process ends, however it ends.
+    /// The kernel releases the lock when the process ends for any reason.
     pub(crate) fn lock(&self, kind: &str) -> Result<Building> {
         let folder = self.root.join(kind);
-        fs::create_dir_all(&folder).map_err(Error::io("making", &folder))?;
+        fs::create_dir_all(&folder).map_err(Error::io("creating", &folder))?;
         let path = folder.join(".lock");
         let file = File::options()
             .create(true)
@@ -66,7 +67,7 @@ impl Cache {
             .open(&path)
             .map_err(Error::io("opening", &path))?;
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
-            eprintln!("waiting for another process that fills {}", folder.display());
+            eprintln!("waiting for another process, which fills {}", folder.display());
         }
         file.lock().map_err(Error::io("locking", &path))?;
         Ok(Building { folder, _lock: file })
@@ -81,16 +82,17 @@ pub(crate) struct Building {
 }
 
 impl Building {
-    /// A folder to fill, removed if it is not published.
+    /// Creates a folder to fill, which is removed if it is not published.
     pub(crate) fn scratch(&self) -> Result<tempfile::TempDir> {
         self.sweep();
         tempfile::Builder::new()
             .prefix(".filling-")
             .tempdir_in(&self.folder)
-            .map_err(Error::io("making a folder in", &self.folder))
+            .map_err(Error::io("creating a folder in", &self.folder))
     }
 
-    /// Makes `filled` the entry called `name`: in one step, so that no one sees half of it.
+    /// Makes `filled` the entry called `name`. The rename is atomic, so that no process sees a
+    /// half-filled entry.
     pub(crate) fn publish(&self, filled: &Path, name: &str) -> Result<PathBuf> {
         let entry = self.folder.join(name);
         if entry.exists() {
@@ -100,12 +102,12 @@ impl Building {
         Ok(entry)
     }
 
-    /// Removes what a process that was killed left behind. Safe because the lock is held: whatever
-    /// is still being filled has no owner.
+    /// Removes the unfinished folders of killed processes. Because the lock is held, no running process
+    /// owns one.
     fn sweep(&self) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(".filling-") {
-                // Litter that cannot be removed costs disk space and nothing else.
+                // A folder that cannot be removed only costs disk space.
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_particular_variable_wins() {
+    fn the_most_specific_variable_wins() {
         let path = |text: &str| Some(PathBuf::from(text));
         assert_eq!(root_from(path("/own"), path("/xdg"), path("/home")), path("/own"));
         assert_eq!(root_from(None, path("/xdg"), path("/home")), path("/xdg/longshore"));
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_appears_whole_and_litter_does_not_appear() {
+    fn an_entry_appears_complete_and_unfinished_folders_do_not() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path().to_owned());
         assert!(cache.entries("kernel").unwrap().is_empty());
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_left_is_swept() {
+    fn unfinished_folders_of_killed_processes_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path().to_owned());
         let litter = cache.lock("kernel").unwrap().scratch().unwrap().keep();

@@ -1,7 +1,7 @@
-//! Writes the archive format that the kernel unpacks as its first file system ("newc" cpio).
+//! Writes the archive format of an initramfs ("newc" cpio).
 //!
-//! Written here rather than by cpio(1) because only root could make the device node that init's
-//! first standard streams come from. One entry:
+//! cpio(1) is not used, because it needs root to create the device node that init's first standard
+//! streams come from. The format of one entry:
 //!
 //! ```text
 //! "070701" 13 fields of 8 hexadecimal digits   name NUL   pad to 4   content   pad to 4
@@ -17,7 +17,7 @@ const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// Writes entries to `out`, making the folders they need.
+/// Writes entries to `out`, and creates their parent folders.
 #[derive(Debug)]
 pub(crate) struct Writer<W> {
     out: W,
@@ -31,7 +31,7 @@ impl<W: Write> Writer<W> {
         Self { out, written_bytes: 0, inode: 0, names: BTreeSet::new() }
     }
 
-    /// A folder, and the folders above it. One that is there already is left alone.
+    /// Adds a folder and its parents, unless it exists.
     pub(crate) fn directory(&mut self, path: &str) -> io::Result<()> {
         let name = relative(path)?;
         self.parents(name)?;
@@ -41,7 +41,7 @@ impl<W: Write> Writer<W> {
         self.entry(name, DIRECTORY | 0o755, (0, 0), &[])
     }
 
-    /// A file that everyone may read and, if `executable`, run.
+    /// Adds a file that every user may read and, if `executable`, execute.
     pub(crate) fn file(&mut self, path: &str, executable: bool, content: &[u8]) -> io::Result<()> {
         let name = relative(path)?;
         self.parents(name)?;
@@ -49,7 +49,7 @@ impl<W: Write> Writer<W> {
         self.entry(name, REGULAR | mode, (0, 0), content)
     }
 
-    /// A character device.
+    /// Adds a character device.
     pub(crate) fn character_device(
         &mut self,
         path: &str,
@@ -61,7 +61,7 @@ impl<W: Write> Writer<W> {
         self.entry(name, CHARACTER_DEVICE | 0o600, (major, minor), &[])
     }
 
-    /// Ends the archive and gives the writer back.
+    /// Ends the archive and returns the writer.
     pub(crate) fn finish(mut self) -> io::Result<W> {
         self.header("TRAILER!!!", 0, 0, (0, 0), 0)?;
         self.out.flush()?;
@@ -86,7 +86,7 @@ impl<W: Write> Writer<W> {
         content: &[u8],
     ) -> io::Result<()> {
         if !self.names.insert(name.to_owned()) {
-            return Err(invalid(format!("{name} would be in the initramfs twice")));
+            return Err(invalid(format!("{name} is in the initramfs twice")));
         }
         let size = u32::try_from(content.len())
             .map_err(|_| invalid(format!("{name} is too large for an initramfs (4 GiB)")))?;
@@ -105,7 +105,7 @@ impl<W: Write> Writer<W> {
         size: u32,
     ) -> io::Result<()> {
         let links = if mode & DIRECTORY == DIRECTORY { 2 } else { 1 };
-        let name_size = u32::try_from(name.len() + 1).map_err(|_| invalid("a name too long"))?;
+        let name_size = u32::try_from(name.len() + 1).map_err(|_| invalid("a name is too long"))?;
         let fields = [inode, mode, 0, 0, links, 0, size, 0, 0, major, minor, name_size, 0];
         self.put(b"070701")?;
         for field in fields {
@@ -127,7 +127,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// The name under which an absolute path is stored.
+/// Returns the name under which an absolute path is stored.
 fn relative(path: &str) -> io::Result<&str> {
     let name = path.strip_prefix('/').unwrap_or_default();
     let plain = name.split('/').all(|part| !matches!(part, "" | "." | ".."));
@@ -156,7 +156,7 @@ mod tests {
         let mut writer = Writer::new(Vec::new());
         writer.character_device("/dev/console", 5, 1).unwrap();
         writer.file("/init", true, b"#!").unwrap();
-        // Every remainder of the padding.
+        // These lengths have every remainder of the padding.
         for len in 0..5 {
             writer.file(&format!("/some/folder/{len}"), false, &vec![b'x'; len]).unwrap();
         }
@@ -165,7 +165,7 @@ mod tests {
         writer.finish().unwrap()
     }
 
-    /// Feeds an archive to cpio(1), which is an independent reader.
+    /// Reads an archive with cpio(1), which is an independent implementation.
     fn cpio(args: &[&str], archive: &[u8], dir: &std::path::Path) -> String {
         let mut child = Command::new("cpio")
             .args(args)
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_absolute_paths_are_taken() {
+    fn only_plain_absolute_paths_are_accepted() {
         for path in ["", "/", "a", "/a/../b", "/a//b", "/a/", "/./a", "/nul\0"] {
             assert!(Writer::new(Vec::new()).file(path, false, b"").is_err(), "{path:?}");
         }

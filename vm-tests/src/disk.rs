@@ -1,4 +1,4 @@
-//! Disks of a guest.
+//! The disks of a guest.
 
 use std::path::{Path, PathBuf};
 
@@ -10,21 +10,21 @@ use crate::{
     protocol::{DiskPlan, MountPlan},
 };
 
-/// The longest serial number that both virtio-blk and nvme report whole.
+/// The longest serial number that virtio-blk and nvme both report completely.
 const SERIAL_BYTES_MAX: usize = 20;
 
-/// What the guest sees a disk as.
+/// The kind of device that a disk is in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Attach {
-    /// virtio-blk; the driver is a module and is loaded for it.
+    /// virtio-blk, whose driver is a module that the harness loads.
     Virtio,
-    /// NVMe; the driver is built into the kernel.
+    /// NVMe, whose driver is built into the kernel.
     Nvme,
 }
 
-/// A disk of a guest. The guest finds it by its name, which is the serial number it reports:
-/// `/dev/disk/NAME` leads to its device.
+/// A disk of a guest. Its name is the serial number that it reports, and the guest finds its device as
+/// `/dev/disk/NAME`.
 #[derive(Clone, Debug)]
 pub struct Disk {
     name: String,
@@ -52,13 +52,13 @@ pub struct ReadError {
 }
 
 impl ReadError {
-    /// Every read that covers this sector (of 512 bytes) fails.
+    /// Makes every read of this sector (of 512 bytes) fail.
     #[must_use]
     pub fn at_sector(sector: u64) -> Self {
         Self { sector, once: false }
     }
 
-    /// Only the first such read fails.
+    /// Makes only the first such read fail.
     #[must_use]
     pub fn once(self) -> Self {
         Self { once: true, ..self }
@@ -66,19 +66,21 @@ impl ReadError {
 }
 
 impl Disk {
-    /// A disk that reads as zeroes as fast as can be, to measure the path and not the medium.
+    /// Creates a disk that reads as zeroes at full speed, to measure the I/O path without a medium.
     #[must_use]
     pub fn null(name: impl Into<String>, bytes: u64) -> Self {
         Self::new(name, Source::Null { bytes })
     }
 
-    /// A disk whose content is this file of the host. It is read-only unless [`Disk::writable`].
+    /// Creates a disk whose content is this file of the host. It is read-only unless [`Disk::writable`]
+    /// is called.
     #[must_use]
     pub fn file(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self::new(name, Source::File(path.into()))
     }
 
-    /// A file of the host as a disk on which every read of `sector` (of 512 bytes) fails with EIO.
+    /// Creates a disk from a file of the host on which every read of `sector` (of 512 bytes) fails with
+    /// EIO.
     #[must_use]
     pub fn with_read_error_at(
         name: impl Into<String>,
@@ -88,26 +90,28 @@ impl Disk {
         Self::file(name, path).read_error(ReadError::at_sector(sector))
     }
 
-    /// An ext4 file system of `bytes` with the content of `dir`, writable, made for each run.
+    /// Creates a disk with an ext4 file system of `bytes` with the content of `dir`, writable, made for
+    /// each run.
     #[must_use]
     pub fn ext4_from_dir(name: impl Into<String>, dir: impl Into<PathBuf>, bytes: u64) -> Self {
         Self::tree(name, FileSystem::Ext4, dir, bytes).writable()
     }
 
-    /// An XFS file system of `bytes` (at least 300 MiB) with the content of `dir`, writable, made
-    /// for each run.
+    /// Creates a disk with an XFS file system of `bytes` (at least 300 MiB) with the content of `dir`,
+    /// writable, made for each run.
     #[must_use]
     pub fn xfs_from_dir(name: impl Into<String>, dir: impl Into<PathBuf>, bytes: u64) -> Self {
         Self::tree(name, FileSystem::Xfs, dir, bytes).writable()
     }
 
-    /// An EROFS file system, as large as it must be, with the content of `dir`, made for each run.
+    /// Creates a disk with an EROFS file system of the content of `dir`, as large as necessary, made for
+    /// each run.
     #[must_use]
     pub fn erofs_from_dir(name: impl Into<String>, dir: impl Into<PathBuf>) -> Self {
         Self::tree(name, FileSystem::Erofs, dir, 0)
     }
 
-    /// How the guest sees it; virtio-blk unless told otherwise.
+    /// Sets the kind of device; virtio-blk by default.
     #[must_use]
     pub fn attach(self, attach: Attach) -> Self {
         Self { attach, ..self }
@@ -119,26 +123,26 @@ impl Disk {
         Self { writable: true, ..self }
     }
 
-    /// Adds a read that fails.
+    /// Adds a failing read.
     #[must_use]
     pub fn read_error(mut self, error: ReadError) -> Self {
         self.read_errors.push(error);
         self
     }
 
-    /// Reads no faster than this, so that there is time to do something meanwhile.
+    /// Limits the reads to `bytes` per second, so that a test can act while a read is in flight.
     #[must_use]
     pub fn reads_per_second(self, bytes: u64) -> Self {
         Self { reads_per_second_bytes: Some(bytes), ..self }
     }
 
-    /// Has the guest mount it at `path` before the first task.
+    /// Makes the guest mount the disk at `path` before the first task.
     #[must_use]
     pub fn mount(self, path: impl Into<String>, file_system: FileSystem) -> Self {
         Self { mount: Some((path.into(), file_system)), ..self }
     }
 
-    /// A property of the device, as QEMU's `-device` has it.
+    /// Sets a property of the device, as in QEMU's `-device`.
     #[must_use]
     pub fn property(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         self.properties.push((name.into(), value.into()));
@@ -170,14 +174,14 @@ impl Disk {
         }
     }
 
-    /// Modules that the guest needs for it.
+    /// Returns the modules that the guest needs for the disk.
     pub(crate) fn modules(&self) -> Vec<String> {
         let driver = (self.attach == Attach::Virtio).then_some("virtio_blk");
         let file_system = self.mount.as_ref().map(|(_, file_system)| file_system.kernel_name());
         driver.into_iter().chain(file_system).map(str::to_owned).collect()
     }
 
-    /// What the guest does with it before the first task.
+    /// Returns the guest's work with the disk before the first task.
     pub(crate) fn plan(&self) -> DiskPlan {
         let mount = self.mount.as_ref().map(|(at, file_system)| MountPlan {
             at: at.clone(),
@@ -187,7 +191,7 @@ impl Disk {
         DiskPlan { serial: self.name.clone(), mount }
     }
 
-    /// Makes its image in `scratch` if it needs one, and gives QEMU's arguments for it as the disk
+    /// Makes the disk's image in `scratch` if it needs one, and returns QEMU's arguments for the disk
     /// number `index`.
     pub(crate) fn qemu_args(&self, index: usize, scratch: &Path) -> Result<Vec<String>> {
         if self.name.is_empty() || self.name.len() > SERIAL_BYTES_MAX {
@@ -198,7 +202,7 @@ impl Disk {
         }
         let node = format!("disk{index}");
         let file = match &self.source {
-            // read-zeroes: without it what is read is whatever the buffer held before.
+            // Without read-zeroes, a read does not change the buffer.
             Source::Null { bytes } => {
                 json!({"driver": "null-co", "size": bytes, "read-zeroes": true})
             }
@@ -230,7 +234,7 @@ impl Disk {
         };
         let mut device = json!({"driver": device, "drive": node, "serial": self.name});
         if self.attach == Attach::Virtio && !self.read_errors.is_empty() {
-            // Or a read fails because QEMU made one request of it and of the one that is to fail.
+            // Otherwise QEMU merges requests, so a read beside the bad sector fails too.
             device["request-merging"] = false.into();
         }
         for (name, value) in &self.properties {
@@ -248,7 +252,7 @@ impl Disk {
         let rules: Vec<_> = self
             .read_errors
             .iter()
-            // "none" means: on the read itself, not when the format driver announces one.
+            // "none" injects the error into the read itself, not into an event of the format driver.
             .map(|error| {
                 json!({
                     "event": "none",
@@ -264,11 +268,11 @@ impl Disk {
 }
 
 fn host_file(path: &Path) -> Result<Value> {
-    // QEMU runs in another folder than the caller may have meant.
+    // QEMU runs in another folder than the caller, so make the path absolute.
     let path = std::path::absolute(path).map_err(Error::io("finding", path))?;
     match path.to_str() {
         Some(name) => Ok(json!({"driver": "file", "filename": name})),
-        None => Err(Error::Unsupported { path, reason: "QEMU takes file names in UTF-8" }),
+        None => Err(Error::Unsupported { path, reason: "QEMU needs file names in UTF-8" }),
     }
 }
 
@@ -283,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_only_unless_told_otherwise() {
+    fn a_file_is_read_only_by_default() {
         let disk = Disk::file("weights", "/a,b.img");
         assert_eq!(block(&disk)["read-only"], true);
         assert_eq!(block(&disk)["file"]["filename"], "/a,b.img");
@@ -291,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn read_errors_go_between_the_disk_and_the_file() {
+    fn read_errors_are_injected_between_the_disk_and_the_file() {
         let disk = Disk::with_read_error_at("bad", "/a.img", 80)
             .read_error(ReadError::at_sector(7).once());
         let file = &block(&disk)["file"];
@@ -306,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_goes_around_the_file() {
+    fn a_limit_is_applied_to_the_file() {
         let disk = Disk::file("slow", "/a.img").reads_per_second(1 << 20);
         let args = disk.qemu_args(3, Path::new("/nowhere")).unwrap();
         assert_eq!(args[0], "-object");
@@ -318,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_are_the_devices() {
+    fn properties_are_set_on_the_device() {
         let disk = Disk::null("null", 1 << 20).attach(Attach::Nvme).property("mdts", 2);
         let args = disk.property("addr", "10.0").qemu_args(0, Path::new("/nowhere")).unwrap();
         let device: Value = serde_json::from_str(&args[3]).unwrap();
@@ -344,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_would_be_cut_off_is_refused() {
+    fn a_name_that_is_too_long_is_refused() {
         for name in ["", "123456789012345678901"] {
             assert!(Disk::null(name, 1).qemu_args(0, Path::new("/nowhere")).is_err(), "{name}");
         }

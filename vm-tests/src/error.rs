@@ -1,4 +1,4 @@
-//! What can go wrong on the host's side of a guest.
+//! Errors on the host's side of a guest.
 
 use std::{io, path::PathBuf, process::ExitStatus};
 
@@ -7,7 +7,7 @@ use crate::report::Report;
 /// The crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What can go wrong on the host's side of a guest.
+/// An error on the host's side of a guest.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,62 +19,62 @@ pub enum Error {
         /// The Debian package that has it.
         package: &'static str,
     },
-    /// A program that the harness calls said no.
+    /// A program that the harness calls failed.
     #[error("{command} failed ({status}):\n{stderr}")]
     Tool {
         /// The program and its arguments.
         command: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// What it said.
+        /// Its output.
         stderr: String,
     },
     /// Building a program from its source failed.
     #[error("{command} failed ({status}):\n{log_tail}\nthe whole log: {}", log.display())]
     Build {
-        /// What was called.
+        /// The command line.
         command: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// The end of what it said.
+        /// The end of its output.
         log_tail: String,
-        /// All that it said.
+        /// The file with all of its output.
         log: PathBuf,
     },
-    /// The kernel's configuration came out otherwise than it was asked for.
+    /// The kernel's configuration lacks options that were asked for.
     #[error(
-        "not all of vm-tests/iommufd.config can be had: {}; each needs an option that is not there, or \
-         that the kernel's source no longer knows",
+        "the kernel's configuration does not have all of vm-tests/iommufd.config: {}; each of these options \
+         depends on another that is not set, or is unknown to this kernel source",
         lost.join(", ")
     )]
     KernelConfig {
-        /// The options, each with what became of it.
+        /// The options, each with the value that it got.
         lost: Vec<String>,
     },
     /// A system call on a file or process failed.
     #[error("{operation} {}: {source}", path.display())]
     Io {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// To what.
+        /// The file or program.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// A Debian archive has no package of the kind looked for.
+    /// A Debian archive has no package of this name.
     #[error("{suite} has no package whose name matches {pattern}")]
     NoPackage {
         /// The pattern of its name.
         pattern: String,
-        /// The Debian suites searched.
+        /// The searched Debian suites.
         suite: String,
     },
-    /// This machine cannot run the guest at all: not a failure of what is tested.
-    #[error("no guest here: {what}")]
+    /// This machine cannot run the guest at all, which is not a failure of the tested code.
+    #[error("no guest can run here: {what}")]
     Unavailable {
-        /// What is missing, and how to get it where that is known.
+        /// The missing thing, and how to get it if that is known.
         what: String,
-        /// What was tried and failed, if anything was.
+        /// The error of the last attempt, if there was one.
         source: Option<Box<Error>>,
     },
     /// A file name that a tool's input format cannot express.
@@ -82,83 +82,83 @@ pub enum Error {
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// Why it cannot be used.
+        /// The reason why it cannot be used.
         reason: &'static str,
     },
-    /// QEMU did not do what it was asked by the qtest protocol.
+    /// QEMU failed to execute a command of the qtest protocol.
     #[error("qtest: {command}: {said}")]
     Qtest {
-        /// What it was asked.
+        /// The command.
         command: String,
-        /// What it answered, or why it did not, with what it wrote to standard error.
+        /// The answer, or the reason why there is none, with QEMU's standard error.
         said: String,
     },
-    /// QEMU did not do what it was asked by its machine protocol.
+    /// QEMU failed to execute a command of its machine protocol.
     #[error("QMP: {command}: {said}")]
     Qmp {
-        /// What it was asked.
+        /// The command.
         command: String,
-        /// What it answered, or why it did not.
+        /// The answer, or the reason why there is none.
         said: String,
     },
-    /// The guest never reported that its init runs, not even at the second try.
+    /// The guest never reported that its init runs, not even in the second try.
     #[error("the guest did not boot in {attempts} tries: {fault}\n{log_tail}")]
     Boot {
-        /// How often it was tried.
+        /// The number of tries.
         attempts: u32,
-        /// What the last try ended in.
+        /// The fault of the last try.
         fault: GuestFault,
-        /// The end of its kernel log, with what QEMU said.
+        /// The end of its kernel log, with QEMU's standard error.
         log_tail: String,
         /// The whole kernel log.
         console_log: PathBuf,
     },
-    /// The guest ran, and then something went wrong that is not one test's failure.
+    /// The guest ran, and then failed as a whole.
     #[error("{fault}\n{log_tail}")]
     Guest {
-        /// What went wrong.
+        /// The fault.
         fault: GuestFault,
-        /// What had been done by then.
+        /// The report of everything until then.
         finished: Box<Report>,
-        /// The end of its kernel log, with what QEMU said.
+        /// The end of its kernel log, with QEMU's standard error.
         log_tail: String,
     },
 }
 
-/// What can go wrong with a guest as a whole.
+/// A failure of the guest as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuestFault {
     /// The kernel log has a panic, an oops or a bug report.
     #[error("the guest's kernel failed: {0}")]
     Kernel(String),
-    /// QEMU ended before the guest said that it was done.
+    /// QEMU ended before the guest reported that it was done.
     #[error("QEMU ended early ({0})")]
     Died(String),
-    /// Nothing was heard for longer than the current step may take.
-    #[error("the guest hung {during}: nothing heard for {seconds} s")]
+    /// There was no report within the time limit of the current step.
+    #[error("the guest hung {during}: no report for {seconds} s")]
     Hung {
-        /// What it was doing: booting, running a task, going down.
+        /// The step: booting, running a task, powering off.
         during: String,
-        /// For how long nothing was heard.
+        /// The time limit.
         seconds: u64,
     },
-    /// The guest's init could not do its work.
+    /// The guest's init failed.
     #[error("the guest's init failed: {0}")]
     Init(String),
     /// A report was lost, garbled or out of order.
-    #[error("the guest's reports do not add up: {0}")]
+    #[error("the guest's reports are invalid: {0}")]
     Protocol(String),
 }
 
 impl Error {
-    /// Whether the guest cannot be had on this machine, as against failing on it.
+    /// Returns `true` if no guest can run on this machine; `false` if the guest failed.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::MissingTool { .. } | Self::Unavailable { .. })
     }
 
-    /// Adapts an I/O error: `.map_err(Error::io("opening", &path))`.
+    /// Converts an I/O error: `.map_err(Error::io("opening", &path))`.
     pub(crate) fn io(
         operation: &'static str,
         path: impl Into<PathBuf>,
@@ -166,7 +166,7 @@ impl Error {
         move |source| Self::Io { operation, path: path.into(), source }
     }
 
-    /// The same failure, as one for want of which this machine has no guest.
+    /// Converts the error into one that says that no guest can run on this machine.
     pub(crate) fn into_unavailable(self, what: &str) -> Self {
         if self.is_unavailable() {
             return self;

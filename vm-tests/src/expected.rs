@@ -1,29 +1,29 @@
-//! The committed list of guest tests, and what ran held against it.
+//! The committed list of guest tests, and the comparison of a run with it.
 //!
-//! A test that vanishes from a run, because a machine was dropped or a registry line was lost,
-//! looks like success. The list makes it a failure.
+//! If a test vanishes from a run, because a machine or a registry line was removed, the run would look
+//! successful. The list makes that a failure.
 
 use std::collections::BTreeSet;
 
 use crate::protocol::Outcome;
 
-/// How the names of tests begin that no guest runs, but the test program `walkers`.
+/// The prefix of tests that the test program `walkers` runs without a guest.
 pub const WALKERS: &str = "walker::";
 
-/// How the names of tests begin that the guest of the test program `device` runs, with QEMU 11.
+/// The prefix of tests that the guest of the test program `device` runs, with QEMU 11.
 pub const DEVICE: &str = "device::";
 
-/// In the names of suites that need a kernel with iommufd, which Debian's has not.
+/// A part of the names of suites that need a kernel with iommufd, which Debian's lacks.
 pub const IOMMUFD: &str = "iommufd_";
 
-/// How the names of tests begin that guests of the test program `vhost` run.
+/// The prefix of tests that guests of the test program `vhost` run.
 pub const VHOST: &str = "vhost::";
 
-/// The tests that a list names: one per line; `#` begins a comment.
+/// Returns the tests of a list, which names one per line; `#` begins a comment.
 ///
 /// # Errors
 ///
-/// If a name is there twice.
+/// Returns a message if a name is listed twice.
 pub fn parse(list: &str) -> Result<BTreeSet<String>, String> {
     let mut names = BTreeSet::new();
     for line in list.lines() {
@@ -35,8 +35,8 @@ pub fn parse(list: &str) -> Result<BTreeSet<String>, String> {
     Ok(names)
 }
 
-/// What is wrong with a run, one line per test; nothing if each expected test ran exactly once and
-/// no other did. A skipped test did not run.
+/// Compares a run with the list, and returns one line for each deviation. The result is empty if each
+/// expected test ran exactly once and no other did. A skipped test did not run.
 #[must_use]
 pub fn compare(expected: &BTreeSet<String>, ran: &[(String, Outcome)]) -> Vec<String> {
     let mut complaints = Vec::new();
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_blank_lines_are_no_tests() {
+    fn comments_and_blank_lines_are_ignored() {
         let names = parse("# a list\n\n a::b  # why\nc::d\n").unwrap();
         assert_eq!(names.iter().collect::<Vec<_>>(), ["a::b", "c::d"]);
         assert!(parse("a\nb\na\n").unwrap_err().contains("a is in the list twice"));

@@ -1,4 +1,4 @@
-//! File system images, made from a folder without mounting anything and without root.
+//! File system images, made from a folder without a mount and without root.
 
 use std::{
     fmt::Write as _,
@@ -11,7 +11,7 @@ use crate::{
     tool::{DEBUGFS, MKE2FS, MKFS_EROFS, MKFS_XFS},
 };
 
-/// One block of the ext4 images.
+/// The block size of the ext4 images.
 const EXT4_BLOCK_BYTES: u64 = 4096;
 const SECTOR_BYTES: u64 = 512;
 
@@ -28,7 +28,7 @@ pub enum FileSystem {
 }
 
 impl FileSystem {
-    /// The name that `mount -t` and `modprobe` take.
+    /// Returns the name for `mount -t` and `modprobe`.
     #[must_use]
     pub fn kernel_name(self) -> &'static str {
         match self {
@@ -39,12 +39,12 @@ impl FileSystem {
     }
 }
 
-/// Makes the file `image`, of `bytes` where the file system does not fit itself to its content,
-/// with the content of `dir`.
+/// Makes the file `image` with the content of `dir`. It has `bytes`, unless the file system's size
+/// follows from its content.
 ///
 /// # Errors
 ///
-/// If the tool is missing or fails: the content may not fit.
+/// Returns an error if the tool is missing or fails; for example, the content may not fit.
 pub fn make_image(file_system: FileSystem, dir: &Path, image: &Path, bytes: u64) -> Result<()> {
     match file_system {
         FileSystem::Ext4 => {
@@ -67,13 +67,12 @@ pub fn make_image(file_system: FileSystem, dir: &Path, image: &Path, bytes: u64)
     .map(drop)
 }
 
-/// Makes the file `image`, of `bytes`, an ext4 file system with the content of `dir` in which files of
-/// more than 8 MiB are in many pieces: each group of blocks is that small, and begins with blocks of the
-/// file system.
+/// Makes the file `image`, of `bytes`, an ext4 file system with the content of `dir`. Files of more than
+/// 8 MiB have many extents, because each block group is that small and begins with metadata.
 ///
 /// # Errors
 ///
-/// As [`make_image`].
+/// Like [`make_image`].
 pub fn make_fragmented_ext4(dir: &Path, image: &Path, bytes: u64) -> Result<()> {
     sparse_file(image, bytes)?;
     let block = EXT4_BLOCK_BYTES.to_string();
@@ -83,16 +82,16 @@ pub fn make_fragmented_ext4(dir: &Path, image: &Path, bytes: u64) -> Result<()> 
     MKE2FS.run(options.chain([dir.as_os_str(), image.as_ref()])).map(drop)
 }
 
-/// The disk sector at which byte `offset` of `file` lies in an ext4 image made by [`make_image`].
+/// Returns the disk sector of byte `offset` of `file` in an ext4 image made by [`make_image`].
 ///
 /// # Errors
 ///
-/// If the image has no such file, or the file has a hole there.
+/// Returns an error if the image has no such file, or the file has a hole there.
 pub fn ext4_sector_of(image: &Path, file: &str, offset: u64) -> Result<u64> {
     let request = format!("bmap {file} {}", offset / EXT4_BLOCK_BYTES);
     let answer = DEBUGFS.run(["-R".as_ref(), request.as_ref(), image.as_os_str()])?;
     let block: u64 = String::from_utf8_lossy(&answer).trim().parse().unwrap_or(0);
-    // Block 0 holds the superblock, so debugfs uses it to say that there is none.
+    // debugfs prints block 0, which is the superblock, if there is no block.
     if block == 0 {
         return Err(Error::Unsupported {
             path: image.join(file.trim_start_matches('/')),
@@ -103,12 +102,12 @@ pub fn ext4_sector_of(image: &Path, file: &str, offset: u64) -> Result<u64> {
 }
 
 fn sparse_file(path: &Path, bytes: u64) -> Result<()> {
-    File::create(path).and_then(|file| file.set_len(bytes)).map_err(Error::io("making", path))
+    File::create(path).and_then(|file| file.set_len(bytes)).map_err(Error::io("creating", path))
 }
 
-/// The list of files that `mkfs.xfs -p` takes.
+/// Returns the list of files for `mkfs.xfs -p`.
 fn xfs_prototype(dir: &Path) -> Result<String> {
-    // No boot image; no size of its own; then the root folder.
+    // No boot image, no sizes, then the root folder.
     let mut list = String::from("/dev/null\n0 0\nd--755 0 0\n");
     xfs_prototype_folder(dir, 1, &mut list)?;
     list.push_str("$\n$\n");
@@ -125,13 +124,13 @@ fn xfs_prototype_folder(dir: &Path, depth: usize, list: &mut String) -> Result<(
         let path = entry.path();
         let shown = path.to_str().filter(|text| !text.contains(char::is_whitespace));
         let Some(shown) = shown else {
-            let reason = "mkfs.xfs takes names in UTF-8 without spaces";
+            let reason = "mkfs.xfs needs names in UTF-8 without spaces";
             return Err(Error::Unsupported { path, reason });
         };
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let kind = entry.file_type().map_err(Error::io("reading the type of", &path))?;
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         if kind.is_dir() {
             let _ = writeln!(list, "{indent}{name} d--755 0 0");
             xfs_prototype_folder(&path, depth + 1, list)?;
@@ -153,7 +152,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("sub")).unwrap();
         fs::write(dir.path().join("sub/small"), "small").unwrap();
-        // Each block starts with its number, so that a block tells where it belongs.
+        // Each block begins with its number.
         let mut large = vec![0; 64 * 4096];
         for (number, block) in large.chunks_mut(4096).enumerate() {
             block[..8].copy_from_slice(&(number as u64 + 1).to_le_bytes());

@@ -1,5 +1,5 @@
-//! What is on the disks of the guest tests: the host writes it, the guest holds what it reads
-//! against it.
+//! The content of the disks of the guest tests. The host writes it, and the guest compares its reads
+//! with it.
 
 use std::{
     fs::File,
@@ -9,71 +9,72 @@ use std::{
 
 use crate::pattern;
 
-/// The raw disks `virtio` and `nvme` have this many bytes ...
+/// The length in bytes of the raw disks `virtio` and `nvme`.
 pub const RAW_DISK_BYTES: u64 = 4 << 20;
-/// ... of the content with this seed on virtio-blk,
+/// The seed of the content of the disk `virtio`.
 pub const VIRTIO_SEED: u64 = 1;
-/// and with this one on NVMe.
+/// The seed of the content of the disk `nvme`.
 pub const NVME_SEED: u64 = 2;
-/// The raw disk `bad` has the content with this seed,
+/// The seed of the content of the raw disk `bad`.
 pub const BAD_SEED: u64 = 3;
-/// except for this sector, which cannot be read.
+/// The sector of the disk `bad` that cannot be read.
 pub const BAD_SECTOR: u64 = 64;
 
-/// The lengths of the files in every folder of [`write_sized_files`]: around every boundary that
-/// the loader knows (sector, page, huge page, udmabuf's default limit).
+/// The lengths of the files in every folder of [`write_sized_files`]: around every boundary in the
+/// loader (sector, page, huge page, udmabuf's default limit).
 pub const FILE_SIZES: [u64; 12] =
     [0, 1, 511, 512, 513, 4095, 4096, 4097, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, (64 << 20) + 1];
 
-/// The one file on the disks `broken` and `slow` has this many bytes.
+/// The length in bytes of the only file on the disks `broken` and `slow`.
 pub const LARGE_FILE_BYTES: u64 = 24 << 20;
-/// On `broken` this byte of it cannot be read, nor the sector around it. It is far from where one of
-/// the loader's reads ends and the next begins: the kernel makes one request of two that touch.
+/// The byte of that file on `broken` that cannot be read, with its sector. It is far from the boundaries
+/// of the loader's reads, because the kernel merges adjacent requests.
 pub const BROKEN_AT: u64 = (20 << 20) + 4096;
-/// On `slow` so many bytes can be read in a second.
+/// The bytes that can be read from `slow` per second.
 pub const SLOW_BYTES_PER_SECOND: u64 = 16 << 20;
 
-/// The disk that `examples/vhost` serves has this serial,
+/// The serial number of the disk that `examples/vhost` serves.
 pub const VHOST_SERIAL: &str = "longshore-vhost";
-/// and so many bytes of the content with this seed.
+/// The bytes of that disk with the content of [`VHOST_SEED`].
 pub const VHOST_CONTENT_BYTES: u64 = 48 << 20;
-/// See [`VHOST_CONTENT_BYTES`].
+/// The seed of that content.
 pub const VHOST_SEED: u64 = 4;
-/// Behind them is a block by which the host tells the guest how often it has moved: a number of 8
-/// bytes, little-endian. The guest reads it through the disk, as everything else.
+/// The offset of the block after the content. In it the host tells the guest how often it has migrated:
+/// a number of 8 bytes, little-endian. The guest reads it through the disk like everything else.
 pub const VHOST_CONTROL_AT: u64 = VHOST_CONTENT_BYTES;
-/// Length of that block.
+/// The length in bytes of that block.
 pub const VHOST_CONTROL_BYTES: u64 = 4096;
-/// The guest writes what is behind that, to the end of the disk.
+/// The length in bytes of the whole disk; the guest writes the part after the block.
 pub const VHOST_DISK_BYTES: u64 = 64 << 20;
-/// What a guest's program prints when each page of its buffer was read, so that it may be moved.
+/// The line that a guest's program prints when every page of its buffer was read, so that the guest may
+/// be migrated.
 pub const VHOST_READING: &str = "each page was read, and reads go on";
 
-/// Disks of the NVMe driver's tests, and where each is on the bus. On `nvme-raw` and `nvme-slow` is the
-/// content with this seed,
+/// The seed of the content of the NVMe driver's disks `nvme-raw` and `nvme-slow`.
 pub const DRIVEN_SEED: u64 = 5;
-/// of so many bytes;
+/// The bytes of that content.
 pub const DRIVEN_BYTES: u64 = (1 << 30) + (4 << 20);
-/// `nvme-file` has it as a file of this name, in many pieces.
+/// The name of the file with that content on the disk `nvme-file`, where it has many extents.
 pub const DRIVEN_FILE: &str = "content";
-/// It has a second file, of so many bytes, whose content's seed is its length.
+/// The length of the second file there, and the seed of its content.
 pub const DRIVEN_ODD_BYTES: u64 = 70_001;
-/// Where `nvme-raw` is.
+/// The PCI address of `nvme-raw`.
 pub const DRIVEN_RAW: &str = "0000:00:10.0";
-/// Where `nvme-slow` is, which reads no faster than [`DRIVEN_SLOW_BYTES_PER_SECOND`].
+/// The PCI address of `nvme-slow`.
 pub const DRIVEN_SLOW: &str = "0000:00:11.0";
-/// So slow that what is in flight stays there.
+/// The bytes that can be read from `nvme-slow` per second: so few that reads stay in flight.
 pub const DRIVEN_SLOW_BYTES_PER_SECOND: u64 = 128 << 10;
-/// Where `nvme-file` is.
+/// The PCI address of `nvme-file`.
 pub const DRIVEN_DISK_OF_FILE: &str = "0000:00:12.0";
-/// Where `nvme-small` is: it has blocks of 4096 bytes, takes 16 KiB a command, and can be written.
+/// The PCI address of `nvme-small`, a writable disk with blocks of 4096 bytes and at most 16 KiB in a
+/// command.
 pub const DRIVEN_SMALL: &str = "0000:00:13.0";
-/// So many of its bytes are the content with this seed, ...
+/// The seed of the content in the first half of `nvme-small`.
 pub const DRIVEN_SMALL_SEED: u64 = 6;
-/// ... and as many behind them are there to be written.
+/// The bytes of each half of `nvme-small`; the second half is for writes.
 pub const DRIVEN_SMALL_BYTES: u64 = 8 << 20;
 
-/// The name of the file with `len` bytes. Its content is the one whose seed is its length.
+/// Returns the name of the file with `len` bytes. The seed of its content is its length.
 #[must_use]
 pub fn file_name(len: u64) -> String {
     format!("{len}.bin")
@@ -83,7 +84,7 @@ pub fn file_name(len: u64) -> String {
 ///
 /// # Errors
 ///
-/// Those of writing.
+/// Returns errors of writing.
 pub fn write_sized_files(dir: &Path) -> io::Result<()> {
     FILE_SIZES.iter().try_for_each(|len| write_file(&dir.join(file_name(*len)), *len, *len))
 }
@@ -92,13 +93,13 @@ pub fn write_sized_files(dir: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Those of writing.
+/// Returns errors of writing.
 pub fn write_file(path: &Path, seed: u64, len: u64) -> io::Result<()> {
     let mut out = BufWriter::new(File::create(path)?);
     let mut chunk = vec![0; 1 << 20];
     let mut done = 0;
     while done < len {
-        // No more than the chunk, so it fits.
+        // At most the length of the chunk, so it fits into a usize.
         let take = (len - done).min(chunk.len() as u64) as usize;
         pattern::fill(seed, done, &mut chunk[..take]);
         out.write_all(&chunk[..take])?;

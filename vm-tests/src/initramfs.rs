@@ -1,4 +1,4 @@
-//! The guest's whole file system, as one file that QEMU hands to the kernel.
+//! The guest's file system, as one file that QEMU passes to the kernel.
 
 use std::{
     fs::{self, File},
@@ -21,14 +21,14 @@ pub(crate) struct GuestFile {
     pub(crate) executable: bool,
 }
 
-/// Where a guest file's content comes from.
+/// The source of a guest file's content.
 #[derive(Clone, Debug)]
 pub(crate) enum Content {
     HostFile(PathBuf),
     Bytes(Vec<u8>),
 }
 
-/// What goes into an initramfs beside the plan.
+/// The content of an initramfs, except the plan.
 #[derive(Debug)]
 pub(crate) struct Initramfs<'a> {
     pub(crate) init: &'a Path,
@@ -37,7 +37,7 @@ pub(crate) struct Initramfs<'a> {
 }
 
 impl Initramfs<'_> {
-    /// Writes it to `path`. `plan` gets the modules' places filled in.
+    /// Writes the initramfs to `path`, and adds the paths of the modules to `plan`.
     pub(crate) fn write(&self, path: &Path, mut plan: Plan) -> Result<()> {
         let failed = || Error::io("writing", path);
         let file = File::create(path).map_err(failed())?;

@@ -1,8 +1,8 @@
-//! The guest's kernel: Debian's, downloaded and unpacked, never installed; or one that is built from
-//! Debian's source, for what that has not.
+//! The guest's kernel: Debian's, downloaded and unpacked but never installed, or one built from Debian's
+//! source, with features that Debian's lacks.
 //!
-//! Debian 12's backports carry 6.12 for clouds. It has udmabuf, dma-heap, nvme and ext4 built in;
-//! Debian 12's own 6.1 has neither of the first two.
+//! Debian 12's backports have a 6.12 for clouds, with udmabuf, dma-heap, nvme and ext4 built in. Debian
+//! 12's own 6.1 has neither udmabuf nor dma-heap.
 
 mod built;
 mod config;
@@ -27,14 +27,14 @@ const CACHE_KIND: &str = "kernel";
 const SUITE: &str = "bookworm-backports";
 const PACKAGE_PATTERN: &str = r"^linux-image-6\.12.*-cloud-amd64-unsigned$";
 
-/// Which kernel a machine boots.
+/// The kernel that a machine boots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Flavor {
-    /// Debian's for clouds.
+    /// Debian's kernel for clouds.
     #[default]
     Debian,
-    /// One with iommufd, and little else: `vm-tests/iommufd.config` names all of it.
+    /// A kernel with iommufd, and little else: `vm-tests/iommufd.config` names all of it.
     Iommufd,
 }
 
@@ -46,19 +46,21 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The newest kernel of this flavour in the cache. If there is none, Debian's is downloaded (34 MB),
-    /// and the one with iommufd is built, which takes minutes and tells on standard error how far it is.
+    /// Returns the newest kernel of this flavour from the cache. If there is none, Debian's is
+    /// downloaded (34 MB), and the one with iommufd is built, which takes minutes and prints its
+    /// progress to standard error.
     ///
-    /// What is in the cache is used without asking the archive, so a machine with no network keeps
-    /// working. Remove the cache's folder `kernel`, or `kernel-iommufd`, to get the archive's newest.
+    /// A kernel in the cache is used without access to the archive, so a machine without a network keeps
+    /// working. To get the archive's newest kernel, remove the cache's folder `kernel` or
+    /// `kernel-iommufd`.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] if it is not in the cache and cannot be downloaded, or there is no room to
-    /// build it; [`Error::MissingTool`] for what building needs; [`Error::Build`] and
-    /// [`Error::KernelConfig`] if building fails.
+    /// Returns [`Error::Unavailable`] if it is not in the cache and cannot be downloaded, or the disk is
+    /// too full to build it; [`Error::MissingTool`] if a tool of the build is missing; [`Error::Build`]
+    /// or [`Error::KernelConfig`] if the build fails.
     pub fn obtain(flavor: Flavor) -> Result<Self> {
-        // Tests of one process ask at the same time; one answer does for all.
+        // Tests of one process ask at the same time, so they share the result.
         static DEBIAN: Mutex<Option<Kernel>> = Mutex::new(None);
         static IOMMUFD: Mutex<Option<Kernel>> = Mutex::new(None);
         let obtained = match flavor {
@@ -71,7 +73,7 @@ impl Kernel {
         }
         if !cfg!(target_arch = "x86_64") {
             return Err(Error::Unavailable {
-                what: "the guest's programs are the host's, and only its x86-64 kernel is known"
+                what: "the guest's programs are built for this machine, and only an x86-64 kernel is supported"
                     .into(),
                 source: None,
             });
@@ -85,19 +87,19 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// The file that QEMU boots.
+    /// Returns the file that QEMU boots.
     #[must_use]
     pub fn image(&self) -> PathBuf {
         self.root.join("boot").join(format!("vmlinuz-{}", self.release))
     }
 
-    /// The release, as `uname -r` will print it.
+    /// Returns the release, as printed by `uname -r`.
     #[must_use]
     pub fn release(&self) -> &str {
         &self.release
     }
 
-    /// One that is nowhere, for tests that start nothing.
+    /// Returns a kernel without files, for tests that start nothing.
     #[cfg(test)]
     pub(crate) fn for_tests() -> Self {
         Self { root: "/kernel".into(), release: "6.12".into() }
@@ -145,7 +147,7 @@ impl Kernel {
         let tree = scratch.path().join("tree");
         apt::unpack(&archive.download(&package)?, &tree)?;
         let kernel = Self::in_folder(tree.clone())?;
-        // The package has no index of its modules: its installation script would have made it.
+        // The package has no module index, because its installation script would create that.
         DEPMOD.run(["--basedir", path_str(&tree)?, kernel.release()])?;
         Self::in_folder(building.publish(&tree, &version)?)
     }
@@ -154,11 +156,11 @@ impl Kernel {
 fn path_str(path: &Path) -> Result<&str> {
     path.to_str().ok_or(Error::Unsupported {
         path: path.to_owned(),
-        reason: "the cache folder's name must be UTF-8",
+        reason: "the path of the cache must be UTF-8",
     })
 }
 
-/// Sorts versions by their numbers, so that 6.12.9 comes before 6.12.90.
+/// Returns a sort key of versions by their numbers, so that 6.12.9 comes before 6.12.90.
 fn version_key(version: &str) -> Vec<(u64, String)> {
     let mut key = Vec::new();
     let mut rest = version;

@@ -1,7 +1,7 @@
-//! Reading the guest's kernel log: did the kernel itself fail?
+//! Finds failures of the kernel in its log.
 
-/// What a kernel prints when it is broken. Watchdog reports are not among them: the watchdogs are
-/// off, since under emulation on a busy host they would report the host.
+/// Messages of a broken kernel. Watchdog reports are not among them, because the watchdogs are off:
+/// under emulation on a busy host they would report delays of the host.
 const FAULTS: [&str; 6] = [
     "Kernel panic",
     "Oops:",
@@ -13,18 +13,18 @@ const FAULTS: [&str; 6] = [
 
 const TAIL_LINES: usize = 40;
 
-/// The first line that says that the kernel failed.
+/// Returns the first line that reports a failure of the kernel.
 pub(crate) fn fault(log: &str) -> Option<&str> {
     log.lines().map(without_time).find(|line| FAULTS.iter().any(|fault| says(line, fault)))
 }
 
-/// Whether `line` has `words` not as the end of a longer word ("DEBUG:" is no "BUG:").
+/// Returns `true` if `line` has `words`, but not as the end of a longer word ("DEBUG:" is not "BUG:").
 fn says(line: &str, words: &str) -> bool {
     line.match_indices(words)
         .any(|(at, _)| !line[..at].ends_with(|before: char| before.is_ascii_alphanumeric()))
 }
 
-/// The kernel's own complaints that are no failure (`WARN_ON` and the like).
+/// Returns the kernel's warnings that are not failures (`WARN_ON` and the like).
 pub(crate) fn warnings(log: &str) -> Vec<String> {
     log.lines()
         .map(without_time)
@@ -33,7 +33,7 @@ pub(crate) fn warnings(log: &str) -> Vec<String> {
         .collect()
 }
 
-/// The end of the log; if the kernel failed, from a little before that to the end.
+/// Returns the end of the log; if the kernel failed, from shortly before that on.
 pub(crate) fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     let last = lines.len().saturating_sub(TAIL_LINES);
@@ -42,7 +42,7 @@ pub(crate) fn tail(log: &str) -> String {
     lines[start..].iter().take(4 * TAIL_LINES).copied().collect::<Vec<_>>().join("\n")
 }
 
-/// The line without the seconds since boot that printk puts in front.
+/// Returns the line without the time that printk puts in front.
 fn without_time(line: &str) -> &str {
     let line = line.trim_end();
     match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
@@ -80,21 +80,21 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_boot_is_no_fault() {
+    fn an_ordinary_boot_is_not_a_fault() {
         let log = "[    0.0] Linux version 6.12\n[    0.1] Kernel command line: oops=panic panic=-1\n\
                    [    0.2] DEBUG: x\n[    2.3] reboot: Power down\n";
         assert_eq!(fault(log), None);
     }
 
     #[test]
-    fn warnings_are_told_apart() {
+    fn warnings_are_not_faults() {
         let log = "[ 1.0] WARNING: CPU: 0 PID: 1 at mm/memory.c:1\n[ 1.1] a WARNING: inside\n";
         assert_eq!(warnings(log), ["WARNING: CPU: 0 PID: 1 at mm/memory.c:1"]);
         assert_eq!(fault(log), None);
     }
 
     #[test]
-    fn the_tail_shows_the_fault_however_much_follows() {
+    fn the_tail_shows_a_fault_that_is_far_from_the_end() {
         let before = "[ 1.0] before\n".repeat(100);
         let after = "[ 2.0] after\n".repeat(100);
         let shown = tail(&format!("{before}{PANIC}{after}"));

@@ -1,8 +1,8 @@
-//! Runs test programs in a real kernel: QEMU, a Debian kernel, and an initramfs whose init is the
-//! crate `longshore-guest`.
+//! Runs tests in a real kernel: QEMU, a Debian kernel, and an initramfs whose init is the crate
+//! `longshore-guest`.
 //!
-//! The host's kernel may lack udmabuf, dma-heap, VFIO or iommufd, and a test must not depend on it
-//! or disturb it. A guest has all of it and boots in seconds, without KVM and without root.
+//! The host's kernel may lack udmabuf, dma-heap, VFIO or iommufd, and a test must neither depend on it
+//! nor disturb it. A guest has all of these and boots in seconds, without KVM and without root.
 //!
 //! ```text
 //!   Machine ──► initramfs: init, modules in load order, files, plan
@@ -12,13 +12,13 @@
 //!   kernel log ◄── ttyS0┘         └ttyS1 ──► Event ──► Report
 //! ```
 //!
-//! - [`Machine`] is what most callers need: build one, [`Machine::run`] some [`Task`]s, read the
-//!   [`Report`]. [`static_binary()`] builds programs for it.
-//! - [`Qmp`] tells a running QEMU what to do: to migrate, to quit.
+//! - [`Machine`] is the type that most callers need: build one, [`Machine::run`] some [`Task`]s, read
+//!   the [`Report`]. [`static_binary()`] builds programs for it.
+//! - [`Qmp`] sends commands to a running QEMU: to migrate, to quit.
 //! - [`Qtest`] is a machine without a kernel: the host reads and writes its memory and registers.
-//! - [`require`] says what to do where the guest cannot run.
+//! - [`require`] decides whether a test is skipped or fails if no guest can run.
 //! - [`protocol`], [`pattern`] and [`fixture`] are shared with the guest.
-//! - [`expected`] holds a run against the committed list of tests; [`arguments`] chooses among them.
+//! - [`expected`] compares a run with the committed list of tests; [`arguments`] selects tests.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A guest machine: what it has, and how it is run.
+//! A guest machine: its parts, and its runs.
 
 mod command_line;
 
@@ -20,7 +20,7 @@ use crate::{
     static_binary,
 };
 
-/// After this the times of a machine that counts instructions were seen to agree to the nanosecond.
+/// After this time, the times of a machine that counts instructions agreed to the nanosecond.
 const SETTLING_TIME: Duration = Duration::from_secs(5);
 
 /// The IOMMU in front of a machine's PCI devices.
@@ -33,7 +33,7 @@ pub enum Iommu {
     Virtio,
 }
 
-/// A guest machine. Nothing is shared between two runs of it.
+/// A guest machine. Two runs of it share nothing.
 ///
 /// ```no_run
 /// use longshore_vm_tests::{Disk, Machine, Task};
@@ -58,7 +58,7 @@ pub struct Machine {
     counts_instructions: bool,
     settle: Duration,
     restarts: u32,
-    /// What the first QEMU gets alone, and what its successor gets.
+    /// The arguments of the first QEMU, and those of its successor.
     handed_over: Option<[Vec<String>; 2]>,
     modules: Vec<String>,
     kernel_args: Vec<String>,
@@ -69,8 +69,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine with 1 GiB of memory, two processors, and nothing else. Machines of one name run
-    /// one after the other, and each overwrites the log of the one before.
+    /// Creates a machine with 1 GiB of memory, two processors, and nothing else. Machines with the same
+    /// name run one after the other, and each run overwrites the log of the previous one.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
@@ -93,61 +93,61 @@ impl Machine {
         }
     }
 
-    /// The QEMU that runs it; the machine's own unless told otherwise.
+    /// Sets the QEMU that runs the machine; the host's own by default.
     #[must_use]
     pub fn qemu(self, qemu: Qemu) -> Self {
         Self { qemu: Some(qemu), ..self }
     }
 
-    /// The kernel that it boots; Debian's unless told otherwise. It is had when the machine runs.
+    /// Sets the kernel to boot; Debian's by default. It is obtained when the machine runs.
     #[must_use]
     pub fn kernel(self, kernel: Flavor) -> Self {
         Self { kernel, ..self }
     }
 
-    /// Its memory.
+    /// Sets the size of the memory.
     #[must_use]
     pub fn memory_mib(self, memory_mib: u32) -> Self {
         Self { memory_mib, ..self }
     }
 
-    /// How many processors it has. All of them run on one thread of the host.
+    /// Sets the number of processors. All of them run on one thread of the host.
     #[must_use]
     pub fn cpus(self, cpus: u32) -> Self {
         Self { cpus, ..self }
     }
 
-    /// Puts an IOMMU in front of its PCI devices and has the kernel use it.
+    /// Puts an IOMMU in front of the PCI devices and makes the kernel use it.
     #[must_use]
     pub fn iommu(self, iommu: Iommu) -> Self {
         Self { iommu: Some(iommu), ..self }
     }
 
-    /// Makes its clock count instructions instead of time, for figures that repeat: two runs of the
-    /// same code agree within 1%. It then has one processor, and it settles, which costs nothing:
-    /// time in which nobody computes is skipped.
+    /// Makes the clock count instructions instead of time, for repeatable figures: two runs of the same
+    /// code agree within 1%. The machine then has one processor, and it settles, which costs nothing,
+    /// because time in which the processor idles is skipped.
     #[must_use]
     pub fn counting_instructions(self) -> Self {
         Self { counts_instructions: true, ..self }.settle(SETTLING_TIME)
     }
 
-    /// Lets it idle before the first task, in whole seconds. For some seconds after the boot the
-    /// kernel has work of its own, which was seen to take half a processor from what was measured.
+    /// Lets the machine idle before the first task, in whole seconds. For some seconds after the boot,
+    /// the kernel has work of its own, which took half a processor from a measurement.
     #[must_use]
     pub fn settle(self, settle: Duration) -> Self {
         Self { settle, ..self }
     }
 
-    /// Resets it after the last task, this many times: QEMU goes on, the kernel boots anew, and all
-    /// tasks run again. The report has each task as often as it ran.
+    /// Resets the machine after the last task, this many times: QEMU keeps running, the kernel boots
+    /// again, and all tasks run again. The report has each task once for each run.
     #[must_use]
     pub fn restarts(self, restarts: u32) -> Self {
         Self { restarts, ..self }
     }
 
-    /// Has it go on in a second QEMU when the first one leaves while the guest is up: as after a
-    /// migration, which is the caller's to do when an event comes ([`Machine::run_observed`]). Both
-    /// get all that other methods say, and these arguments beside.
+    /// Makes the guest continue in a second QEMU when the first one ends while the guest is up, as after
+    /// a migration. The caller starts the migration when an event arrives ([`Machine::run_observed`]).
+    /// Both QEMUs get these arguments in addition to those of all other methods.
     #[must_use]
     pub fn handed_over<S: Into<String>>(
         self,
@@ -159,43 +159,43 @@ impl Machine {
         Self { handed_over: Some([first, second]), ..self }
     }
 
-    /// A kernel module to load, with all that it depends on.
+    /// Adds a kernel module to load, with its dependencies.
     #[must_use]
     pub fn module(mut self, name: impl Into<String>) -> Self {
         self.modules.push(name.into());
         self
     }
 
-    /// A word of the kernel's command line.
+    /// Adds a word to the kernel's command line.
     #[must_use]
     pub fn kernel_arg(mut self, arg: impl Into<String>) -> Self {
         self.kernel_args.push(arg.into());
         self
     }
 
-    /// A device, as QEMU's `-device` takes it.
+    /// Adds a device, in the form of QEMU's `-device`.
     #[must_use]
     pub fn device(mut self, device: impl Into<String>) -> Self {
         self.devices.push(device.into());
         self
     }
 
-    /// Arguments for QEMU that no other method covers.
+    /// Adds arguments for QEMU that no other method covers.
     #[must_use]
     pub fn qemu_args<S: Into<String>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
         self.qemu_args.extend(args.into_iter().map(Into::into));
         self
     }
 
-    /// A disk.
+    /// Adds a disk.
     #[must_use]
     pub fn disk(mut self, disk: Disk) -> Self {
         self.disks.push(disk);
         self
     }
 
-    /// A program: the file `host_path` as `guest_path`. It must be linked statically, as those that
-    /// [`static_binary`](fn@crate::static_binary) builds: the guest has no libraries.
+    /// Adds a program: the file `host_path` as `guest_path`. It must be linked statically, like those
+    /// that [`static_binary`](fn@crate::static_binary) builds, because the guest has no libraries.
     #[must_use]
     pub fn binary(mut self, host_path: impl Into<PathBuf>, guest_path: impl Into<String>) -> Self {
         let content = Content::HostFile(host_path.into());
@@ -203,7 +203,7 @@ impl Machine {
         self
     }
 
-    /// A file with this content.
+    /// Adds a file with this content.
     #[must_use]
     pub fn file(mut self, guest_path: impl Into<String>, content: impl Into<Vec<u8>>) -> Self {
         let content = Content::Bytes(content.into());
@@ -211,28 +211,28 @@ impl Machine {
         self
     }
 
-    /// Boots it, runs the tasks in order, and powers it off.
+    /// Boots the machine, runs the tasks in order, and powers it off.
     ///
     /// # Errors
     ///
-    /// If it cannot be built or booted, or is lost on the way. A test or command that fails is no
-    /// error here: the report says how each ended.
+    /// Returns an error if the machine cannot be built or booted, or fails during the run. A failed test
+    /// or command is not an error; the report has the outcome of each.
     pub fn run(&self, tasks: &[Task]) -> Result<Report> {
         self.run_observed(tasks, &mut |_| {})
     }
 
-    /// As [`Machine::run`], and shows each event as it comes.
+    /// Like [`Machine::run`], and calls `on_event` with each event when it arrives.
     ///
     /// # Errors
     ///
-    /// As [`Machine::run`].
+    /// Like [`Machine::run`].
     pub fn run_observed(&self, tasks: &[Task], on_event: &mut dyn FnMut(&Event)) -> Result<Report> {
         let qemu = self.qemu.clone().map_or_else(Qemu::system, Ok)?;
         let kernel = Kernel::obtain(self.kernel)?;
         let init = static_binary::guest_init()?;
         let logs = static_binary::target_dir().join("vm-tests");
-        fs::create_dir_all(&logs).map_err(Error::io("making", &logs))?;
-        // Held to the end: another run under this name would write to the same log.
+        fs::create_dir_all(&logs).map_err(Error::io("creating", &logs))?;
+        // Held to the end, because another run of this name would write to the same log.
         let _turn = lock(&logs.join(format!("{}.lock", self.name)))?;
         let scratch = Scratch::new(logs.join(format!("{}.run", self.name)))?;
 
@@ -283,8 +283,8 @@ impl Machine {
     }
 }
 
-/// A folder for one run. Only the holder of the machine's lock may have it, so that what a run that
-/// was killed left in it can be thrown away.
+/// A folder for one run. Only the holder of the machine's lock uses it, so files that a killed run left
+/// there can be removed.
 struct Scratch {
     path: PathBuf,
 }
@@ -294,14 +294,14 @@ impl Scratch {
         if path.exists() {
             fs::remove_dir_all(&path).map_err(Error::io("removing", &path))?;
         }
-        fs::create_dir(&path).map_err(Error::io("making", &path))?;
+        fs::create_dir(&path).map_err(Error::io("creating", &path))?;
         Ok(Self { path })
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is removed before the next run, or stops it with the reason.
+        // If that fails, the next run tries again, and stops with the error if it fails too.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_starts_with_an_empty_folder_and_leaves_none() {
+    fn a_run_starts_with_an_empty_folder_and_removes_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.run");
         fs::create_dir(&path).unwrap();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn each_module_is_asked_for_once_and_the_iommus_first() {
+    fn each_module_is_loaded_once_and_the_iommus_first() {
         let machine = Machine::new("m")
             .module("overlay")
             .module("xfs")

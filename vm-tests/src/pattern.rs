@@ -1,10 +1,10 @@
-//! Content that can be checked anywhere without a copy of it: byte `i` of a file follows from the
-//! file's seed and `i` alone, and no two words of a file are likely to agree, so that a block that
-//! lands in the wrong place, or not at all, is noticed.
+//! Content that can be checked anywhere without a copy of it: byte `i` of a file follows from the file's
+//! seed and `i` alone. Two words of a file are unlikely to be equal, so a misplaced or missing block is
+//! detected.
 
 const WORD_BYTES: u64 = 8;
 
-/// Fills `bytes` as the content from `offset` of the file with this seed.
+/// Fills `bytes` with the content from `offset` of the file with this seed.
 pub fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     let (head_len, mut index) = split(offset, bytes.len());
     let (head, body) = bytes.split_at_mut(head_len);
@@ -17,8 +17,8 @@ pub fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     fill_part(seed, index * WORD_BYTES, words.into_remainder());
 }
 
-/// The position in the file of the first byte that differs, if `bytes` is not the content from
-/// `offset` of the file with this seed.
+/// Compares `bytes` with the content from `offset` of the file with this seed, and returns the file
+/// offset of the first byte that differs, if any.
 #[must_use]
 pub fn first_difference(seed: u64, offset: u64, bytes: &[u8]) -> Option<u64> {
     let (head_len, mut index) = split(offset, bytes.len());
@@ -26,7 +26,7 @@ pub fn first_difference(seed: u64, offset: u64, bytes: &[u8]) -> Option<u64> {
     if let found @ Some(_) = difference_in_part(seed, offset, head) {
         return found;
     }
-    // Whole words first: a guest checks hundreds of megabytes, and its processor is emulated.
+    // Compare whole words, because a guest checks hundreds of megabytes on an emulated processor.
     let (words, tail) = body.as_chunks();
     for bytes in words {
         if u64::from_le_bytes(*bytes) != word(seed, index) {
@@ -37,9 +37,9 @@ pub fn first_difference(seed: u64, offset: u64, bytes: &[u8]) -> Option<u64> {
     difference_in_part(seed, index * WORD_BYTES, tail)
 }
 
-/// How many of the `len` bytes from `offset` come before the next whole word, and its index.
+/// Returns how many of the `len` bytes from `offset` precede the next whole word, and its index.
 fn split(offset: u64, len: usize) -> (usize, u64) {
-    // Less than a word, so it fits.
+    // Less than a word, so it fits into a usize.
     let before = (offset.next_multiple_of(WORD_BYTES) - offset) as usize;
     (before.min(len), offset.div_ceil(WORD_BYTES))
 }
@@ -51,7 +51,7 @@ fn fill_part(seed: u64, offset: u64, part: &mut [u8]) {
     part.copy_from_slice(&word[skip..skip + part.len()]);
 }
 
-/// [`first_difference`] for bytes within one word.
+/// Like [`first_difference`], for bytes within one word.
 fn difference_in_part(seed: u64, offset: u64, part: &[u8]) -> Option<u64> {
     let mut expected = [0; WORD_BYTES as usize];
     let expected = &mut expected[..part.len()];
@@ -60,7 +60,7 @@ fn difference_in_part(seed: u64, offset: u64, part: &[u8]) -> Option<u64> {
     Some(offset + at as u64)
 }
 
-/// The splitmix64 generator's output number `index`, started at `seed`.
+/// Returns output number `index` of the generator splitmix64 with the seed `seed`.
 fn word(seed: u64, index: u64) -> u64 {
     let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn any_part_is_the_same_as_the_part_of_the_whole() {
+    fn any_part_equals_that_part_of_the_whole() {
         let mut whole = [0; 100];
         fill(7, 0, &mut whole);
         for start in 0..20 {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_byte_is_found_where_it_is() {
+    fn every_changed_byte_is_found_at_its_offset() {
         let mut bytes = [0; 64];
         fill(1, 1000, &mut bytes);
         for at in 0..bytes.len() {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn another_seed_or_place_is_another_content() {
+    fn another_seed_or_offset_has_another_content() {
         let mut bytes = [0; 64];
         fill(1, 0, &mut bytes);
         assert_eq!(first_difference(2, 0, &bytes), Some(0));

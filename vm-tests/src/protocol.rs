@@ -1,16 +1,16 @@
-//! What the host and the guest say to each other.
+//! The protocol between host and guest.
 //!
-//! The host speaks once: a [`Plan`] lies in the initramfs. The guest answers with [`Event`]s, one
-//! line each, on its second serial port, where no kernel message can land in the middle of one:
+//! The host sends a [`Plan`] in the initramfs. The guest answers with [`Event`]s, one line each, on its
+//! second serial port, where no kernel message can land in the middle of a line:
 //!
 //! ```text
 //!            host                                      guest
 //!   Plan ──► /plan.json in the initramfs ─────────────► init
 //!   Event ◄─ QEMU's stdout ◄─ ttyS1 ◄── "@longshore {"n":7,"event":"end",...}\n"
-//!   log file ◄─────────────── ttyS0 ◄── kernel messages, and what init writes to stderr
+//!   log file ◄─────────────── ttyS0 ◄── kernel messages, and the standard error of init
 //! ```
 //!
-//! Events are numbered, so that one that was lost is noticed rather than missed.
+//! Events are numbered, so that a lost one is detected.
 
 mod event;
 mod plan;

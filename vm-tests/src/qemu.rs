@@ -1,4 +1,4 @@
-//! Which QEMU runs the guest.
+//! The QEMU that runs a guest.
 
 mod unpacked;
 
@@ -17,39 +17,40 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// The machine's own; Debian 12 has 7.2.
+    /// Returns the host's own; Debian 12 has 7.2.
     ///
     /// # Errors
     ///
-    /// [`MissingTool`](crate::Error::MissingTool) if it is not installed.
+    /// Returns [`MissingTool`](crate::Error::MissingTool) if it is not installed.
     pub fn system() -> Result<Self> {
         Ok(Self { program: QEMU.find()?, leading_args: Vec::new() })
     }
 
-    /// The machine's own that emulates AArch64.
+    /// Returns the host's own for AArch64.
     ///
     /// # Errors
     ///
-    /// [`MissingTool`](crate::Error::MissingTool) if it is not installed.
+    /// Returns [`MissingTool`](crate::Error::MissingTool) if it is not installed.
     pub fn system_aarch64() -> Result<Self> {
         Ok(Self { program: QEMU_AARCH64.find()?, leading_args: Vec::new() })
     }
 
-    /// QEMU 11, which knows vfio-user, from Debian's next release: downloaded (48 MB) and unpacked
-    /// into the cache beside the machine's own, with every library it needs.
+    /// Returns QEMU 11, which supports vfio-user, from Debian's next release. It is downloaded (48 MB)
+    /// and unpacked into the cache, with every library that it needs.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::Error::Unavailable) if it is not in the cache and cannot be had.
+    /// Returns [`Unavailable`](crate::Error::Unavailable) if it is not in the cache and cannot be
+    /// downloaded.
     pub fn v11() -> Result<Self> {
         Self::unpacked(&unpacked::X86_64)
     }
 
-    /// QEMU 11 that emulates AArch64, had in the same way.
+    /// Returns QEMU 11 for AArch64, obtained in the same way.
     ///
     /// # Errors
     ///
-    /// As for [`v11`](Self::v11).
+    /// Like [`v11`](Self::v11).
     pub fn v11_aarch64() -> Result<Self> {
         Self::unpacked(&unpacked::AARCH64)
     }
@@ -59,19 +60,19 @@ impl Qemu {
         Ok(Self { program: unpacked.loader, leading_args: unpacked.leading_args })
     }
 
-    /// The version, as `--version` prints it on its first line.
+    /// Returns the version: the first line of `--version`.
     ///
     /// # Errors
     ///
-    /// If it does not start.
+    /// Returns an error if QEMU does not start.
     pub fn version(&self) -> Result<String> {
         let said = crate::tool::output(self.command()?.arg("--version"))?;
         let said = String::from_utf8_lossy(&said);
         Ok(said.lines().next().unwrap_or_default().to_owned())
     }
 
-    /// A call of it that the kernel ends when the calling thread does, so that a harness that is
-    /// killed leaves no guest burning a processor.
+    /// Returns a command that the kernel kills when the calling thread ends, so that a killed harness
+    /// leaves no guest that uses a processor.
     pub(crate) fn command(&self) -> Result<Command> {
         let mut command = SETPRIV.command()?;
         command.args(["--pdeathsig", "KILL", "--"]).arg(&self.program).args(&self.leading_args);

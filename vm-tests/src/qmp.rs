@@ -1,6 +1,6 @@
-//! QEMU's machine protocol: commands to a QEMU that runs, as lines of JSON.
+//! QEMU's machine protocol: commands to a running QEMU, as lines of JSON.
 //!
-//! Source: QEMU's `docs/interop/qmp-spec.rst`. What happens meanwhile ("events") is passed over.
+//! Source: QEMU's `docs/interop/qmp-spec.rst`. Asynchronous events are ignored.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -14,41 +14,42 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 
-/// QEMU's main thread answers, which a busy host keeps waiting.
+/// The timeout of an answer. QEMU's main thread answers, which a busy host delays.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
-/// A door to a QEMU that was started with `-qmp unix:PATH,server=on,wait=off`.
+/// A connection to a QEMU that was started with `-qmp unix:PATH,server=on,wait=off`.
 #[derive(Debug)]
 pub struct Qmp {
     stream: BufReader<UnixStream>,
 }
 
 impl Qmp {
-    /// Connects.
+    /// Connects to QEMU's socket.
     ///
     /// # Errors
     ///
-    /// If nobody is there or answers.
+    /// Returns an error if QEMU does not listen or answer.
     pub fn connect(path: &Path) -> Result<Self> {
         let failed = |error| Error::io("connecting to", path)(error);
         let stream = UnixStream::connect(path).map_err(failed)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(failed)?;
         let mut qmp = Self { stream: BufReader::new(stream) };
-        // It begins with its version.
+        // QEMU first sends a greeting with its version.
         qmp.line("the greeting")?;
         qmp.execute("qmp_capabilities", &json!({}))?;
         Ok(qmp)
     }
 
-    /// Has QEMU do `command`; what it returns.
+    /// Executes `command`, and returns its result.
     ///
     /// # Errors
     ///
-    /// If it is gone or refuses.
+    /// Returns an error if QEMU has ended or refuses the command.
     pub fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         let request = json!({ "execute": command, "arguments": arguments });
-        // At once: QEMU does what it is told at the last brace, and may be gone at the line's end.
+        // In one write, because QEMU executes the command at the last brace and may end before the
+        // newline.
         let sent = self.stream.get_mut().write_all(format!("{request}\n").as_bytes());
         sent.map_err(|error| said(command, &error))?;
         loop {
@@ -62,12 +63,11 @@ impl Qmp {
         }
     }
 
-    /// Migrates to `uri` and waits until it is done; what QEMU says of it. The machine is stopped
-    /// then.
+    /// Migrates to `uri`, waits for the end, and returns QEMU's result. The machine is stopped then.
     ///
     /// # Errors
     ///
-    /// As [`execute`](Self::execute); if it fails, or takes longer than `limit`.
+    /// Like [`execute`](Self::execute); also if the migration fails or exceeds `limit`.
     pub fn migrate(&mut self, uri: &str, limit: Duration) -> Result<Value> {
         let command = format!("migrate to {uri}");
         self.execute("migrate", &json!({ "uri": uri }))?;
@@ -87,7 +87,7 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// As [`execute`](Self::execute).
+    /// Like [`execute`](Self::execute).
     pub fn quit(mut self) -> Result<()> {
         self.execute("quit", &json!({})).map(drop)
     }

@@ -1,11 +1,11 @@
-//! A machine in which no kernel runs: the host reads and writes its memory and registers by QEMU's
+//! A machine without a running kernel: the host reads and writes its memory and registers by QEMU's
 //! qtest protocol.
 //!
-//! The protocol is lines of text, an answer for each command (QEMU's manual for developers, "QTest
-//! Device Emulation Testing Framework"). Debian's QEMU 7.2 lacks the accelerator of that name, so
-//! the processor is emulated and must be given something that halts it. Time is counted in
-//! instructions and leaps to the next timer while the processor is halted, so that what a device
-//! does after 100 ms is done at once.
+//! The protocol is lines of text, with an answer for each command (QEMU's manual for developers, "QTest
+//! Device Emulation Testing Framework"). Debian's QEMU 7.2 lacks the accelerator of that name, so the
+//! processor is emulated and must be halted by its program. Time is counted in instructions and skips to
+//! the next timer while the processor is halted, so an operation for which a device needs 100 ms is done
+//! at once.
 
 use std::{
     ffi::OsStr,
@@ -22,7 +22,7 @@ use crate::{
     qemu::Qemu,
 };
 
-/// An answer takes microseconds; on a busy host a start takes seconds.
+/// The timeout of an answer. An answer takes microseconds, but a start on a busy host takes seconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 const ARGS: &[&str] = &[
@@ -49,11 +49,11 @@ pub struct Qtest {
 }
 
 impl Qtest {
-    /// Starts `qemu`; `args` say which machine it is.
+    /// Starts `qemu`; `args` choose the machine.
     ///
     /// # Errors
     ///
-    /// If it cannot be started. A machine that it does not know shows at the first command.
+    /// Returns an error if QEMU cannot be started. An unknown machine is an error of the first command.
     pub fn start<S: AsRef<OsStr>>(qemu: &Qemu, args: impl IntoIterator<Item = S>) -> Result<Self> {
         let failed = |operation| Error::io(operation, "qemu");
         let (ours, its) = UnixStream::pair().map_err(failed("connecting to"))?;
@@ -73,11 +73,11 @@ impl Qtest {
         Ok(Self { child, stream: BufReader::new(ours), stderr })
     }
 
-    /// `len_bytes` of memory from `address`.
+    /// Reads `len_bytes` of memory from `address`.
     ///
     /// # Errors
     ///
-    /// If QEMU is gone or refuses.
+    /// Returns an error if QEMU has ended or refuses the command.
     pub fn read(&mut self, address: u64, len_bytes: usize) -> Result<Vec<u8>> {
         let command = format!("read {address:#x} {len_bytes:#x}");
         let answer = self.ask(&command)?;
@@ -90,11 +90,11 @@ impl Qtest {
         bytes.filter(|bytes| bytes.len() == len_bytes).ok_or(Error::Qtest { command, said: answer })
     }
 
-    /// Puts `bytes` into memory from `address` on.
+    /// Writes `bytes` to memory from `address` on.
     ///
     /// # Errors
     ///
-    /// As for [`read`](Self::read).
+    /// Like [`read`](Self::read).
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<()> {
         let mut command = format!("write {address:#x} {:#x} 0x", bytes.len());
         for byte in bytes {
@@ -107,25 +107,25 @@ impl Qtest {
     ///
     /// # Errors
     ///
-    /// As for [`read`](Self::read).
+    /// Like [`read`](Self::read).
     pub fn fill(&mut self, address: u64, len_bytes: usize, byte: u8) -> Result<()> {
         self.ask(&format!("memset {address:#x} {len_bytes:#x} {byte:#x}")).map(drop)
     }
 
-    /// The register or memory of 4 bytes at `address`.
+    /// Reads the register or memory of 4 bytes at `address`.
     ///
     /// # Errors
     ///
-    /// As for [`read`](Self::read).
+    /// Like [`read`](Self::read).
     pub fn read_u32(&mut self, address: u64) -> Result<u32> {
         Ok(self.number(&format!("readl {address:#x}"))? as u32)
     }
 
-    /// The register or memory of 8 bytes at `address`.
+    /// Reads the register or memory of 8 bytes at `address`.
     ///
     /// # Errors
     ///
-    /// As for [`read`](Self::read).
+    /// Like [`read`](Self::read).
     pub fn read_u64(&mut self, address: u64) -> Result<u64> {
         self.number(&format!("readq {address:#x}"))
     }
@@ -134,7 +134,7 @@ impl Qtest {
     ///
     /// # Errors
     ///
-    /// As for [`read`](Self::read).
+    /// Like [`read`](Self::read).
     pub fn write_u32(&mut self, address: u64, value: u32) -> Result<()> {
         self.ask(&format!("writel {address:#x} {value:#x}")).map(drop)
     }
@@ -143,7 +143,7 @@ impl Qtest {
     ///
     /// # Errors
     ///
-    /// As for [`read`](Self::read).
+    /// Like [`read`](Self::read).
     pub fn write_u64(&mut self, address: u64, value: u64) -> Result<()> {
         self.ask(&format!("writeq {address:#x} {value:#x}")).map(drop)
     }
@@ -152,7 +152,7 @@ impl Qtest {
     ///
     /// # Errors
     ///
-    /// As for [`read`](Self::read).
+    /// Like [`read`](Self::read).
     pub fn write_port_u32(&mut self, port: u16, value: u32) -> Result<()> {
         self.ask(&format!("outl {port:#x} {value:#x}")).map(drop)
     }
@@ -161,7 +161,7 @@ impl Qtest {
     ///
     /// # Errors
     ///
-    /// As for [`read`](Self::read).
+    /// Like [`read`](Self::read).
     pub fn read_port_u32(&mut self, port: u16) -> Result<u32> {
         Ok(self.number(&format!("inl {port:#x}"))? as u32)
     }
@@ -172,7 +172,7 @@ impl Qtest {
         number.ok_or_else(|| Error::Qtest { command: command.to_owned(), said })
     }
 
-    /// Sends a command; what follows `OK` in the answer.
+    /// Sends a command, and returns the text after `OK` in the answer.
     fn ask(&mut self, command: &str) -> Result<String> {
         let mut line = String::new();
         let answered = self
@@ -183,7 +183,7 @@ impl Qtest {
         match (answered, line.trim_end().split_once(' '), line.trim_end()) {
             (Ok(1..), Some(("OK", rest)), _) => Ok(rest.to_owned()),
             (Ok(1..), _, "OK") => Ok(String::new()),
-            (Ok(0), ..) => Err(self.failure(command, &"it ended")),
+            (Ok(0), ..) => Err(self.failure(command, &"QEMU has ended")),
             (Err(error), ..) => Err(self.failure(command, &error)),
             (Ok(_), _, line) => Err(self.failure(command, &line)),
         }
@@ -191,9 +191,9 @@ impl Qtest {
 
     fn failure(&mut self, command: &str, why: &dyn fmt::Display) -> Error {
         let mut log = String::new();
-        // What cannot be read is not shown.
+        // A log that cannot be read is left out.
         let _ = self.stderr.rewind().and_then(|()| self.stderr.read_to_string(&mut log));
-        // A command may be pages long.
+        // A command may have thousands of characters.
         let command = command.chars().take(60).collect();
         Error::Qtest { command, said: format!("{why}\n{}", log.trim_end()) }
     }
@@ -201,7 +201,7 @@ impl Qtest {
 
 impl Drop for Qtest {
     fn drop(&mut self) {
-        // It is gone already, or it is killed.
+        // It may have ended already, so errors are ignored.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,10 +1,10 @@
-//! What a guest did.
+//! The results of a guest.
 
 use std::{path::PathBuf, time::Duration};
 
 use crate::protocol::{Event, Exit, Outcome, Stream};
 
-/// What a guest did, test by test and command by command.
+/// The results of a guest, by test and by command.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
@@ -12,54 +12,54 @@ pub struct Report {
     pub kernel: String,
     /// The memory that the kernel found (MemTotal).
     pub memory_bytes: u64,
-    /// From starting QEMU until init ran, without tries that failed.
+    /// The time from starting QEMU until init ran, without failed tries.
     pub boot: Duration,
-    /// How many boots it took: 1, or 2 if the first one never reached init.
+    /// The number of boots: 1, or 2 if the first one never reached init.
     pub boots: u32,
     /// The tests, in the order in which they ran.
     pub tests: Vec<TestReport>,
     /// The commands, in the order in which they ran.
     pub commands: Vec<CommandReport>,
-    /// Warnings in the kernel log, which by themselves fail nothing.
+    /// Warnings in the kernel log, which alone are no failure.
     pub kernel_warnings: Vec<String>,
-    /// The kernel log.
+    /// The path of the kernel log.
     pub console_log: PathBuf,
 }
 
-/// What one test did.
+/// The result of one test.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TestReport {
     /// `suite::test`.
     pub name: String,
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome,
-    /// How long it took, in the guest.
+    /// The time in the guest.
     pub elapsed: Duration,
-    /// What it wrote.
+    /// The output.
     pub lines: Vec<(Stream, String)>,
 }
 
-/// What one command did.
+/// The result of one command.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CommandReport {
     /// The task's name.
     pub name: String,
-    /// How it ended.
+    /// The exit.
     pub exit: Exit,
-    /// How long it took, in the guest.
+    /// The time in the guest.
     pub elapsed: Duration,
-    /// What it wrote.
+    /// The output.
     pub lines: Vec<(Stream, String)>,
 }
 
 impl CommandReport {
-    /// Whether it returned 0.
+    /// Returns `true` if it returned 0.
     #[must_use]
     pub fn success(&self) -> bool {
         self.exit == Exit::Code(0)
     }
 
-    /// What it wrote to its standard output.
+    /// Returns its standard output.
     #[must_use]
     pub fn stdout(&self) -> String {
         self.lines
@@ -70,7 +70,7 @@ impl CommandReport {
     }
 }
 
-/// Events, gathered into a [`Report`] as they come.
+/// Collects events into a [`Report`].
 #[derive(Debug, Default)]
 pub(crate) struct Transcript {
     pub(crate) report: Report,
@@ -87,18 +87,18 @@ pub(crate) struct Running {
 }
 
 impl Transcript {
-    /// The task that has begun and not ended.
+    /// Returns the task that has begun and not ended.
     pub(crate) fn running(&self) -> Option<&Running> {
         self.running.as_ref()
     }
 
-    /// Takes the next event; what does not fit to those before it is refused.
+    /// Handles the next event; returns a message if it is out of order.
     pub(crate) fn take(&mut self, event: Event) -> Result<(), String> {
         if self.down {
-            return Err("something was reported after the end".into());
+            return Err("an event arrived after the end".into());
         }
         if !self.up && !matches!(event, Event::Up { .. } | Event::Fault { .. }) {
-            return Err("something was reported before init was up".into());
+            return Err("an event arrived before init was up".into());
         }
         match event {
             Event::Up { kernel, memory_bytes } => {
@@ -115,7 +115,7 @@ impl Transcript {
             }
             Event::Line { task, stream, text } => match &mut self.running {
                 Some(running) if running.task == task => running.lines.push((stream, text)),
-                _ => return Err(format!("{task} wrote a line while it did not run")),
+                _ => return Err(format!("{task} wrote a line although it is not running")),
             },
             Event::End { task, outcome, seconds } => {
                 let (lines, elapsed) = self.end(&task, seconds)?;
@@ -126,16 +126,16 @@ impl Transcript {
                 self.report.commands.push(CommandReport { name: task, exit, elapsed, lines });
             }
             Event::Down => match &self.running {
-                Some(running) => return Err(format!("the guest left while {} ran", running.task)),
+                Some(running) => return Err(format!("the guest ended while {} ran", running.task)),
                 None => self.down = true,
             },
-            // The caller ends the run on a fault.
+            // The caller ends the run after a fault.
             Event::Fault { .. } => {}
         }
         Ok(())
     }
 
-    /// Ends the running task as a failed test: the guest will not say how it ended.
+    /// Ends the running task as a failed test, because the guest will not report its outcome.
     pub(crate) fn abandon(&mut self, why: &str, elapsed: Duration) {
         if let Some(Running { task, lines, .. }) = self.running.take() {
             let outcome = Outcome::Failed(why.to_owned());
@@ -152,7 +152,7 @@ impl Transcript {
             .map_err(|_| format!("{task} took {seconds} seconds"))?;
         match self.running.take() {
             Some(running) if running.task == task => Ok((running.lines, elapsed)),
-            _ => Err(format!("{task} ended without having begun")),
+            _ => Err(format!("{task} ended although it had not begun")),
         }
     }
 }
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_and_commands_are_gathered_with_their_lines() {
+    fn tests_and_commands_are_collected_with_their_lines() {
         let mut transcript = up();
         let exit = Event::Exit { task: "c".into(), exit: Exit::Code(0), seconds: 0.5 };
         let end = Event::End { task: "s::t".into(), outcome: Outcome::Passed, seconds: 1.5 };
@@ -205,20 +205,20 @@ mod tests {
     fn events_out_of_order_are_refused() {
         let end = || Event::End { task: "b".into(), outcome: Outcome::Passed, seconds: 0.0 };
         assert!(Transcript::default().take(begin("a")).is_err(), "before up");
-        assert!(up().take(end()).is_err(), "without a beginning");
-        assert!(up().take(line("a", Stream::Out, "")).is_err(), "from what does not run");
+        assert!(up().take(end()).is_err(), "without Begin");
+        assert!(up().take(line("a", Stream::Out, "")).is_err(), "from a task that does not run");
         let mut transcript = up();
         transcript.take(begin("a")).unwrap();
         assert!(transcript.take(begin("b")).is_err(), "two at once");
         assert!(transcript.take(Event::Down).is_err(), "down in the middle");
-        assert!(transcript.take(end()).is_err(), "another's end");
+        assert!(transcript.take(end()).is_err(), "the end of another task");
         let mut transcript = up();
         transcript.take(Event::Down).unwrap();
         assert!(transcript.take(begin("a")).is_err(), "after down");
     }
 
     #[test]
-    fn a_time_that_is_none_is_refused() {
+    fn an_invalid_time_is_refused() {
         let mut transcript = up();
         transcript.take(begin("a")).unwrap();
         let end = Event::End { task: "a".into(), outcome: Outcome::Passed, seconds: -1.0 };
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_when_the_guest_was_lost_has_failed() {
+    fn a_task_that_runs_when_the_guest_is_lost_has_failed() {
         let mut transcript = up();
         transcript.take(begin("a")).unwrap();
         transcript.take(line("a", Stream::Out, "last words")).unwrap();

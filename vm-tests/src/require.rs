@@ -1,5 +1,5 @@
-//! What happens where the guest cannot run: a test run on a developer's machine says so and goes
-//! on; one that is meant to prove something fails.
+//! Decides what happens if no guest can run: on a developer's machine the tests are skipped with a
+//! message; in CI they fail.
 
 use std::{
     env,
@@ -12,18 +12,19 @@ use crate::{
     qemu::Qemu,
 };
 
-/// Whether this machine can run the guest. What is only a matter of downloading is downloaded.
+/// Checks that this machine can run the guest. Missing files are downloaded.
 ///
 /// # Errors
 ///
-/// If it cannot; [`is_unavailable`](crate::Error::is_unavailable) tells that from a failure.
+/// Returns an error if it cannot; [`is_unavailable`](crate::Error::is_unavailable) distinguishes a
+/// missing requirement from a failure.
 pub fn check() -> Result<()> {
     Qemu::system()?;
     Kernel::obtain(Flavor::Debian)?;
     Ok(())
 }
 
-/// Whether a guest that is not available is a failure: in CI (`CI=true`), or if
+/// Returns `true` if a missing guest is a failure: in CI (`CI=true`), or with
 /// `LONGSHORE_REQUIRE_GUEST=1`.
 #[must_use]
 pub fn is_required() -> bool {
@@ -31,11 +32,11 @@ pub fn is_required() -> bool {
     required_by(set("CI").as_deref(), set("LONGSHORE_REQUIRE_GUEST").as_deref())
 }
 
-/// Gives `value`, or `None` after saying loudly why `what` is skipped.
+/// Returns the value, or `None` after a message that `what` is skipped and why.
 ///
 /// # Panics
 ///
-/// If the error is not one of availability, or the guest is required.
+/// Panics if the error is not a missing requirement, or the guest is required.
 pub fn or_skip<T>(what: &str, value: Result<T>) -> Option<T> {
     match value {
         Ok(value) => Some(value),
@@ -47,9 +48,9 @@ pub fn or_skip<T>(what: &str, value: Result<T>) -> Option<T> {
     }
 }
 
-/// Says that `what` is skipped, and why, past the capture of a test's output.
+/// Prints that `what` is skipped, and why. The line bypasses the capture of a test's output.
 pub fn skip(what: &str, why: &dyn std::fmt::Display) {
-    // If standard error is gone there is no one to tell.
+    // An error is ignored: without standard error there is no place to report it.
     let _ = writeln!(io::stderr(), "SKIPPED {what}: {why}");
 }
 
@@ -64,7 +65,7 @@ mod tests {
     use crate::error::Error;
 
     #[test]
-    fn ci_requires_the_guest_and_the_own_variable_decides() {
+    fn ci_requires_the_guest_and_longshores_variable_overrides_it() {
         assert!(!required_by(None, None));
         assert!(required_by(Some("true"), None));
         assert!(!required_by(Some("false"), None));

@@ -1,4 +1,4 @@
-//! Builds programs that run where there is no other file: linked statically, against the host's libc.
+//! Builds statically linked programs, which need no other file to run, against the host's libc.
 
 use std::{
     collections::HashMap,
@@ -16,49 +16,49 @@ use crate::{
 /// The package of the guest's init and tests.
 const GUEST_PACKAGE: &str = "longshore-guest";
 
-/// The host's own target, named so that cargo applies the flags to the program and not to the
-/// build scripts and macros on the way, which cannot be static.
+/// The host's own target. It is named explicitly so that cargo applies the flags only to the program,
+/// and not to build scripts and macros, which cannot be static.
 const TARGET: &str = if cfg!(target_arch = "aarch64") {
     "aarch64-unknown-linux-gnu"
 } else {
     "x86_64-unknown-linux-gnu"
 };
 
-/// Builds the tests in seconds rather than a minute after each change. What is measured is built as
-/// the release profile says.
+/// Settings that build a test program in seconds instead of a minute after each change. A program that
+/// is measured is built with the unchanged release profile.
 const QUICK_BUILD: [(&str, &str); 3] = [
     ("CARGO_PROFILE_RELEASE_LTO", "off"),
     ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
     ("CARGO_PROFILE_RELEASE_INCREMENTAL", "true"),
 ];
 
-/// The guest's init, which is also its test program.
+/// Builds the guest's init, which is also its test program, and returns its file.
 ///
 /// # Errors
 ///
-/// As [`static_binary`].
+/// Like [`static_binary`].
 pub fn guest_init() -> Result<PathBuf> {
     build_once(GUEST_PACKAGE, GUEST_PACKAGE, &QUICK_BUILD)
 }
 
-/// Builds the binary `name` of the workspace's `package` in release mode, linked statically, and
-/// returns its file. Within one process each is built once.
+/// Builds the binary `name` of the workspace's `package` in release mode, linked statically, and returns
+/// its file. A process builds each binary once.
 ///
-/// The build has its own target folder: another cargo, such as the one that runs the tests, does
-/// not hold its lock, and neither throws the other's work away for having other flags.
+/// The build has its own target folder, so it does not wait for the lock of another cargo, such as the
+/// one that runs the tests, and their different flags do not invalidate each other's work.
 ///
 /// # Errors
 ///
-/// If it does not build.
+/// Returns an error if the build fails.
 pub fn static_binary(package: &str, name: &str) -> Result<PathBuf> {
     build_once(package, name, &[])
 }
 
-/// As [`static_binary`], for a program that is not measured: with the settings of the guest's init,
-/// and what that has built.
+/// Like [`static_binary`], for a program that is not measured: with the settings and the build artifacts
+/// of the guest's init.
 ///
 /// # Errors
-///
+/// Like [`static_binary`].
 /// As [`static_binary`].
 pub fn quick_static_binary(package: &str, name: &str) -> Result<PathBuf> {
     build_once(package, name, &QUICK_BUILD)
@@ -77,7 +77,7 @@ fn build_once(package: &str, name: &str, settings: &[(&str, &str)]) -> Result<Pa
     Ok(path)
 }
 
-/// The folder for build output and logs: cargo's.
+/// Returns cargo's target folder, for build output and logs.
 pub(crate) fn target_dir() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR").filter(|value| !value.is_empty()) {
         Some(dir) => workspace().join(dir),
@@ -98,9 +98,9 @@ fn build(package: &str, name: &str, settings: &[(&str, &str)]) -> Result<PathBuf
         .args(["--package", package, "--bin", name, "--target-dir"])
         .arg(&into)
         .envs(settings.iter().copied())
-        // The one form of flags that nothing else overrides.
+        // RUSTFLAGS below is overridden only by this variable.
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        // For test programs that print their times.
+        // Set for test programs that print their times.
         .env_remove("RUSTC_BOOTSTRAP")
         .env("RUSTFLAGS", rust_flags(env::var("RUSTFLAGS").ok().as_deref()));
     tool::output(&mut cargo)?;
@@ -108,7 +108,7 @@ fn build(package: &str, name: &str, settings: &[(&str, &str)]) -> Result<PathBuf
     if binary.is_file() {
         return Ok(binary);
     }
-    Err(Error::Unsupported { path: binary, reason: "cargo did not put the program there" })
+    Err(Error::Unsupported { path: binary, reason: "cargo did not create the program" })
 }
 
 fn rust_flags(inherited: Option<&str>) -> String {

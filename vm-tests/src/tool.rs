@@ -9,7 +9,7 @@ use std::{
 
 use crate::error::{Error, Result};
 
-/// A program, and the Debian package that has it.
+/// A program, and the Debian package that contains it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tool {
     pub(crate) program: &'static str,
@@ -40,8 +40,8 @@ pub(crate) const QEMU_AARCH64: Tool =
     Tool { program: "qemu-system-aarch64", package: "qemu-system-arm" };
 
 impl Tool {
-    /// Where the program is: on PATH, or in the administrator's folders, which Debian leaves out of
-    /// an ordinary user's PATH although `modprobe` and `mke2fs` are of use to one.
+    /// Returns the path of the program: from PATH, or from the administrator's folders. Debian leaves
+    /// those out of an ordinary user's PATH, although `modprobe` and `mke2fs` are useful to one.
     pub(crate) fn find(self) -> Result<PathBuf> {
         let path = env::var_os("PATH").unwrap_or_default();
         env::split_paths(&path)
@@ -51,27 +51,27 @@ impl Tool {
             .ok_or(Error::MissingTool { program: self.program, package: self.package })
     }
 
-    /// A call of the program, in the C locale because its messages are read or shown.
+    /// Returns a command for the program, in the C locale because its messages are parsed or shown.
     pub(crate) fn command(self) -> Result<Command> {
         let mut command = Command::new(self.find()?);
         command.env("LC_ALL", "C").stdin(Stdio::null());
         Ok(command)
     }
 
-    /// Calls the program and returns what it wrote to its standard output.
+    /// Runs the program and returns its standard output.
     pub(crate) fn run<S: AsRef<OsStr>>(self, args: impl IntoIterator<Item = S>) -> Result<Vec<u8>> {
         output(self.command()?.args(args))
     }
 }
 
-/// Runs `command` to its end; anything but success is an error that carries what it said.
+/// Runs `command` to its end and returns its standard output. If it fails, the error has its messages.
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     let Output { status, stdout, stderr } =
         command.output().map_err(Error::io("starting", command.get_program()))?;
     if status.success() {
         return Ok(stdout);
     }
-    // Some tools complain on standard output.
+    // Some tools print errors to standard output.
     let said = if stderr.is_empty() { &stdout } else { &stderr };
     Err(Error::Tool {
         command: shown(command),
@@ -80,7 +80,7 @@ pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     })
 }
 
-/// The command line, for messages.
+/// Returns the command line, for messages.
 pub(crate) fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words: Vec<_> =
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_carries_the_command_its_status_and_its_words() {
+    fn a_failure_has_the_command_its_status_and_its_output() {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "echo it is broken >&2; exit 3"]);
         let said = output(&mut command).unwrap_err().to_string();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn success_gives_the_output() {
+    fn success_returns_the_output() {
         let mut command = Command::new("/bin/sh");
         assert_eq!(output(command.args(["-c", "echo out; echo err >&2"])).unwrap(), b"out\n");
     }

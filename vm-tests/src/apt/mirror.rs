@@ -1,11 +1,11 @@
-//! Which Debian mirror this machine uses, read from its apt sources.
+//! The Debian mirror that the host uses, read from its apt sources.
 
 use std::{fs, path::Path};
 
 const DEFAULT_URI: &str = "http://deb.debian.org/debian";
 const DEFAULT_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Suites whose archive also carries the suites that the harness needs.
+/// Suites whose archive also has the suites that the harness needs.
 const DEBIAN_SUITES: [&str; 10] = [
     "bullseye",
     "bookworm",
@@ -27,7 +27,7 @@ pub(super) struct Mirror {
 }
 
 impl Mirror {
-    /// The first Debian archive among this machine's apt sources, else Debian's own.
+    /// Returns the first Debian archive among the host's apt sources, or Debian's own if there is none.
     pub(super) fn of_this_machine() -> Self {
         Self::configured_under(Path::new("/etc/apt")).unwrap_or_else(|| Self {
             uri: DEFAULT_URI.to_owned(),
@@ -35,7 +35,7 @@ impl Mirror {
         })
     }
 
-    /// A line of `sources.list` for `suite`.
+    /// Returns a line of `sources.list` for `suite`.
     pub(super) fn source_line(&self, suite: &str) -> String {
         format!("deb [signed-by={}] {} {suite} main\n", self.keyring, self.uri)
     }
@@ -63,7 +63,7 @@ impl Mirror {
     fn new(uri: &str, suites: &str, signed_by: Option<&str>) -> Option<Self> {
         suites.split_whitespace().any(|suite| DEBIAN_SUITES.contains(&suite)).then(|| Self {
             uri: uri.trim_end_matches('/').to_owned(),
-            // A key given in place spans lines; Debian's own keyring has the same keys.
+            // An inline key spans several lines; Debian's own keyring has the same keys.
             keyring: signed_by
                 .filter(|value| value.starts_with('/'))
                 .unwrap_or(DEFAULT_KEYRING)
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn other_archives_are_passed_over() {
+    fn other_archives_are_ignored() {
         let text = "Types: deb\nURIs: http://vendor.example\nSuites: nodistro\n\n\
                     Enabled: no\nTypes: deb\nURIs: http://off.example\nSuites: bookworm\n\n\
                     Types: deb-src\nURIs: http://src.example\nSuites: bookworm\n\n\
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_debian_sources_gets_debians_own() {
+    fn a_host_without_debian_sources_uses_debians_own_archive() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Mirror::configured_under(dir.path()), None);
         fs::create_dir(dir.path().join("sources.list.d")).unwrap();

@@ -1,4 +1,4 @@
-//! A shell script stands in for QEMU: it appends to the console log and prints reports.
+//! A shell script replaces QEMU: it appends to the console log and prints reports.
 
 use std::{cell::Cell, fs, process::Command, time::Duration};
 
@@ -48,12 +48,12 @@ impl Script {
     }
 }
 
-/// Prints `events` as a guest would.
+/// Returns a script that prints `events` like a guest.
 fn reports(events: &[Event]) -> String {
     reports_from(0, events)
 }
 
-/// As one that has printed `printed` of them before.
+/// Like [`reports`], for a guest that has already printed `printed` events.
 fn reports_from(printed: u64, events: &[Event]) -> String {
     let lines: String = (printed..).zip(events).map(|(n, event)| encode(n, event)).collect();
     format!("cat <<'END'\n{lines}END\n")
@@ -74,7 +74,7 @@ fn passed() -> Event {
 const BOOT_LOG: &str = "echo '[    0.0] Linux version' >>$LOG;";
 
 #[test]
-fn a_guest_that_is_handed_over_goes_on_where_it_was() {
+fn a_guest_that_is_handed_over_continues_where_it_was() {
     let handed_over = || Script { is_handed_over: true, ..Script::new() };
     let first = format!("{BOOT_LOG}{}", reports(&[up(), begin(60)]));
     let second = format!("echo 'more' >>$LOG;{}", reports_from(2, &[passed(), Event::Down]));
@@ -82,17 +82,17 @@ fn a_guest_that_is_handed_over_goes_on_where_it_was() {
     let report = script.run(&[first.clone(), second.clone()]).unwrap();
     assert_eq!((report.boots, &report.tests[0].outcome), (1, &Outcome::Passed));
     assert!(fs::read_to_string(report.console_log).unwrap().ends_with("more\n"));
-    // A second one that begins anew is no successor, a third one is none either.
+    // A second QEMU that restarts the numbering is an error, and so is a third one.
     let anew = reports(&[up(), passed(), Event::Down]);
     assert!(handed_over().run(&[first.clone(), anew]).unwrap_err().to_string().contains("missing"));
     let lost = handed_over().run(&[first.clone(), String::new()]).unwrap_err();
     assert!(lost.to_string().contains("ended early"), "{lost}");
-    // And without one that was asked for, it has died.
+    // Without a hand-over, the end of the first QEMU is an error.
     assert!(Script::new().run(&[first, second]).is_err());
 }
 
 #[test]
-fn a_good_run_is_reported_whole() {
+fn a_good_run_is_reported_completely() {
     let script = Script::new();
     let exit = Event::Exit { task: "c".into(), exit: Exit::Code(0), seconds: 0.1 };
     let events = [
@@ -113,12 +113,12 @@ fn a_good_run_is_reported_whole() {
 }
 
 #[test]
-fn a_guest_that_restarts_is_followed_through_and_then_ended() {
+fn a_guest_that_restarts_is_followed_to_its_end() {
     let script = Script { restarts: 1, ..Script::new() };
     let once = reports(&[up(), begin(9), passed(), Event::Down]);
     let report = script.run(&[format!("{BOOT_LOG}{once}{once}{once}sleep 60")]).unwrap();
     assert_eq!((report.boots, report.tests.len()), (1, 2));
-    // One that does not restart has not come to its end.
+    // A guest that does not restart has not reached its end.
     let script = Script { restarts: 1, ..Script::new() };
     assert!(script.run(&[format!("{BOOT_LOG}{once}")]).is_err());
 }
@@ -131,7 +131,7 @@ fn a_boot_that_never_reaches_init_is_tried_once_more() {
     let report = script.run(&[panic, good]).unwrap();
     assert_eq!((report.boots, report.tests.len()), (2, 1));
     let log = fs::read_to_string(report.console_log).unwrap();
-    assert!(!log.contains("Oops"), "the log is that of the boot that counts");
+    assert!(!log.contains("Oops"), "the log is that of the failed boot");
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_failed_test_is_final() {
 }
 
 #[test]
-fn a_guest_that_hangs_in_a_test_is_ended_and_not_tried_again() {
+fn a_guest_that_hangs_in_a_test_is_killed_and_not_tried_again() {
     let script = Script::new();
     let hang = format!("{}exec sleep 600", reports(&[up(), begin(0)]));
     let started = Instant::now();
@@ -168,7 +168,7 @@ fn a_guest_that_hangs_in_a_test_is_ended_and_not_tried_again() {
 }
 
 #[test]
-fn output_does_not_buy_a_test_more_time() {
+fn output_does_not_extend_the_time_limit_of_a_test() {
     let script = Script::new();
     let line = Event::Line { task: "s::t".into(), stream: Stream::Out, text: "tick".into() };
     let json = encode(0, &line).replace("\"n\":0", "\"n\":'$n'");
@@ -180,11 +180,11 @@ fn output_does_not_buy_a_test_more_time() {
     let Error::Guest { fault: GuestFault::Hung { .. }, finished, .. } = error else {
         panic!("{error:?}")
     };
-    assert!(finished.tests[0].lines.len() > 1, "the chatter was not heard");
+    assert!(finished.tests[0].lines.len() > 1, "the lines were not received");
 }
 
 #[test]
-fn a_guest_that_hangs_while_booting_is_ended_and_tried_again() {
+fn a_guest_that_hangs_while_booting_is_killed_and_tried_again() {
     let mut script = Script::new();
     script.limits.boot = Duration::from_millis(300);
     let hang = "exec sleep 600".to_owned();
@@ -219,14 +219,14 @@ fn an_oops_fails_a_run_whose_tests_all_passed() {
 }
 
 #[test]
-fn a_guest_that_leaves_early_is_no_success() {
+fn a_guest_that_ends_early_is_an_error() {
     let script = Script::new();
     let error = script.run(&[reports(&[up(), begin(9), passed()])]).unwrap_err();
     assert!(matches!(error, Error::Guest { fault: GuestFault::Died(_), .. }), "{error:?}");
 }
 
 #[test]
-fn a_lost_report_is_noticed() {
+fn a_lost_report_is_an_error() {
     let script = Script::new();
     let lines = encode(0, &up()) + &encode(2, &Event::Down);
     let error = script.run(&[format!("cat <<'END'\n{lines}END\n")]).unwrap_err();
@@ -234,7 +234,7 @@ fn a_lost_report_is_noticed() {
 }
 
 #[test]
-fn an_init_that_cannot_work_says_why() {
+fn a_fault_of_init_is_reported_with_its_reason() {
     let script = Script::new();
     let fault = Event::Fault { detail: "no module xfs".into() };
     let error = script.run(&[reports(&[up(), fault])]).unwrap_err();
@@ -242,7 +242,7 @@ fn an_init_that_cannot_work_says_why() {
 }
 
 #[test]
-fn a_guest_that_is_done_but_will_not_leave_is_ended() {
+fn a_guest_that_is_done_but_does_not_end_is_killed() {
     let script = Script::new();
     let events = reports(&[up(), begin(9), passed(), Event::Down]);
     let report = script.run(&[format!("{events}exec sleep 600")]).unwrap();

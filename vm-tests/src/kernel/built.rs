@@ -1,14 +1,14 @@
-//! The kernel with iommufd, built from Debian's source: no kernel that Debian builds has it.
+//! The kernel with iommufd, built from Debian's source, because no Debian kernel has it.
 //!
 //! ```text
 //!   linux-source-6.12 ─► tree ─► allnoconfig and iommufd.config ─► bzImage ─► CACHE/kernel-iommufd/
 //!     apt: signed,         │                  │                                 VERSION-HASH/
-//!     hash checked         │                  └ each option is looked for         boot/vmlinuz-RELEASE
+//!     hash checked         │                  └ each option is checked            boot/vmlinuz-RELEASE
 //!                          └ beside the cache's entries, removed at the end       lib/modules/RELEASE/
 //! ```
 //!
-//! Nothing is a module: what the kernel is built with is in its list of built-in modules, so whoever
-//! asks for one finds that nothing needs to be loaded.
+//! There are no modules: everything is in the kernel's list of built-in modules, so a request for one
+//! finds that nothing needs to be loaded.
 
 use std::{
     fs,
@@ -30,21 +30,22 @@ const CACHE_KIND: &str = "kernel-iommufd";
 const PACKAGE: &str = "linux-source-6.12";
 const CONFIG: &str = include_str!("../../iommufd.config");
 
-/// Two fifths of the source, which nothing that is built here needs. Their Kconfig files are read. Of
-/// network drivers those in folders: the loopback device, which is in none, comes with CONFIG_NET.
+/// Two fifths of the source, which this configuration does not need. Their Kconfig files are read. Of
+/// the network drivers only those in subfolders are left out, because CONFIG_NET needs the loopback
+/// device, which is in none.
 const LEFT_OUT: [&str; 2] = ["*/drivers/gpu/*.[ch]", "*/drivers/net/*/*.[ch]"];
 
-/// The tree, what is compiled in it, and the packed source beside it: 1.3 GB, and some more.
+/// The disk space for the tree, its object files and the packed source, 1.3 GB, with some reserve.
 const NEEDED_BYTES: u64 = 1_600_000_000;
 
-/// What the kernel's build wants of the system and has no program's name.
+/// A header that the kernel's build needs, and its package.
 const HEADER: &str = "gelf.h";
 const HEADER_PACKAGE: &str = "libelf-dev";
 
-/// Files of a kernel beside its image, without which modprobe does not know what is built in.
+/// Files beside the kernel's image that tell modprobe what is built in.
 const BUILT_IN: [&str; 2] = ["modules.builtin", "modules.builtin.modinfo"];
 
-/// The newest such kernel in the cache; if there is none, it is built.
+/// Returns the newest such kernel from the cache; if there is none, it is built.
 pub(super) fn obtain(cache: &Cache) -> Result<Kernel> {
     let config = Config::parse(CONFIG);
     if let Some(kernel) = newest_in(cache, &config)? {
@@ -67,12 +68,12 @@ fn newest_in(cache: &Cache, config: &Config<'_>) -> Result<Option<Kernel>> {
     newest.map(|(_, root)| Kernel::in_folder(root)).transpose()
 }
 
-/// The name in the cache: a change of the configuration makes another kernel.
+/// Returns the name in the cache; another configuration has another name.
 fn entry_name(version: &str, config: &Config<'_>) -> String {
     format!("{version}-{:016x}", config.hash())
 }
 
-/// The version in an entry's name, if it has this configuration.
+/// Returns the version in an entry's name, if the entry has this configuration.
 fn version_in<'a>(name: &'a str, config: &Config<'_>) -> Option<&'a str> {
     name.strip_suffix(&entry_name("", config))
 }
@@ -84,13 +85,13 @@ fn build(building: &Building, config: &Config<'_>) -> Result<Kernel> {
     check_header(scratch.path())?;
     check_space(scratch.path())?;
     let logs = target_dir().join("vm-tests");
-    fs::create_dir_all(&logs).map_err(Error::io("making", &logs))?;
+    fs::create_dir_all(&logs).map_err(Error::io("creating", &logs))?;
     let log = logs.join("kernel-build.log");
     fs::write(&log, "").map_err(Error::io("writing", &log))?;
 
     let source = scratch.path().join("source");
     let version = unpack_source(scratch.path(), &source)
-        .map_err(|error| error.into_unavailable("the kernel's source could not be had"))?;
+        .map_err(|error| error.into_unavailable("the kernel's source could not be downloaded"))?;
     eprintln!("building the kernel {version} with iommufd, once; the log is {}", log.display());
     let make = Make { folder: &source, log: &log };
     configure(&make, config)?;
@@ -98,14 +99,14 @@ fn build(building: &Building, config: &Config<'_>) -> Result<Kernel> {
 
     let tree = scratch.path().join("tree");
     let kernel = collect(&source, &tree)?;
-    // modprobe reads the list of what is built in from an index.
+    // modprobe reads the list of built-in modules from an index.
     DEPMOD.run(["--basedir", path_str(&tree)?, kernel.release()])?;
     let kernel = Kernel::in_folder(building.publish(&tree, &entry_name(&version, config))?)?;
     eprintln!("the kernel {} was built in {} s", kernel.release(), started.elapsed().as_secs());
     Ok(kernel)
 }
 
-/// What is missing is told before anything is downloaded.
+/// Checks the tools, so that a missing one is reported before anything is downloaded.
 fn check_tools() -> Result<()> {
     [MAKE, GCC, LD, FLEX, BISON, BC, XZ].into_iter().try_for_each(|tool| tool.find().map(drop))
 }
@@ -130,8 +131,8 @@ fn check_space(folder: &Path) -> Result<()> {
     }
     Err(Error::Unavailable {
         what: format!(
-            "building the kernel with iommufd takes {:.1} GB for a while, and {} has {:.1} GB free; \
-             LONGSHORE_CACHE names another folder",
+            "building the kernel with iommufd needs {:.1} GB of disk, but {} has only {:.1} GB free; \
+             set LONGSHORE_CACHE to another folder",
             NEEDED_BYTES as f64 / 1e9,
             folder.parent().unwrap_or(folder).display(),
             free as f64 / 1e9
@@ -140,12 +141,12 @@ fn check_space(folder: &Path) -> Result<()> {
     })
 }
 
-/// Reads what `df` prints under its heading.
+/// Parses the output of `df`, which has a heading.
 fn free_bytes(shown: &str) -> Option<u64> {
     shown.lines().nth(1)?.trim().parse().ok()
 }
 
-/// Puts the newest source of the suite into `source`; its version.
+/// Unpacks the newest source of the suite into `source`, and returns its version.
 fn unpack_source(scratch: &Path, source: &Path) -> Result<String> {
     eprintln!("downloading the kernel's source ({PACKAGE}, 153 MB, once)");
     let apt_folder = scratch.join("apt");
@@ -154,7 +155,7 @@ fn unpack_source(scratch: &Path, source: &Path) -> Result<String> {
     let package = scratch.join("package");
     apt::unpack(&archive.download(PACKAGE)?, &package)?;
     let tarball = package.join("usr/src").join(format!("{PACKAGE}.tar.xz"));
-    fs::create_dir(source).map_err(Error::io("making", source))?;
+    fs::create_dir(source).map_err(Error::io("creating", source))?;
     let mut tar = TAR.command()?;
     tar.args(LEFT_OUT.map(|pattern| format!("--exclude={pattern}")));
     tar.args(["--extract", "--no-same-owner", "--strip-components=1", "--file"]).arg(&tarball);
@@ -165,7 +166,7 @@ fn unpack_source(scratch: &Path, source: &Path) -> Result<String> {
     Ok(version)
 }
 
-/// Has the kernel's own tools make the whole configuration, and holds it against what was asked for.
+/// Makes the configuration with the kernel's own tools, and checks that it has the wanted options.
 fn configure(make: &Make<'_>, config: &Config<'_>) -> Result<()> {
     let wanted = make.folder.join("wanted.config");
     fs::write(&wanted, CONFIG).map_err(Error::io("writing", &wanted))?;
@@ -186,13 +187,13 @@ fn settings() -> Vec<String> {
     vec![
         "ARCH=x86_64".into(),
         format!("--jobs={jobs}"),
-        // What would else be this machine's.
+        // The defaults would be this machine's.
         "KBUILD_BUILD_USER=longshore".into(),
         "KBUILD_BUILD_HOST=longshore".into(),
     ]
 }
 
-/// Puts what is kept of the built `source` into `tree`, laid out as Debian's packages are.
+/// Copies the necessary files of the built `source` into `tree`, with the layout of Debian's packages.
 fn collect(source: &Path, tree: &Path) -> Result<Kernel> {
     let release = source.join("include/config/kernel.release");
     let release = fs::read_to_string(&release).map_err(Error::io("reading", release))?;
@@ -200,14 +201,14 @@ fn collect(source: &Path, tree: &Path) -> Result<Kernel> {
     let modules = tree.join("lib/modules").join(release);
     let boot = tree.join("boot");
     for folder in [&modules, &boot] {
-        fs::create_dir_all(folder).map_err(Error::io("making", folder))?;
+        fs::create_dir_all(folder).map_err(Error::io("creating", folder))?;
     }
     let copy =
         |from: &Path, to: PathBuf| fs::copy(from, to).map(drop).map_err(Error::io("copying", from));
     for name in BUILT_IN {
         copy(&source.join(name), modules.join(name))?;
     }
-    // There are none, and depmod wants that said.
+    // depmod needs this list even if it is empty.
     let order = modules.join("modules.order");
     fs::write(&order, "").map_err(Error::io("writing", &order))?;
     let kernel = Kernel::in_folder(tree.to_owned())?;
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_of_this_configuration_is_taken_and_no_other() {
+    fn only_the_newest_entry_of_this_configuration_is_used() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path().to_owned());
         let config = Config::parse(CONFIG);
@@ -236,14 +237,14 @@ mod tests {
         for version in ["6.12.9-1~bpo12+1", "6.12.95-1~bpo12+1"] {
             entry(dir.path(), &entry_name(version, &config), version);
         }
-        // No tool is called, and no archive asked.
+        // This calls no tool and no archive.
         let kernel = obtain(&cache).unwrap();
         assert_eq!(kernel.release(), "6.12.95-1~bpo12+1");
         assert!(kernel.image().starts_with(dir.path().join(CACHE_KIND)));
     }
 
     #[test]
-    fn a_name_tells_version_and_configuration() {
+    fn a_name_has_the_version_and_the_configuration() {
         let config = Config::parse("CONFIG_A=y");
         let name = entry_name("6.12.95-1~bpo12+1", &config);
         assert_eq!(version_in(&name, &config), Some("6.12.95-1~bpo12+1"));
@@ -252,14 +253,17 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_asks_for_what_the_tests_are_about_and_for_no_module() {
+    fn the_configuration_has_iommufd_and_no_modules() {
         let of = |line| Config::parse(CONFIG).lost_in(&Config::parse(line)).len();
         assert_eq!(of("CONFIG_IOMMUFD=y") + 1, of(""), "CONFIG_IOMMUFD=y is not asked for");
-        assert!(!CONFIG.lines().any(|line| line.ends_with("=m")), "nothing loads modules");
+        assert!(
+            !CONFIG.lines().any(|line| line.ends_with("=m")),
+            "an option is a module, which nothing loads"
+        );
     }
 
     #[test]
-    fn what_is_built_is_laid_out_as_a_kernel_of_debian() {
+    fn a_built_kernel_has_the_layout_of_debians() {
         let dir = tempfile::tempdir().unwrap();
         let source = dir.path().join("source");
         for (file, content) in [
@@ -279,7 +283,7 @@ mod tests {
         if require::or_skip("the index of modules", DEPMOD.find()).is_none() {
             return;
         }
-        // What is built in needs no loading, and what is not there is refused by its name.
+        // A built-in module needs no loading, and an unknown one is refused by name.
         DEPMOD.run(["--basedir", path_str(&tree).unwrap(), kernel.release()]).unwrap();
         assert!(kernel.modules(&["vfio-pci".to_owned()]).unwrap().is_empty());
         let refused = kernel.modules(&["xfs".to_owned()]).unwrap_err().to_string();
@@ -290,7 +294,7 @@ mod tests {
     fn free_space_is_read_from_df() {
         assert_eq!(free_bytes("      Avail\n40541351936\n"), Some(40_541_351_936));
         assert_eq!(free_bytes("Avail\n-\n"), None);
-        // The real one says the same of a folder that is there.
+        // Checks the real df with an existing folder.
         let dir = tempfile::tempdir().unwrap();
         let shown = tool::output(
             DF.command().unwrap().args(["--output=avail", "--block-size=1"]).arg(dir.path()),

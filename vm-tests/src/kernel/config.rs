@@ -1,13 +1,13 @@
-//! What a kernel is configured with: what is asked for, held against what came out.
+//! The configuration of a kernel, and the comparison of the wanted options with the result.
 
 use std::collections::BTreeMap;
 
-/// Options of a kernel, by name, as its `.config` has them.
+/// The options of a kernel, by name, as in its `.config`.
 #[derive(Debug)]
 pub(super) struct Config<'a>(BTreeMap<&'a str, &'a str>);
 
 impl<'a> Config<'a> {
-    /// Reads lines of `CONFIG_X=value` and `# CONFIG_X is not set`; any other is a comment.
+    /// Parses lines of `CONFIG_X=value` and `# CONFIG_X is not set`; any other line is a comment.
     pub(super) fn parse(text: &'a str) -> Self {
         let option = |line: &'a str| match line.strip_prefix("# ") {
             Some(rest) => rest.strip_suffix(" is not set").map(|name| (name, "n")),
@@ -17,11 +17,11 @@ impl<'a> Config<'a> {
         Self(options.filter(|(name, _)| name.starts_with("CONFIG_")).collect())
     }
 
-    /// Which of these options `made` has not, or has with another value: one line each.
+    /// Returns a line for each of these options that `made` lacks or has with another value.
     pub(super) fn lost_in(&self, made: &Self) -> Vec<String> {
         let mut lost = Vec::new();
         for (name, wanted) in &self.0 {
-            // An option whose dependencies are missing is not even named.
+            // An option with a missing dependency does not appear at all.
             let got = made.0.get(name).copied().unwrap_or("n");
             if got != *wanted {
                 lost.push(format!("{name}={wanted} became {got}"));
@@ -30,7 +30,7 @@ impl<'a> Config<'a> {
         lost
     }
 
-    /// A number that changes when an option does, and not with comments or the order: FNV-1a.
+    /// Returns a hash (FNV-1a) of the options, which does not depend on comments or the order.
     pub(super) fn hash(&self) -> u64 {
         let mut hash = 0xcbf2_9ce4_8422_2325;
         for (name, value) in &self.0 {
@@ -63,9 +63,9 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_that_of_the_options_alone() {
+    fn the_hash_depends_only_on_the_options() {
         let hash = |text| Config::parse(text).hash();
-        // Of other programs that know FNV-1a.
+        // Computed with other implementations of FNV-1a.
         assert_eq!(hash(""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(hash("CONFIG_A=y"), hash("# why\n\nCONFIG_A=y\n"));
         assert_eq!(hash("CONFIG_A=y\nCONFIG_B=y"), hash("CONFIG_B=y\nCONFIG_A=y"));

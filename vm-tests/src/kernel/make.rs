@@ -1,4 +1,4 @@
-//! Long calls of make: what it says goes to a log, and that it goes on to standard error.
+//! Long calls of make: the output goes to a log, and progress to standard error.
 
 use std::{
     collections::VecDeque,
@@ -15,13 +15,14 @@ use crate::{
     tool::{self, MAKE, SETPRIV},
 };
 
-/// How often there is a line about how far it is.
+/// The interval of progress lines.
 const REPORT_PERIOD: Duration = Duration::from_secs(10);
 
-/// How much of the log an error shows. Of several compilers at once, what failed is not the last.
+/// The lines of the log that an error shows. With several compilers at once, the error is not on the
+/// last line.
 const TAIL_LINES: usize = 40;
 
-/// A folder to call make in, and where all that it says is kept.
+/// A folder to call make in, and the log of its output.
 #[derive(Debug)]
 pub(super) struct Make<'a> {
     pub(super) folder: &'a Path,
@@ -33,8 +34,8 @@ impl Make<'_> {
     pub(super) fn run(&self, settings: &[String], targets: &[&str]) -> Result<()> {
         let mut shown = Command::new(MAKE.program);
         shown.args(settings).args(targets);
-        // make is told to end when this thread does, so that nothing goes on building in a folder
-        // that another process then sweeps. It ends what it has started.
+        // make gets SIGTERM when this thread ends, so that it does not continue to build in a folder
+        // that another process then removes. make ends its child processes.
         let mut command = SETPRIV.command()?;
         command.args(["--pdeathsig", "TERM", "--"]).arg(MAKE.find()?);
         command.args(shown.get_args()).current_dir(self.folder);
@@ -42,10 +43,10 @@ impl Make<'_> {
     }
 }
 
-/// Runs `command`, with all that it says at the end of `log`. In messages it is called `shown`.
+/// Runs `command`, and appends its output to `log`. Messages call the command `shown`.
 fn logged(mut command: Command, shown: String, log: &Path) -> Result<()> {
-    // Of the environment only what finds programs: the kernel's build takes dozens of variables, and
-    // a cargo that calls this has some for make.
+    // Keeps only the variables that programs need to be found: dozens of variables affect the kernel's
+    // build, and a calling cargo sets some for make.
     command.env_clear().env("LC_ALL", "C");
     for name in ["PATH", "HOME", "TMPDIR"] {
         command.envs(env::var_os(name).map(|value| (name, value)));
@@ -63,12 +64,12 @@ fn logged(mut command: Command, shown: String, log: &Path) -> Result<()> {
     Err(Error::Build { command: shown, status, log_tail, log: log.to_owned() })
 }
 
-/// Runs `command` to its end; how it ended, and the last lines of what it wrote to the log.
+/// Runs `command` to its end, and returns its status and the last lines of the log.
 fn follow(mut command: Command, mut log: File) -> io::Result<(ExitStatus, VecDeque<String>)> {
     let (said, to_us) = io::pipe()?;
     command.stdin(Stdio::null()).stdout(to_us.try_clone()?).stderr(to_us);
     let mut child = command.spawn()?;
-    // It holds our own copies of the pipe's other end, and while they are open it has none.
+    // The command holds copies of the pipe's write end, which would keep the pipe open.
     drop(command);
     let mut progress = Progress::new();
     let mut said = BufReader::new(said);
@@ -92,14 +93,14 @@ fn follow(mut command: Command, mut log: File) -> io::Result<(ExitStatus, VecDeq
         }
     };
     if copied.is_err() {
-        // It would go on, into a pipe that nobody reads.
+        // Otherwise it would continue and block on the full pipe.
         let _ = child.kill();
     }
     let status = child.wait()?;
     copied.map(|()| (status, tail))
 }
 
-/// How far a build is, told now and then.
+/// The progress of a build, printed at intervals.
 struct Progress {
     started: Instant,
     told: Instant,
@@ -112,7 +113,7 @@ impl Progress {
         Self { started: now, told: now, steps: 0 }
     }
 
-    /// Takes a line; those that begin with two spaces are the kernel's build at its next step.
+    /// Handles a line; a line that begins with two spaces is a step of the kernel's build.
     fn take(&mut self, line: &str) {
         if !line.starts_with("  ") {
             return;
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_it_says_is_in_the_log_and_the_callers_variables_are_not_passed_on() {
+    fn the_log_has_all_output_and_the_callers_variables_are_not_passed_on() {
         let (dir, ran) = run("echo out; echo err >&2; echo \"[$CARGO_MANIFEST_DIR]\"");
         ran.unwrap();
         let log = fs::read_to_string(dir.path().join("build.log")).unwrap();
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_shows_the_end_of_the_log_and_where_it_is() {
+    fn a_failure_shows_the_end_and_the_path_of_the_log() {
         let (dir, ran) = run("seq 1 100; echo gelf.h: No such file >&2; printf '***'; exit 2");
         let said = ran.unwrap_err().to_string();
         let log = dir.path().join("build.log");
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_started_says_so() {
+    fn a_program_that_cannot_be_started_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("build.log");
         let error = logged(Command::new("/no/such/program"), "make".into(), &log).unwrap_err();
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_told_in_one_line() {
+    fn a_step_is_printed_as_one_line() {
         assert_eq!(
             told(412, Duration::from_secs(63), "  CC      mm/slub.o"),
             "building the kernel: 412 steps in 63 s; CC mm/slub.o"

@@ -1,4 +1,4 @@
-//! The kernel's modules: which ones, in what order, and their decompressed content.
+//! The kernel's modules: their load order and their decompressed content.
 
 use std::path::{Path, PathBuf};
 
@@ -15,8 +15,7 @@ pub(crate) struct Module {
 }
 
 impl Kernel {
-    /// `names` and all that they depend on, in the order in which they must be loaded. A name that
-    /// is built into the kernel adds nothing.
+    /// Returns the modules `names` and their dependencies in load order. A built-in module adds nothing.
     pub(crate) fn modules(&self, names: &[String]) -> Result<Vec<Module>> {
         let mut modules: Vec<Module> = Vec::new();
         for name in names {
@@ -26,7 +25,7 @@ impl Kernel {
                 root,
                 "--set-version",
                 self.release(),
-                // The administrator's own module settings are about another kernel.
+                // The administrator's module settings are for another kernel.
                 "--config",
                 "/dev/null",
                 "--show-depends",
@@ -43,21 +42,21 @@ impl Kernel {
 }
 
 impl Module {
-    /// The module's name without folder and extensions.
+    /// Returns the module's name without folder and extensions.
     pub(crate) fn name(&self) -> String {
         let file = self.path.file_name().unwrap_or_default().to_string_lossy();
         file.split('.').next().unwrap_or_default().to_owned()
     }
 
-    /// The module as the kernel loads it. The guest has no decompressor, and the kernel's own is
-    /// used only for files that a loader flags.
+    /// Returns the module's decompressed content. The guest has no decompressor, and the kernel
+    /// decompresses only if the loader asks for it with a flag.
     pub(crate) fn content(&self) -> Result<Vec<u8>> {
         match extension(&self.path) {
             "xz" => XZ.run(["--decompress".as_ref(), "--stdout".as_ref(), self.path.as_os_str()]),
             "ko" => std::fs::read(&self.path).map_err(Error::io("reading", &self.path)),
             _ => Err(Error::Unsupported {
                 path: self.path.clone(),
-                reason: "modules are known plain or compressed by xz",
+                reason: "only plain modules and modules compressed by xz are supported",
             }),
         }
     }
@@ -72,13 +71,13 @@ fn dependencies(shown: &str) -> Vec<Module> {
     shown
         .lines()
         .filter_map(|line| line.strip_prefix("insmod "))
-        // Options may follow the path; the path has none of modprobe's own making.
+        // Options may follow the path, which itself contains no options.
         .map(|rest| rest.find(".ko").map_or(rest, |dot| path_part(rest, dot)))
         .map(|path| Module { path: PathBuf::from(path) })
         .collect()
 }
 
-/// The path at the start of `rest`, whose module extension begins at `dot`.
+/// Returns the path at the start of `rest`, whose module extension begins at `dot`.
 fn path_part(rest: &str, dot: usize) -> &str {
     let end = rest[dot..].find(' ').map_or(rest.len(), |space| dot + space);
     &rest[..end]

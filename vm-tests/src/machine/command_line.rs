@@ -1,4 +1,4 @@
-//! QEMU's command line for a machine. Every odd flag answers a failure, which is named beside it.
+//! QEMU's command line for a machine. Each unusual flag prevents a failure, which its comment names.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Machine {
-    /// The arguments. Images are made in `scratch`.
+    /// Returns the arguments. Images are made in `scratch`.
     pub(super) fn args(
         &self,
         kernel: &Kernel,
@@ -18,7 +18,7 @@ impl Machine {
         scratch: &Path,
     ) -> Result<Vec<String>> {
         let mut args = Args::default();
-        // No KVM: the hosts that run this often have none that can run a stock kernel.
+        // No KVM: the hosts that run this often lack a KVM that can run a stock kernel.
         // thread=single: with a thread per processor, code that the kernel patches at run time is
         // sometimes executed half-patched: a stray int3, and an oops in 1 boot of 20.
         args.put("-accel", "tcg,thread=single");
@@ -29,31 +29,31 @@ impl Machine {
         args.put(
             "-machine",
             match self.iommu {
-                // Interrupt remapping needs the interrupt controller split from the processors.
+                // Interrupt remapping needs an interrupt controller outside of the kernel.
                 Some(Iommu::Intel) => "q35,kernel-irqchip=split",
                 Some(Iommu::Virtio) | None => "q35",
             },
         );
         if self.counts_instructions {
-            // sleep=off: time that nobody computes in is skipped, not waited for. One processor:
-            // two would take turns by the host's clock.
+            // sleep=off: time in which the processor idles is skipped. One processor: two would
+            // alternate by the host's clock.
             args.put("-icount", "shift=0,sleep=off");
             args.put("-smp", "1");
         } else {
             args.put("-smp", &self.cpus.to_string());
         }
         args.put("-m", &self.memory_mib.to_string());
-        // Nothing that was not asked for: no network card, no graphics, no floppy drive.
+        // No default devices: no network card, no graphics, no floppy drive.
         args.flag("-nodefaults");
         args.put("-display", "none");
         args.put("-monitor", "none");
-        // With panic=-1 below: a panic ends QEMU at once instead of waiting out a limit.
+        // With panic=-1 below, a panic ends QEMU at once instead of at the time limit.
         if self.restarts == 0 {
             args.flag("-no-reboot");
         }
-        // ttyS0: the kernel's messages. ttyS1: our reports, alone, so that no message can land in
-        // the middle of one.
-        // append: what a second QEMU says comes after what the first one said.
+        // ttyS0 has the kernel's messages, and ttyS1 only our reports, so that no message lands in the
+        // middle of a report.
+        // append: the second QEMU's output follows that of the first.
         let append = if self.handed_over.is_some() { ",append=on" } else { "" };
         let console = format!("file,id=console,path={}{append}", escaped(console_log)?);
         args.put("-chardev", &console);
@@ -68,11 +68,11 @@ impl Machine {
     }
 
     fn device_args(&self, args: &mut Args, scratch: &Path) -> Result<()> {
-        // The IOMMU first: a device made before it would bypass it.
+        // The IOMMU comes first, because a device that was created before it would bypass it.
         match self.iommu {
-            // caching-mode: the kernel then tells of new mappings too, which VFIO relies on.
+            // caching-mode makes the kernel report new mappings too, which VFIO needs.
             Some(Iommu::Intel) => args.put("-device", "intel-iommu,intremap=on,caching-mode=on"),
-            // A fixed low address: it must be probed before the devices that it serves.
+            // At a fixed low address, so that it is probed before the devices that it serves.
             Some(Iommu::Virtio) => args.put("-device", "virtio-iommu-pci,addr=01.0"),
             None => {}
         }
@@ -88,12 +88,12 @@ impl Machine {
     fn kernel_command_line(&self) -> String {
         let fixed = [
             "console=ttyS0",
-            // An oops ends the run: what comes after one proves nothing.
+            // An oops ends the run, because later results prove nothing.
             "oops=panic",
             "panic=-1",
-            // On a busy host the boot-time check of the timer sees too few ticks and panics.
+            // On a busy host the kernel's check of the timer at boot sees too few ticks and panics.
             "no_timer_check",
-            // On a busy host the lockup detectors would report the host.
+            // On a busy host the lockup detectors would report lockups that the host caused.
             "nowatchdog",
         ];
         let iommu = matches!(self.iommu, Some(Iommu::Intel)).then_some("intel_iommu=on");
@@ -118,11 +118,11 @@ impl Args {
 fn text(path: &Path) -> Result<&str> {
     path.to_str().ok_or(Error::Unsupported {
         path: path.to_owned(),
-        reason: "QEMU takes file names in UTF-8",
+        reason: "QEMU needs file names in UTF-8",
     })
 }
 
-/// A path as a value in one of QEMU's comma-separated options.
+/// Returns a path as a value in one of QEMU's comma-separated options.
 fn escaped(path: &Path) -> Result<String> {
     Ok(text(path)?.replace(',', ",,"))
 }
@@ -137,7 +137,7 @@ mod tests {
         machine.args(&kernel, Path::new("/i"), Path::new("/a,b.log"), Path::new("/s")).unwrap()
     }
 
-    /// The values of an option that may be given more than once.
+    /// Returns the values of an option that may occur more than once.
     fn values(args: &[String], option: &str) -> Vec<String> {
         args.windows(2).filter(|pair| pair[0] == option).map(|pair| pair[1].clone()).collect()
     }
@@ -171,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn only_a_machine_that_is_to_restart_may() {
+    fn only_a_machine_with_restarts_may_restart() {
         let args = |restarts| args(&Machine::new("m").restarts(restarts));
         assert!(args(0).contains(&"-no-reboot".to_owned()));
         assert!(!args(1).contains(&"-no-reboot".to_owned()));
     }
 
     #[test]
-    fn what_is_added_is_passed_on() {
+    fn added_arguments_are_passed_on() {
         let machine = Machine::new("m").memory_mib(8192).kernel_arg("a=b").qemu_args(["-s", "-S"]);
         let args = args(&machine);
         assert_eq!(values(&args, "-m"), ["8192"]);

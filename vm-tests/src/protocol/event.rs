@@ -1,11 +1,12 @@
-//! What the guest reports, and its form on the serial line.
+//! The guest's reports, and their form on the serial line.
 
 use serde::{Deserialize, Serialize};
 
-/// Begins every line that carries an event. What does not begin so is not ours.
+/// The prefix of every line with an event. Other lines are ignored.
 const PREFIX: &str = "@longshore ";
 
-/// The guest splits longer output lines, so that one event stays a small line.
+/// The maximum length of a line's text in bytes. The guest splits longer output lines, so that an event
+/// stays a short line.
 pub const MAX_TEXT_BYTES: usize = 8 * 1024;
 
 /// One report from the guest.
@@ -13,57 +14,57 @@ pub const MAX_TEXT_BYTES: usize = 8 * 1024;
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Event {
-    /// Init runs: a failure from here on is the guest's and is never retried.
+    /// Init runs. A later failure is a failure of the guest and is never retried.
     Up {
         /// The kernel release, as `uname -r` prints it.
         kernel: String,
         /// MemTotal in bytes.
         memory_bytes: u64,
     },
-    /// Init itself could not do its work (a module, a mount, the plan).
+    /// Init itself failed (a module, a mount, the plan).
     Fault {
-        /// What failed, and why.
+        /// The failed operation and the reason.
         detail: String,
     },
     /// A test or command starts.
     Begin {
         /// The test's or command's name.
         task: String,
-        /// When the guest will kill it.
+        /// The time after which the guest kills it.
         timeout_seconds: u64,
     },
     /// A line that a test or command wrote.
     Line {
-        /// Who wrote it.
+        /// The test or command that wrote it.
         task: String,
-        /// Where to.
+        /// The stream that it was written to.
         stream: Stream,
         /// The line without its newline; bytes that are not UTF-8 are replaced.
         text: String,
     },
-    /// A test is over.
+    /// A test has ended.
     End {
         /// The test's name.
         task: String,
-        /// How it ended.
+        /// The outcome.
         outcome: Outcome,
-        /// Wall-clock time in the guest.
+        /// Wall-clock time in the guest, in seconds.
         seconds: f64,
     },
-    /// A command is over.
+    /// A command has ended.
     Exit {
         /// The command's name.
         task: String,
-        /// How it ended.
+        /// The exit.
         exit: Exit,
-        /// Wall-clock time in the guest.
+        /// Wall-clock time in the guest, in seconds.
         seconds: f64,
     },
-    /// Everything was done; the guest powers off.
+    /// All tasks are done; the guest powers off.
     Down,
 }
 
-/// Which stream a line came from.
+/// The stream that a line was written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
@@ -73,33 +74,33 @@ pub enum Stream {
     Err,
 }
 
-/// How a test ended.
+/// The outcome of a test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", content = "detail", rename_all = "snake_case")]
 pub enum Outcome {
-    /// What it asserts holds.
+    /// Its assertions hold.
     Passed,
-    /// What it asserts does not hold, or it crashed or ran out of time; and why.
+    /// An assertion does not hold, or the test crashed or exceeded its time; with the reason.
     Failed(String),
-    /// It could not be tried here; and why.
+    /// It could not run here; with the reason.
     Skipped(String),
 }
 
-/// How a command ended.
+/// The end of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", content = "value", rename_all = "snake_case")]
 pub enum Exit {
-    /// It returned this status.
+    /// It returned this exit status.
     Code(i32),
     /// A signal ended it.
     Signal(i32),
-    /// It ran past its limit and was killed.
+    /// It exceeded its time limit and was killed.
     TimedOut,
-    /// It could not be started; and why.
+    /// It could not be started; with the reason.
     NotStarted(String),
 }
 
-/// Why a line that begins as an event is not one.
+/// The error of a line that begins like an event but is not one.
 #[derive(Debug, thiserror::Error)]
 #[error("the guest sent a broken report ({source}): {line}")]
 pub struct DecodeError {
@@ -121,7 +122,7 @@ struct Numbered {
     event: Event,
 }
 
-/// The line, with its newline, that carries `event` as number `n`.
+/// Returns the line, with its newline, for `event` with the number `n`.
 ///
 /// # Panics
 ///
@@ -132,11 +133,11 @@ pub fn encode(n: u64, event: &Event) -> String {
     format!("{PREFIX}{json}\n")
 }
 
-/// The number and event in `line`, or `None` if the line is not one of ours.
+/// Returns the number and the event in `line`, or `None` if the line is not an event.
 ///
 /// # Errors
 ///
-/// If the line begins as an event but does not parse as one: the serial line was garbled.
+/// Returns an error if the line begins like an event but does not parse: the serial line was garbled.
 pub fn decode(line: &str) -> Option<Result<(u64, Event), DecodeError>> {
     let json = line.strip_prefix(PREFIX)?.trim_end();
     Some(match serde_json::from_str::<Numbered>(json) {
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn every_event_survives_the_line() {
+    fn every_event_is_read_back_from_its_line() {
         for (n, event) in every_event().into_iter().enumerate() {
             let line = encode(n as u64, &event);
             assert_eq!(line.matches('\n').count(), 1, "one event is one line: {line}");
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_carriage_return_from_the_terminal_is_no_harm() {
+    fn a_carriage_return_from_the_terminal_is_ignored() {
         let line = encode(1, &Event::Down).replace('\n', "\r\n");
         assert_eq!(decode(&line).unwrap().unwrap(), (1, Event::Down));
     }

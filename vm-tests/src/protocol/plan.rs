@@ -1,49 +1,49 @@
-//! What the guest is told to do: one JSON document in the initramfs.
+//! The guest's work: one JSON document in the initramfs.
 
 use serde::{Deserialize, Serialize};
 
 use super::Task;
 
-/// Where the guest finds its plan.
+/// The path of the plan in the guest.
 pub const PLAN_PATH: &str = "/plan.json";
 
-/// Everything the guest's init needs to know.
+/// The complete input of the guest's init.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Kernel modules by path, in the order in which they must be loaded.
     pub modules: Vec<String>,
     /// Disks to wait for, and to mount, before the first task.
     pub disks: Vec<DiskPlan>,
-    /// How long to wait before the first task.
+    /// The seconds to wait before the first task.
     pub settle_seconds: u64,
-    /// What to run, in order.
+    /// The tasks, in order.
     pub tasks: Vec<Task>,
-    /// Whether the machine restarts after the last task, and is not powered off.
+    /// `true` if the machine restarts after the last task; otherwise it is powered off.
     pub restarts: bool,
 }
 
 /// One disk, found by its serial number because device names depend on probing order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskPlan {
-    /// The serial number that the device reports; `/dev/disk/SERIAL` is made to lead to it.
+    /// The serial number that the device reports; init makes `/dev/disk/SERIAL` a link to the device.
     pub serial: String,
-    /// Where to mount it, if it is to be mounted.
+    /// The mount, if the disk is to be mounted.
     pub mount: Option<MountPlan>,
 }
 
 /// How to mount a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountPlan {
-    /// The directory to mount it on; it is made if it is not there.
+    /// The mount point; init creates it if necessary.
     pub at: String,
-    /// The file system, as `mount -t` takes it.
+    /// The file system, as for `mount -t`.
     pub file_system: String,
-    /// Whether it is mounted read-only.
+    /// `true` to mount it read-only.
     pub read_only: bool,
 }
 
 impl Plan {
-    /// The plan as the JSON that goes into the initramfs.
+    /// Returns the plan as JSON for the initramfs.
     ///
     /// # Panics
     ///
@@ -57,7 +57,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// If `text` is not the JSON of a plan.
+    /// Returns an error if `text` is not the JSON of a plan.
     pub fn from_json(text: &str) -> serde_json::Result<Self> {
         serde_json::from_str(text)
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_survives_its_json_form() {
+    fn a_plan_is_read_back_from_its_json() {
         let plan = Plan {
             modules: vec!["/modules/00-virtio_blk.ko".into()],
             disks: vec![
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_plan_is_refused() {
+    fn other_json_is_not_a_plan() {
         assert!(Plan::from_json("{}").is_err());
         assert!(Plan::from_json("").is_err());
     }

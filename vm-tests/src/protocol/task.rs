@@ -1,24 +1,24 @@
-//! One thing for the guest to do.
+//! A task of the guest.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// How long one test or command may take unless it says otherwise.
+/// The default time limit of a test or command.
 ///
 /// An emulated processor is about twenty times slower than the host, and the host may be busy.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a [`Task`] runs.
+/// The work of a [`Task`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Work {
-    /// Every test of one suite of the guest's registry, each with the task's timeout.
+    /// All tests of one suite of the guest's registry, each with the task's time limit.
     Suite(String),
     /// One test of the registry, named `suite::test`.
     Test(String),
-    /// A program in the guest's file system, with its arguments and its whole environment.
+    /// A program in the guest's file system, with its arguments and its environment.
     Command {
         /// The program's path, then its arguments.
         argv: Vec<String>,
@@ -27,47 +27,48 @@ pub enum Work {
     },
 }
 
-/// One thing for the guest to do, and how long it may take.
+/// A task of the guest, with a time limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Task {
-    /// What reports call it. For a suite the reports carry the names of its tests instead.
+    /// The name in reports. The reports of a suite have the names of its tests instead.
     pub name: String,
-    /// What it runs.
+    /// The work.
     pub work: Work,
-    /// After this many seconds it is killed, with every process of its group.
+    /// The time limit in seconds, after which the task is killed with its process group.
     pub timeout_seconds: u64,
 }
 
 impl Task {
-    /// Every test of the suite called `name`.
+    /// Creates a task that runs all tests of the suite called `name`.
     #[must_use]
     pub fn suite(name: impl Into<String>) -> Self {
         let name = name.into();
         Self::new(name.clone(), Work::Suite(name))
     }
 
-    /// The test called `name`, as in `kernel::memfd_becomes_dma_buf`.
+    /// Creates a task that runs the test called `name`, such as `kernel::memfd_becomes_dma_buf`.
     #[must_use]
     pub fn test(name: impl Into<String>) -> Self {
         let name = name.into();
         Self::new(name.clone(), Work::Test(name))
     }
 
-    /// A program in the guest's file system. It is named after its whole command line.
+    /// Creates a task that runs a program of the guest's file system. Its name is the whole command
+    /// line.
     #[must_use]
     pub fn command<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {
         let argv: Vec<String> = argv.into_iter().map(Into::into).collect();
         Self::new(argv.join(" "), Work::Command { argv, env: BTreeMap::new() })
     }
 
-    /// Calls the task `name` in reports.
+    /// Sets the name of the task in reports.
     #[must_use]
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Adds a variable to a command's environment. Suites and tests have a fixed one.
+    /// Adds a variable to a command's environment. The environment of suites and tests is fixed.
     #[must_use]
     pub fn env(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         if let Work::Command { env, .. } = &mut self.work {
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_second_is_rounded_up() {
+    fn fractions_of_a_second_are_rounded_up() {
         assert_eq!(Task::suite("s").timeout(Duration::from_millis(1)).timeout_seconds, 1);
         assert_eq!(Task::suite("s").timeout(Duration::from_secs(2)).timeout_seconds, 2);
     }

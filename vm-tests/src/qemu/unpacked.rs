@@ -1,16 +1,16 @@
-//! QEMU 11 from a later Debian, beside the machine's own.
+//! QEMU 11 from a later Debian, independent of the host's own QEMU.
 //!
-//! Its packages and all that they depend on, down to libc, are unpacked into one folder. It then
-//! runs with that folder's own dynamic loader and libraries, which needs neither root nor a
-//! container, and sees the host's files under their own names:
+//! Its packages and all their dependencies, including libc, are unpacked into one folder. QEMU then runs
+//! with the dynamic loader and the libraries of that folder, which needs neither root nor a container,
+//! and paths of the host stay valid:
 //!
 //! ```text
 //! CACHE/qemu/11.1.3+ds-1~bpo13+1/
-//!   usr/bin/qemu-system-x86_64      in a folder of its own kind, qemu-system-aarch64
+//!   usr/bin/qemu-system-x86_64      or qemu-system-aarch64, in a separate folder
 //!   usr/bin/qemu-loader             a copy of the folder's ld-linux: QEMU looks for its parts
 //!                                   beside /proc/self/exe, which is the loader
-//!   usr/bin/qemu-bundle -> ../..    where QEMU then finds /usr/share/qemu and its plug-ins,
-//!                                   rather than those of the machine's own QEMU
+//!   usr/bin/qemu-bundle -> ../..    makes QEMU find /usr/share/qemu and its plug-ins here, and
+//!                                   not those of the host's own QEMU
 //!   lib -> usr/lib, ...             the merged /usr that packages of this age rely on
 //! ```
 
@@ -22,7 +22,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// A package with a QEMU, and what it is called in the cache.
+/// A package with a QEMU, and its name in the cache.
 #[derive(Debug)]
 pub(super) struct Emulator {
     cache_kind: &'static str,
@@ -43,8 +43,9 @@ pub(super) const AARCH64: Emulator = Emulator {
 
 const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
 
-/// Any 11: archives keep only the last build of a version. Its firmware is newer than the release's
-/// and comes from the backports too, which apt leaves alone unless they are made its equal.
+/// Any version 11, because archives keep only the last build of a version. Its firmware is newer than
+/// that of the release and comes from the backports too, which apt ignores unless their priority is
+/// equal.
 const PREFERENCES: &str = "\
 Package: qemu-*
 Pin: version 1:11.*
@@ -58,13 +59,13 @@ Pin-Priority: 500
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const LOADER: &str = "usr/bin/qemu-loader";
 
-/// How to start the unpacked QEMU.
+/// The command of the unpacked QEMU.
 pub(super) struct Unpacked {
     pub(super) loader: PathBuf,
     pub(super) leading_args: Vec<String>,
 }
 
-/// The unpacked QEMU of the cache; if there is none, it is downloaded first.
+/// Returns the unpacked QEMU from the cache; if there is none, it is downloaded first.
 pub(super) fn obtain(emulator: &Emulator) -> Result<Unpacked> {
     let cache = Cache::of_user()?;
     if let Some(root) = in_cache(&cache, emulator)? {
@@ -88,12 +89,12 @@ fn in_folder(root: &Path, emulator: &Emulator) -> Result<Unpacked> {
     let text = |path: PathBuf| {
         path.into_os_string().into_string().map_err(|path| Error::Unsupported {
             path: path.into(),
-            reason: "the cache folder's name must be UTF-8",
+            reason: "the path of the cache must be UTF-8",
         })
     };
     let libraries = text(root.join(LIBRARIES))?;
     if libraries.contains([':', ';']) {
-        let reason = "the loader takes a colon or semicolon in a folder's name for a list of two";
+        let reason = "the loader treats a colon or semicolon in a path as a separator";
         return Err(Error::Unsupported { path: libraries.into(), reason });
     }
     let program = text(root.join(emulator.program))?;
@@ -118,16 +119,16 @@ fn download(building: &Building, emulator: &Emulator) -> Result<PathBuf> {
     building.publish(&tree, without_epoch(&version))
 }
 
-/// A version without the number before its colon, which the loader would trip over.
+/// Returns a version without its epoch, because the loader does not accept a colon in a path.
 fn without_epoch(version: &str) -> &str {
     version.split_once(':').map_or(version, |(_, rest)| rest)
 }
 
-/// Makes the links that a Debian of this age has at its root, before any package is unpacked.
+/// Creates the links of a merged /usr before any package is unpacked.
 fn merge_usr(root: &Path) -> Result<()> {
     for name in ["bin", "sbin", "lib", "lib64"] {
         let real = root.join("usr").join(name);
-        fs::create_dir_all(&real).map_err(Error::io("making", real))?;
+        fs::create_dir_all(&real).map_err(Error::io("creating", real))?;
         let link = root.join(name);
         symlink(format!("usr/{name}"), &link).map_err(Error::io("linking", link))?;
     }
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_package_that_does_not_know_of_the_merge_lands_in_usr() {
+    fn a_package_without_merged_usr_is_unpacked_into_usr() {
         let dir = tempfile::tempdir().unwrap();
         merge_usr(dir.path()).unwrap();
         fs::write(dir.path().join("lib/x"), "x").unwrap();
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn it_runs_by_its_own_loader_with_its_own_libraries() {
+    fn qemu_runs_with_its_own_loader_and_libraries() {
         let unpacked = in_folder(Path::new("/cache/qemu/11"), &X86_64).unwrap();
         assert!(
             in_folder(Path::new("/cache/1:11"), &X86_64).is_err(),
