@@ -1,11 +1,11 @@
-//! `examples/device`, driven by a small program in a guest of an unmodified QEMU 11: a kernel finds
-//! it, a process maps its registers and lends it memory.
+//! Runs `examples/device` in an unmodified QEMU 11. A small program in the guest drives it: the kernel
+//! finds the device, and a process maps its registers and lends it memory.
 //!
 //! ```text
 //!   guest: suite `device` ── BAR 0, rings, buffers ──► QEMU ──► socket ──► longshore_device_example
 //! ```
 //!
-//! It needs `LONGSHORE_VM_QEMU11=1`, as QEMU 11 is downloaded.
+//! Runs only with `LONGSHORE_VM_QEMU11=1`, because QEMU 11 is downloaded.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -23,7 +23,7 @@ use longshore_vm_tests::{Machine, Qemu, Task, TestReport, expected, require};
 
 const EXPECTED: &str = include_str!("../expected-tests.txt");
 const MEMORY_MIB: u32 = 512;
-/// The first instruction, seen below 1 MiB: a jump to `f000:e05b`.
+/// The address of the firmware's first instruction below 1 MiB: a jump to `f000:e05b`.
 const RESET_VECTOR: u64 = 0xf_fff0;
 const JUMP: [u8; 5] = [0xea, 0x5b, 0xe0, 0x00, 0xf0];
 
@@ -40,14 +40,14 @@ fn machine(qemu: Qemu, socket: &str) -> Machine {
         .restarts(1)
 }
 
-/// A session that looks at the firmware's copy of itself below 1 MiB all the while: what its memory
-/// is mapped to changes under it again and again.
-struct Onlooker {
+/// A session that keeps reading the firmware's copy below 1 MiB, while the memory there is remapped
+/// repeatedly.
+struct LowMemoryReader {
     is_over: Arc<AtomicBool>,
     thread: JoinHandle<[u64; 2]>,
 }
 
-impl Onlooker {
+impl LowMemoryReader {
     fn start(space: Space) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let for_thread = Arc::clone(&is_over);
@@ -64,7 +64,7 @@ impl Onlooker {
                     }
                     Err(_) => absent += 1,
                 }
-                // Leaves the processor to the machine.
+                // Leaves processor time to the machine.
                 thread::sleep(Duration::from_micros(50));
             }
             [read, absent]
@@ -72,14 +72,14 @@ impl Onlooker {
         Self { is_over, thread }
     }
 
-    /// How often it was read, and how often it was not there.
+    /// Returns how often the memory was read and how often it was unmapped.
     fn stop(self) -> [u64; 2] {
         self.is_over.store(true, Ordering::Relaxed);
-        self.thread.join().expect("only what can be there was seen")
+        self.thread.join().expect("the session read only values that are possible there")
     }
 }
 
-/// What is wrong with one boot's tests.
+/// Returns the failed tests of one boot and the deviations from the list.
 fn complaints(tests: &[TestReport], expected: &BTreeSet<String>) -> Vec<String> {
     let ran: Vec<_> = tests.iter().map(|test| (test.name.clone(), test.outcome.clone())).collect();
     let mut complaints = expected::compare(expected, &ran);
@@ -108,7 +108,7 @@ fn a_guest_drives_the_device_before_and_after_a_reset() {
     let listener = Listener::bind(&dir.path().join("device.sock")).expect("a socket");
     let counts = Counts::default();
     let space = Space::new().expect("a space");
-    let onlooker = Onlooker::start(space.clone());
+    let reader = LowMemoryReader::start(space.clone());
     let mut server = longshore_device_example::server(space, &counts).expect("a server");
     let stop = server.stop_handle();
     let (sender, gone) = mpsc::channel();
@@ -117,7 +117,7 @@ fn a_guest_drives_the_device_before_and_after_a_reset() {
         server.serve_all(&listener, |served| sender.send(served.clone()).expect("it is awaited"))
     });
 
-    // The counts when each boot's kernel is up.
+    // The counts when the kernel of each boot is up.
     let mut up: Vec<Snapshot> = Vec::new();
     let report = machine(qemu, &path).run_observed(&tasks, &mut |event| match event {
         Event::Up { .. } => up.push(counts.snapshot()),
@@ -125,13 +125,13 @@ fn a_guest_drives_the_device_before_and_after_a_reset() {
         _ => {}
     });
     let report = report.unwrap_or_else(|error| panic!("{error}"));
-    // One for each try to boot.
+    // One connection for each attempt to boot.
     let next = |_| gone.recv_timeout(Duration::from_secs(20)).expect("QEMU has gone");
     let served: Vec<ConnectionSummary> = (0..report.boots).map(next).collect();
     stop.stop();
     server.join().expect("no panic").expect("clients come");
     let end = counts.snapshot();
-    let [read, absent] = onlooker.stop();
+    let [read, absent] = reader.stop();
     println!("up: {up:#?}\nend: {end}\nserved: {served:?}\nseen {read} times, absent {absent}");
 
     let (first, second) = report.tests.split_at(report.tests.len() / 2);
@@ -139,19 +139,20 @@ fn a_guest_drives_the_device_before_and_after_a_reset() {
         let complaints = complaints(tests, &expected);
         assert!(complaints.is_empty(), "the {boot} boot: {complaints:#?}");
     }
-    // The firmware has moved memory before the kernel, in each boot, and in the second under a
-    // device that had worked before.
+    // In each boot, the firmware remapped memory before the kernel started; in the second boot, the
+    // device had already been in use.
     let [before, after] = up[..] else { panic!("not two boots: {up:?}") };
     assert!(before.unmaps > 0 && before.maps > before.unmaps, "{before:?}");
     assert!(after.maps > before.maps && after.unmaps > before.unmaps, "{after:?}");
     assert!(after.resets > before.resets, "{after:?}");
-    // As much was done in either boot, counted on this side: batches of 1 to 8 a hundred times alone.
+    // Both boots did the same work, counted in the server; one test alone sends a hundred batches of 1 to 8
+    // requests.
     assert_eq!((before.done, before.failed), (0, 0));
     assert!(after.done > 400 && after.failed > 20, "{after:?}");
     assert_eq!((end.done, end.failed), (2 * after.done, 2 * after.failed));
     assert_eq!((end.clients, end.ring_faults), (report.boots.into(), 0));
-    assert!(read > 0 && absent > 0, "the session beside them has seen nothing");
-    assert_eq!(end.maps, end.unmaps, "nothing is left mapped");
+    assert!(read > 0 && absent > 0, "the concurrent session read nothing, or missed no unmap");
+    assert_eq!(end.maps, end.unmaps, "a map is left");
     for served in &served {
         let is_orderly = matches!(
             served.ended,

@@ -1,4 +1,4 @@
-//! What `longshore doctor` says of machines that have, and have not, what it looks for.
+//! Tests the findings of `longshore doctor` in machines with and without an IOMMU, VFIO and iommufd.
 
 use std::env;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 const LONGSHORE: &str = "/bin/longshore";
 
-/// The kernel gives a device of this kind to the vfio-pci that is built into it.
+/// Binds devices of this kind to the kernel's built-in vfio-pci.
 const EDU: &str = "vfio-pci.ids=1234:11e8";
 
-/// What the doctor finds in the machine, as root.
+/// Returns the findings of the doctor in the machine, run as root.
 fn findings(machine: Machine) -> Vec<Value> {
     let program = quick_static_binary("longshore-cli", "longshore").unwrap();
     let doctor = Task::command([LONGSHORE, "doctor", "--json", "/run"]);
@@ -20,15 +20,15 @@ fn findings(machine: Machine) -> Vec<Value> {
     found["findings"].as_array().unwrap().clone()
 }
 
-/// That these are among the findings: a name, a state, a part of what was found, and of the advice.
+/// Asserts that these findings exist: name, state, part of the found text, and part of the advice.
 fn assert_among(findings: &[Value], expected: &[(&str, &str, &str, &str)]) {
     for (name, state, found, advice) in expected {
         let finding = findings.iter().find(|finding| finding["name"] == *name);
         let finding = finding.unwrap_or_else(|| panic!("no {name} in {findings:?}"));
         assert_eq!(finding["state"], *state, "{finding}");
         assert!(finding["found"].as_str().unwrap().contains(found), "{found}: {finding}");
-        let told = finding["advice"].as_str().unwrap_or_default();
-        assert!(told.contains(advice) && told.is_empty() == advice.is_empty(), "{finding}");
+        let given = finding["advice"].as_str().unwrap_or_default();
+        assert!(given.contains(advice) && given.is_empty() == advice.is_empty(), "{finding}");
     }
 }
 
@@ -37,7 +37,7 @@ fn available() -> bool {
 }
 
 #[test]
-fn without_an_iommu_it_says_how_to_turn_one_on() {
+fn without_an_iommu_the_advice_is_to_turn_one_on() {
     if !available() {
         return;
     }
@@ -55,7 +55,7 @@ fn without_an_iommu_it_says_how_to_turn_one_on() {
 }
 
 #[test]
-fn behind_vt_d_all_is_there_but_a_device_to_hand_out() {
+fn behind_vt_d_only_a_device_for_vfio_is_missing() {
     if !available() {
         return;
     }
@@ -79,7 +79,7 @@ fn behind_vt_d_all_is_there_but_a_device_to_hand_out() {
 }
 
 #[test]
-fn a_device_is_named_with_its_files_and_interrupts_that_stand_in_its_way() {
+fn a_device_is_listed_with_its_files_and_interrupt_remapping() {
     if !available() {
         return;
     }

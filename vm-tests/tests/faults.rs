@@ -1,4 +1,4 @@
-//! What goes wrong in a real guest is noticed, named, and does not take the rest with it.
+//! Tests that faults in a real guest are detected and named, and that the other tests still run.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ fn outcome<'a>(report: &'a Report, name: &str) -> &'a Outcome {
 fn assert_failed(report: &Report, name: &str, why: &str) {
     match outcome(report, name) {
         Outcome::Failed(said) if said.contains(why) => {}
-        other => panic!("{name}: {other:?} does not say {why:?}"),
+        other => panic!("{name}: {other:?} does not contain {why:?}"),
     }
 }
 
 #[test]
-fn a_test_that_fails_in_whatever_way_is_one_failed_test() {
+fn each_kind_of_failure_is_one_failed_test() {
     let Some(()) = require::or_skip("the guest's faults", require::check()) else { return };
     let tasks = [
         Task::test("deliberate::error"),
@@ -42,7 +42,7 @@ fn a_test_that_fails_in_whatever_way_is_one_failed_test() {
     assert_failed(&report, "deliberate::panic", "a panic on purpose");
     assert_failed(&report, "deliberate::panic", "deliberate.rs:");
     assert_failed(&report, "deliberate::abort", "SIGABRT");
-    assert_failed(&report, "deliberate::exit", "saying nothing");
+    assert_failed(&report, "deliberate::exit", "without an outcome");
     assert_failed(&report, "deliberate::hang", "timed out after 2s");
     assert_failed(&report, "deliberate::unheard_of", "no test called");
     assert_failed(&report, "unheard_of", "no suite called");
@@ -63,11 +63,11 @@ fn a_test_that_fails_in_whatever_way_is_one_failed_test() {
     assert_eq!(complaining.exit, Exit::Code(2));
     assert_eq!(complaining.stdout(), "", "usage belongs on standard error");
     assert!(complaining.lines[0].1.contains("usage"));
-    assert!(facts.success(), "after all that the guest still works");
+    assert!(facts.success(), "the guest still works after the failures");
 }
 
 #[test]
-fn a_kernel_panic_fails_the_run_once_and_keeps_what_was_done() {
+fn a_kernel_panic_fails_the_run_once_and_keeps_earlier_results() {
     let Some(()) = require::or_skip("the guest's panic", require::check()) else { return };
     let tasks = [
         Task::command(["/init", "--facts"]).named("facts"),

@@ -1,9 +1,9 @@
-//! Runs the guest's tests in their machines, prints each as a line, and holds what ran against the
-//! committed list.
+//! Runs the guest's tests in their machines, prints a line for each, and compares the tests that ran
+//! with the committed list.
 //!
-//! It takes the arguments of an ordinary test program: `cargo test -p longshore-vm-tests --test
-//! guest -- load::` runs one suite, `--exact NAME` one test, `--list` names them, `--nocapture`
-//! shows what they write.
+//! The program takes the arguments of an ordinary test program:
+//! `cargo test -p longshore-vm-tests --test guest -- load::` runs one suite, `--exact NAME` runs one
+//! test, `--list` prints their names, and `--nocapture` shows their output.
 
 #[path = "guest/machines.rs"]
 mod machines;
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         selected.iter().for_each(|name| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
-    // A filter that is meant for another test program of the package is no reason to boot.
+    // A filter that is meant for another test program of the package should not boot a machine.
     if selected.is_empty() && arguments.is_filtering() {
         println!(
             "\nrunning 0 tests\n\ntest result: ok. 0 passed; {} filtered out\n",
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether no other test program runs it, and it is asked for.
+/// Returns `true` if this test program runs the test and its environment variable is set.
 fn is_ours(name: &str) -> bool {
     let is_others = [expected::WALKERS, expected::DEVICE, expected::VHOST]
         .iter()
@@ -78,7 +78,7 @@ fn is_ours(name: &str) -> bool {
     !is_others && (machines::has_iommufd() || !needs_iommufd)
 }
 
-/// Runs the selected tests; whether all is well.
+/// Runs the selected tests, and returns `true` if all passed and match the list.
 fn run(arguments: &Arguments, selected: &BTreeSet<String>) -> Result<bool> {
     let started = Instant::now();
     let known: Vec<String> = names_in_guest()?
@@ -91,7 +91,7 @@ fn run(arguments: &Arguments, selected: &BTreeSet<String>) -> Result<bool> {
     Ok(run.finish(selected, started.elapsed()))
 }
 
-/// Boots the machines, as many at once as the host has processors: each computes on one.
+/// Boots the machines, at most one per host processor at a time, because each uses one processor.
 fn run_groups(groups: Vec<Group>, known: &[String], show: bool) -> Run {
     let at_once = thread::available_parallelism().map_or(1, NonZero::get);
     let waiting = Mutex::new(VecDeque::from(groups));
@@ -119,7 +119,7 @@ fn run_groups(groups: Vec<Group>, known: &[String], show: bool) -> Run {
     all
 }
 
-/// What the guest's registry has, asked of the guest's program on the host.
+/// Returns the names of the tests in the guest's registry, which the guest's program prints on the host.
 fn names_in_guest() -> Result<Vec<String>> {
     let program = longshore_vm_tests::guest_init()?;
     let listed = Command::new(&program).arg("--list").output().map_err(|source| Error::Io {
@@ -130,7 +130,7 @@ fn names_in_guest() -> Result<Vec<String>> {
     Ok(String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect())
 }
 
-/// What has been run so far.
+/// The results of the machines that have run so far.
 #[derive(Default)]
 struct Run {
     show: bool,
@@ -150,7 +150,7 @@ impl Run {
             return;
         }
         let show = self.show;
-        // Of the host: the clock of a machine that counts instructions skips what it waits for.
+        // Host time: the clock of a machine that counts instructions skips waits.
         let mut began = Instant::now();
         let result = group.machine.run_observed(&tasks, &mut |event| {
             if matches!(event, Event::Begin { .. }) {
@@ -185,7 +185,7 @@ impl Run {
         self.tests.extend(report.tests);
     }
 
-    /// Prints what failed and how the run deviates from the list; whether all is well.
+    /// Prints the failures and the deviations from the list, and returns `true` if there are none.
     fn finish(&self, selected: &BTreeSet<String>, elapsed: Duration) -> bool {
         let mut failed = 0;
         for test in &self.tests {
@@ -199,7 +199,7 @@ impl Run {
             self.tests.iter().map(|test| (test.name.clone(), test.outcome.clone())).collect();
         let deviations = expected::compare(selected, &ran);
         if !deviations.is_empty() {
-            println!("\nwhat ran is not what {EXPECTED_PATH} names:");
+            println!("\nthe tests that ran differ from {EXPECTED_PATH}:");
             deviations.iter().for_each(|deviation| println!("  {deviation}"));
         }
         let good = failed == 0 && self.troubles.is_empty() && deviations.is_empty();

@@ -1,4 +1,4 @@
-//! Machines are as they were ordered, by the testimony of the kernel that runs in them.
+//! Tests that machines match their descriptions, as the kernel that runs in them reports.
 
 use std::{env, fs};
 
@@ -8,7 +8,7 @@ use longshore_vm_tests::{
 };
 use serde_json::Value;
 
-/// Boots the machine and asks its guest what it sees.
+/// Boots the machine and returns the facts that its guest reports.
 fn facts(machine: &Machine) -> Value {
     let report = machine.run(&[Task::command(["/init", "--facts"])]).unwrap();
     assert!(report.commands[0].success(), "{report:?}");
@@ -63,7 +63,7 @@ fn programs_and_files_are_where_they_were_put() {
         .run(&[Task::command(["/opt/tool", "--list"]), Task::command(["/etc/note"])])
         .unwrap();
     assert!(report.commands[0].stdout().contains("kernel::io_uring_is_allowed\n"));
-    // It is there, and it is not a program.
+    // The file exists but is not executable.
     let exit = format!("{:?}", report.commands[1].exit);
     assert!(exit.contains("Permission denied"), "{exit}");
 }

@@ -1,11 +1,11 @@
-//! `examples/vhost`, driven by a guest of Debian's QEMU 7.2: without an IOMMU, behind one, and behind
-//! one while the machine migrates to a file and goes on from it.
+//! Tests `examples/vhost` with a guest of Debian's QEMU 7.2: without an IOMMU, behind one, and behind
+//! one while the machine migrates to a file and resumes from it.
 //!
 //! ```text
 //!   guest: suite `vhost` ── reads ──► QEMU ──────── vhost-user ──► longshore-vhost-example ─┐
 //!                                      │ migrates                                           ├─ disk
 //!                                      ▼                                                    │
-//!   goes on, looks at each page ◄── a second QEMU ── vhost-user ──► a second one ───────────┘
+//!   resumes, checks each page   ◄── a second QEMU ── vhost-user ──► a second one ───────────┘
 //! ```
 
 use std::{
@@ -35,12 +35,12 @@ const RIGHT_BEHIND_IOMMU: &str = "vhost::the_disk_is_right_behind_an_iommu";
 const MIGRATES: &str = "vhost::memory_is_right_after_a_migration";
 const MIGRATES_BEHIND_IOMMU: &str = "vhost::memory_is_right_after_a_migration_behind_an_iommu";
 
-/// A process that serves the disk. It is ended when this is dropped.
+/// A process that serves the disk. Dropping this kills it.
 struct Backend {
     child: Child,
     socket: PathBuf,
-    /// What it writes, line by line.
-    said: Receiver<String>,
+    /// The lines that the process prints.
+    lines: Receiver<String>,
 }
 
 impl Backend {
@@ -58,28 +58,28 @@ impl Backend {
             .expect("it starts");
         let mut out = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut first = String::new();
-        out.read_line(&mut first).expect("it says that it listens");
+        out.read_line(&mut first).expect("it prints that it listens");
         assert!(first.starts_with("listening"), "{first}");
-        let (sender, said) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
-            let mut lines = out.lines().map_while(Result::ok);
-            // The test may have given up.
-            lines.try_for_each(|line| sender.send(line))
+            let mut printed = out.lines().map_while(Result::ok);
+            // The receiver may be gone if the test failed.
+            printed.try_for_each(|line| sender.send(line))
         });
-        Self { child, socket, said }
+        Self { child, socket, lines }
     }
 
-    /// The chardev by which QEMU finds it.
+    /// Returns the chardev with which QEMU connects to the process.
     fn chardev(&self) -> String {
         format!("socket,id=disk,path={}", self.socket.display())
     }
 
-    /// Its counts when its last front-end had gone, which has gone.
+    /// Waits for the last front-end to disconnect, and returns the counts at that time.
     fn counts(self) -> BTreeMap<String, u64> {
         let (mut last, mut patience) = (None, Duration::from_secs(20));
-        while let Ok(line) = self.said.recv_timeout(patience) {
+        while let Ok(line) = self.lines.recv_timeout(patience) {
             if let Some(counts) = line.strip_prefix("so far: ") {
-                // One came before it, if the guest was booted twice.
+                // If the guest booted twice, an earlier front-end printed a line, too.
                 (last, patience) = (Some(counts.to_owned()), Duration::from_millis(500));
             }
         }
@@ -92,7 +92,7 @@ impl Backend {
     }
 
     fn end(&mut self) {
-        // It may be gone already, which is as good.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -114,17 +114,17 @@ fn folder() -> tempfile::TempDir {
     dir
 }
 
-/// Tells the guest that it has moved.
-fn say_that_it_moved(dir: &Path) {
+/// Signals to the guest that the machine has migrated.
+fn signal_the_migration(dir: &Path) {
     let disk = File::options().write(true).open(dir.join("disk")).expect("it is there");
     disk.write_all_at(&1_u64.to_le_bytes(), fixture::VHOST_CONTROL_AT).expect("it is written");
 }
 
-/// A machine of this `-machine`, without a disk. Its memory is shared with whoever serves that.
+/// Returns a machine with this `-machine` option and no disk. Its memory is shared with the back-end.
 fn machine(name: &str, machine: &str) -> Machine {
-    // Not a multiple of 256 KiB: else QEMU 7.2 takes dirty bits by whole words, and does not tell the
-    // emulated processors, whose later writes it does not see then. A kernel that had moved panicked
-    // in 4 of 21 tries, with QEMU's own disk too; with this in none of 90.
+    // Not a multiple of 256 KiB: otherwise, QEMU 7.2 clears dirty bits by whole words without notifying
+    // the emulated processors, and misses their later writes. Kernels panicked after 4 of 21 migrations,
+    // also with QEMU's own disk; with this size, after none of 90.
     let memory_bytes = (u64::from(MEMORY_MIB) << 20) + 8192;
     let ram = format!("memory-backend-memfd,id=ram,size={memory_bytes},share=on");
     Machine::new(name).memory_mib(MEMORY_MIB).module("virtio_blk").qemu_args([
@@ -137,19 +137,20 @@ fn machine(name: &str, machine: &str) -> Machine {
     ])
 }
 
-/// One with the disk, but for its chardev.
+/// Returns a machine with the disk but without the disk's chardev.
 fn machine_without_iommu(name: &str) -> Machine {
     machine(name, "").device("vhost-user-blk-pci,chardev=disk,num-queues=2")
 }
 
-/// One whose disk is behind VT-d.
+/// Returns a machine whose disk is behind VT-d.
 fn machine_with_iommu(name: &str) -> Machine {
     machine(name, "kernel-irqchip=split,")
         .kernel_arg("intel_iommu=on")
-        // At once when it unmaps.
+        // Invalidates at each unmap.
         .kernel_arg("iommu.strict=1")
-        // Made before the disk, which would bypass it else. device-iotlb, ats: the kernel has
-        // forgotten what the disk may remember, and QEMU tells the disk.
+        // The IOMMU has to be created before the disk, which would bypass it otherwise. With
+        // device-iotlb and ats, the kernel invalidates the disk's cached translations, and QEMU passes
+        // the invalidations on.
         .device("intel-iommu,intremap=on,device-iotlb=on")
         .device(
             "vhost-user-blk-pci,chardev=disk,num-queues=2,disable-legacy=on,iommu_platform=on,ats=on",
@@ -172,13 +173,13 @@ fn assert_passed(report: &Report, names: &[&str]) {
     }
 }
 
-/// Whether guests can run here; says so where not.
+/// Returns `true` if guests can run here; prints the reason if not.
 fn can_run() -> bool {
     require::or_skip("a disk over vhost-user", require::check()).is_some()
 }
 
 #[test]
-fn the_list_names_what_runs_here() {
+fn the_list_names_the_tests_of_this_program() {
     let mut listed = expected::parse(EXPECTED).expect("a list");
     listed.retain(|name| name.starts_with(expected::VHOST));
     let here = [MIGRATES, MIGRATES_BEHIND_IOMMU, RIGHT, RIGHT_BEHIND_IOMMU];
@@ -217,20 +218,20 @@ fn a_guest_drives_the_disk_behind_an_iommu() {
     println!("{counts:?}");
     assert_eq!(counts["ring_errors"], 0);
     assert!(counts["read_bytes"] > fixture::VHOST_CONTENT_BYTES && counts["flushes"] > 0);
-    // Each request had addresses of its own, which were asked for and taken back.
+    // Each request had its own addresses, which were looked up and invalidated.
     assert!(counts["misses"] > 100 && counts["updates"] >= counts["misses"], "{counts:?}");
     assert!(counts["invalidations"] > 100, "{counts:?}");
 }
 
-/// What became of a machine that was moved.
+/// The results of a migration.
 struct Moved {
     outcome: Outcome,
     migration: serde_json::Value,
-    /// Of the first and the second one.
+    /// The counts of the first and the second back-end.
     counts: [BTreeMap<String, u64>; 2],
 }
 
-/// Moves a machine while it runs this test, from a backend with these options.
+/// Migrates a machine while it runs the test, from a back-end with these options.
 fn moved(machine: &Machine, test: &str, options: &[&str]) -> Moved {
     let dir = folder();
     let (qmp_path, state) = (dir.path().join("qmp.sock"), dir.path().join("state"));
@@ -248,7 +249,7 @@ fn moved(machine: &Machine, test: &str, options: &[&str]) -> Moved {
         show(event);
         if matches!(event, Event::Line { text, .. } if text == fixture::VHOST_READING) {
             migration = migrate(&qmp_path, &state);
-            say_that_it_moved(dir.path());
+            signal_the_migration(dir.path());
         }
     });
     let report = report.unwrap_or_else(|error| panic!("{error}"));
@@ -256,11 +257,11 @@ fn moved(machine: &Machine, test: &str, options: &[&str]) -> Moved {
     Moved { outcome: test.outcome.clone(), migration, counts: [first.counts(), second.counts()] }
 }
 
-/// Writes the machine to a file while it runs, and ends its QEMU.
+/// Migrates the running machine to a file, and ends its QEMU.
 fn migrate(qmp: &Path, state: &Path) -> serde_json::Value {
     let mut qmp = Qmp::connect(qmp).expect("QEMU listens");
-    // So slow that what is written out first is read into again, many times. What may be left for
-    // the end, when it stands still, is a second's worth: more than the buffer, and far less than
+    // A low bandwidth, so that the disk reads into pages again after they were sent, many times. The
+    // downtime allows for one second's worth of data at the end: more than the buffer, and far less than
     // all memory.
     let parameters = json!({ "max-bandwidth": 40 << 20, "downtime-limit": 1000 });
     qmp.execute("migrate-set-parameters", &parameters).expect("it knows them");
@@ -272,7 +273,7 @@ fn migrate(qmp: &Path, state: &Path) -> serde_json::Value {
     migration
 }
 
-/// Moves a machine, and holds what its guest and both backends say against what it should be.
+/// Migrates a machine, and checks the outcome of the test and the counts of both back-ends.
 fn moves(machine: &Machine, test: &str) -> [BTreeMap<String, u64>; 2] {
     let Moved { outcome, migration, counts: [first, second] } = moved(machine, test, &[]);
     println!("{first:?}\n{second:?}");
@@ -280,7 +281,7 @@ fn moves(machine: &Machine, test: &str) -> [BTreeMap<String, u64>; 2] {
     assert!(migration["ram"]["dirty-sync-count"].as_u64() > Some(1), "{migration}");
     assert_eq!((first["logs"], first["ring_errors"], second["ring_errors"]), (1, 0, 0));
     assert!(first["logged_reads"] > 100, "{first:?}");
-    // The second one does it all once more: reads, writes and flushes.
+    // The second back-end serves all requests again: reads, writes and flushes.
     assert!(second["read_bytes"] > fixture::VHOST_CONTENT_BYTES && second["flushes"] > 0);
     [first, second]
 }
@@ -302,7 +303,7 @@ fn memory_that_the_device_writes_moves_with_the_machine_behind_an_iommu() {
     }
 }
 
-/// The tests above would say so if nothing were logged.
+/// Shows that the tests above would fail if no write were logged.
 #[test]
 fn without_the_log_memory_is_stale() {
     if !can_run() {

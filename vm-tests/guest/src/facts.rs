@@ -1,4 +1,5 @@
-//! What this machine is, for tests of the harness that ask whether a machine is as it was ordered.
+//! Facts about this machine, for tests of the harness that check whether a machine has the requested
+//! parts.
 
 use std::{
     fs,
@@ -9,7 +10,8 @@ use std::{
 use longshore_vm_tests::pattern;
 use serde_json::{Value, json};
 
-/// The kernel, its command line, processors, memory, disks by name, IOMMUs, and its speed.
+/// Returns the kernel, its command line, processors, memory, disks by name, IOMMUs, and the processor's
+/// speed.
 pub(crate) fn gather() -> Value {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     json!({
@@ -25,8 +27,8 @@ pub(crate) fn gather() -> Value {
     })
 }
 
-/// How long a fixed piece of work takes that touches nothing but the processor. The least of some
-/// runs: in the others the kernel did work of its own.
+/// Returns the time of a fixed computation that uses only the processor. It is the minimum of some runs,
+/// because in the others the kernel did work of its own.
 fn computing() -> Duration {
     let mut bytes = [0; 4096];
     let mut run = || {

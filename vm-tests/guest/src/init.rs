@@ -1,11 +1,11 @@
 //! Process 1 of the guest.
 //!
 //! ```text
-//!   mounts ──► report "up" ──► modules ──► disks ──► settle ──► each task in its process ──► off, or anew
+//!   mounts ──► report "up" ──► modules ──► disks ──► settle ──► each task in its process ──► off, or restart
 //! ```
 //!
-//! It never returns and never panics on purpose: the end of process 1 is a kernel panic. Whatever
-//! stops it is reported, and the machine is powered off.
+//! It never returns and never panics on purpose, because the end of process 1 is a kernel panic. An
+//! error is reported, and the machine is powered off.
 
 mod disks;
 mod modules;
@@ -20,7 +20,7 @@ use longshore_vm_tests::protocol::{Event, PLAN_PATH, Plan};
 use reports::Reports;
 use rustix::system::RebootCommand;
 
-/// Something that keeps init from its work.
+/// An error that stops init.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("{operation} {subject}")]
@@ -34,7 +34,7 @@ pub(crate) enum Error {
 type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Adapts a system call's error.
+    /// Converts a system call's error.
     fn system<E: Into<io::Error>>(
         operation: &'static str,
         subject: impl Into<String>,
@@ -43,10 +43,10 @@ impl Error {
     }
 }
 
-/// Does all of it.
+/// Runs init to its end.
 pub(crate) fn run() -> ! {
     let end = start().unwrap_or_else(|error| {
-        // There is no serial line to report on, but the console is there and is logged.
+        // Reporting failed, but the console is logged.
         eprintln!("init: {}", crate::outcome::described(&error));
         RebootCommand::PowerOff
     });
@@ -55,7 +55,7 @@ pub(crate) fn run() -> ! {
         if let Err(error) = rustix::system::reboot(end) {
             eprintln!("init: {end:?}: {error}");
         }
-        // It takes effect a moment after the call; returning would be a panic.
+        // It takes effect a moment after the call. Returning would cause a kernel panic.
         thread::sleep(Duration::from_secs(1));
     }
 }
@@ -76,7 +76,7 @@ fn start() -> Result<RebootCommand> {
     Ok(end)
 }
 
-/// Does what the plan says; how the machine is to end.
+/// Executes the plan, and returns how the machine is to end.
 fn work(reports: &mut Reports) -> Result<RebootCommand> {
     let text = fs::read_to_string(PLAN_PATH).map_err(Error::system("reading", PLAN_PATH))?;
     let plan = Plan::from_json(&text)?;

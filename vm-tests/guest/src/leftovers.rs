@@ -1,4 +1,4 @@
-//! What a load or a buffer may leave behind, counted before and after.
+//! Resources that a load or a buffer may leave behind, counted before and after.
 
 use std::{
     collections::BTreeSet,
@@ -6,18 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the kernel may take to give everything back: it does some of it in the background.
+/// The maximum time that the kernel may take to free everything; it frees some resources in the
+/// background.
 const SETTLING_LIMIT: Duration = Duration::from_secs(3);
 const POLL: Duration = Duration::from_millis(20);
 
-/// What this process and the kernel hold at one moment.
+/// The resources that this process and the kernel hold at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holdings {
-    /// This process's descriptors, with what they lead to.
+    /// This process's descriptors, with their targets.
     descriptors: BTreeSet<String>,
-    /// This process's threads.
+    /// The number of this process's threads.
     threads: usize,
-    /// Shared memory of the whole machine: memfds and tmpfs.
+    /// The shared memory of the whole machine, in bytes: memfds and tmpfs.
     shmem_bytes: u64,
     /// The machine's dma-bufs.
     dma_bufs: DmaBufs,
@@ -30,7 +31,7 @@ struct DmaBufs {
 }
 
 impl Holdings {
-    /// Counts them.
+    /// Counts the resources.
     pub(crate) fn now() -> io::Result<Self> {
         Ok(Self {
             descriptors: descriptors()?,
@@ -40,12 +41,12 @@ impl Holdings {
         })
     }
 
-    /// Whether there is more shared memory, or there are more dma-bufs, than at another moment.
+    /// Returns `true` if there is more shared memory, or more memory in dma-bufs, than in `other`.
     pub(crate) fn holds_more_memory_than(&self, other: &Self) -> bool {
         self.shmem_bytes > other.shmem_bytes || self.dma_bufs.bytes > other.dma_bufs.bytes
     }
 
-    /// Fails if there is anything now that was not there then, or the reverse.
+    /// Fails if the resources differ from those at this moment.
     pub(crate) fn ensure_unchanged(&self) -> Result<(), String> {
         let started = Instant::now();
         loop {
@@ -62,7 +63,7 @@ impl Holdings {
 }
 
 fn shmem_bytes() -> io::Result<u64> {
-    // The kernel adds up each processor's share only now and then, unless told to.
+    // The kernel adds up the processors' counters only at intervals, unless this is written.
     fs::write("/proc/sys/vm/stat_refresh", "1")?;
     longshore_sys::memory::meminfo_bytes("Shmem:").ok_or(io::ErrorKind::InvalidData.into())
 }
@@ -71,8 +72,8 @@ fn descriptors() -> io::Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir("/proc/self/fd")? {
         let entry = entry?;
-        // The descriptor that lists them is gone by the time its link is read; so it shows only
-        // by its number, which is free again afterwards.
+        // The descriptor that lists the folder is closed before its link is read, so its number appears,
+        // but its link fails or leads into /proc.
         if let Ok(target) = fs::read_link(entry.path())
             && !target.starts_with("/proc")
         {
@@ -82,7 +83,7 @@ fn descriptors() -> io::Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// Reads the last line of the kernel's list: "Total N objects, M bytes".
+/// Parses the last line of the kernel's list: "Total N objects, M bytes".
 fn parse_dma_bufs(list: &str) -> io::Result<DmaBufs> {
     let total = list.lines().rev().find_map(|line| line.trim().strip_prefix("Total "));
     let numbers = total.and_then(|total| {
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_descriptor_is_seen() {
+    fn a_new_descriptor_is_found() {
         let before = descriptors().unwrap();
         let file = fs::File::open("/dev/null").unwrap();
         let with = descriptors().unwrap();

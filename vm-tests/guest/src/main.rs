@@ -1,11 +1,11 @@
-//! The guest's one program: its init, which runs the plan, and the tests that the plan names.
+//! The guest's only program: its init, which executes the plan, and the tests that the plan names.
 //!
 //! ```text
-//!   /init                    as process 1: mounts, loads modules, runs the plan, powers off
+//!   /init                    as process 1: mounts, loads modules, executes the plan, powers off
 //!   /init --test NAME        one test, in a process of its own
-//!   /init --peer ROLE        the other process of a test that needs two
-//!   /init --list             the names of all tests; runs on the host too
-//!   /init --facts            what this machine is, as JSON
+//!   /init --peer ROLE        the second process of a test that needs two
+//!   /init --list             the names of all tests; also works on the host
+//!   /init --facts            facts about this machine, as JSON
 //! ```
 
 mod facts;

@@ -1,25 +1,25 @@
-//! How a test says how it went, and how that reaches init from the test's process.
+//! The outcome of a test, and its way from the test's process to init.
 
 use std::{error::Error, fs, io, path::Path};
 
 use longshore_vm_tests::protocol::Outcome;
 
-/// What a test returns. Any error fails it.
+/// The result of a test function. Any error fails the test.
 pub(crate) type TestResult = Result<Passed, Box<dyn Error>>;
 
 /// A test that did not fail.
 #[derive(Debug)]
 pub(crate) enum Passed {
-    /// What it asserts holds.
+    /// Its assertions hold.
     Yes,
-    /// It cannot be tried here; and why.
+    /// It cannot run here; with the reason.
     Skipped(String),
 }
 
-/// Where a test's process leaves its outcome for init.
+/// The file in which a test's process leaves its outcome for init.
 pub(crate) const OUTCOME_PATH: &str = "/run/outcome";
 
-/// Fails the test that calls it: `ensure!(a == b, "a is {a}")`.
+/// Returns an error from the calling test if the condition is false: `ensure!(a == b, "a is {a}")`.
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {
         if !$condition {
@@ -29,7 +29,7 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// What `result` means, with every cause of an error.
+/// Converts a test's result; an error is shown with all its causes.
 pub(crate) fn of(result: TestResult) -> Outcome {
     match result {
         Ok(Passed::Yes) => Outcome::Passed,
@@ -38,7 +38,7 @@ pub(crate) fn of(result: TestResult) -> Outcome {
     }
 }
 
-/// An error and its causes, in one line.
+/// Returns an error and its causes in one line.
 pub(crate) fn described(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -49,12 +49,12 @@ pub(crate) fn described(error: &dyn Error) -> String {
     text
 }
 
-/// Leaves `outcome` for init.
+/// Writes `outcome` for init.
 pub(crate) fn leave(path: &Path, outcome: &Outcome) -> io::Result<()> {
     fs::write(path, serde_json::to_vec(outcome)?)
 }
 
-/// The outcome that a test left, and removes it. `None` if it left none.
+/// Returns and removes the outcome of a test; `None` if it left none.
 pub(crate) fn collect(path: &Path) -> io::Result<Option<Outcome>> {
     match fs::read(path) {
         Ok(bytes) => {

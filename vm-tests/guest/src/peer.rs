@@ -1,9 +1,9 @@
-//! The other process of a test that needs two: this program again, in a role.
+//! The second process of a test that needs two: this program again, in a role.
 //!
 //! ```text
 //!   test ── Unix socket, as the peer's standard input ──► peer
-//!           one message: what it is told, and a descriptor (SCM_RIGHTS)
-//!   test ◄── exit status; standard error says what was wrong ── peer
+//!           one message: its parameters, and a descriptor (SCM_RIGHTS)
+//!   test ◄── exit status, and errors on standard error ── peer
 //! ```
 
 mod passing;
@@ -35,14 +35,14 @@ const CHECK_CONTENT: &str = "check-content";
 const ALLOCATE: &str = "allocate";
 const LOAD: &str = "load";
 
-/// The user of roles that an ordinary user plays.
+/// The user of roles for an ordinary user.
 pub(crate) const ORDINARY_USER: u32 = 1000;
 
-/// Has another process map `dma_buf` and hold it against the `len_bytes` of content with `seed`.
+/// Makes another process map `dma_buf` and compare it with the `len_bytes` of content with `seed`.
 ///
 /// # Errors
 ///
-/// What that process found wrong.
+/// Returns the differences that the process found.
 pub(crate) fn check_content(
     dma_buf: BorrowedFd<'_>,
     len_bytes: u64,
@@ -57,11 +57,11 @@ pub(crate) fn check_content(
     Err(format!("another process: {} ({})", said.trim(), output.status).into())
 }
 
-/// Has another process, of an ordinary user, allocate `len_bytes` from `heap`.
+/// Makes a process of an ordinary user allocate `len_bytes` from `heap`.
 ///
 /// # Errors
 ///
-/// If that process cannot be started. What the heap said to it is the value.
+/// Returns an error if that process cannot be started. The heap's error is the inner value.
 pub(crate) fn allocate_as_ordinary_user(
     heap: &Heap,
     len_bytes: u64,
@@ -76,13 +76,13 @@ pub(crate) fn allocate_as_ordinary_user(
 ///
 /// # Errors
 ///
-/// If that process cannot be started.
+/// Returns an error if that process cannot be started.
 pub(crate) fn start_load(path: &Path, heap: &Heap) -> Result<Child, Box<dyn Error>> {
     let told = json!({"heap": heap.to_string(), "path": path});
     start(LOAD, &told, None, None)
 }
 
-/// Plays the role called `role`.
+/// Runs the role called `role`.
 pub(crate) fn run(role: &str) -> ExitCode {
     let play = match role {
         CHECK_CONTENT => play_check_content,
@@ -106,11 +106,11 @@ pub(crate) fn run(role: &str) -> ExitCode {
     }
 }
 
-/// Starts another process in a role.
+/// Starts another process in a role, with parameters and a descriptor.
 ///
 /// # Errors
 ///
-/// If that process cannot be started.
+/// Returns an error if that process cannot be started.
 pub(crate) fn start(
     role: &str,
     told: &Value,
@@ -124,14 +124,15 @@ pub(crate) fn start(
         command.uid(user).gid(user);
     }
     let child = command.spawn()?;
-    // The command holds the peer's end; without it, a peer that dies early would not be noticed.
+    // The command holds a copy of the peer's end; as long as it is open, the early end of a peer is not
+    // detected.
     drop(command);
     passing::send(&ours, told, fd)?;
     Ok(child)
 }
 
 fn play_check_content(told: &Value, fd: Option<OwnedFd>) -> Result<(), Box<dyn Error>> {
-    let dma_buf = fd.ok_or("no descriptor came")?;
+    let dma_buf = fd.ok_or("no descriptor was received")?;
     let len_bytes = number(told, "len_bytes")?;
     let has_bytes = dma_buf::size_bytes(&dma_buf)?;
     let expected_bytes = len_bytes.next_multiple_of(4096);
@@ -143,7 +144,7 @@ fn play_check_content(told: &Value, fd: Option<OwnedFd>) -> Result<(), Box<dyn E
     dma_buf::sync(dma_buf.as_fd(), CpuAccess::Read, Bracket::End)?;
     ensure!(content.is_none(), "byte {content:?} of {len_bytes} is not the file's");
     let dirty = tail.iter().position(|byte| *byte != 0);
-    ensure!(dirty.is_none(), "byte {dirty:?} behind the content is not zero");
+    ensure!(dirty.is_none(), "byte {dirty:?} after the content is not zero");
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! The registry of guest tests.
 //!
-//! A suite is a file beside this one and a line in [`SUITES`]; a test is a function in it and a
-//! line in its list. The committed list of tests must name it too.
+//! A suite is a file beside this one and a line in [`SUITES`]; a test is a function in it and a line in
+//! its list. The committed list of tests must name it, too.
 
 mod access;
 mod deliberate;
@@ -24,7 +24,7 @@ use longshore_vm_tests::protocol::Outcome;
 
 use crate::outcome::{self, OUTCOME_PATH, TestResult};
 
-/// Tests that belong together.
+/// A group of tests.
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) tests: &'static [Test],
@@ -54,15 +54,15 @@ const SUITES: &[Suite] = &[
     nvme::IOMMUFD_VIRTIO,
 ];
 
-/// Tests that fail on purpose, to prove that the harness notices. They are run by name only.
+/// Tests that fail on purpose, to prove that the harness detects it. They run only by name.
 const DELIBERATE: &[Suite] = &[deliberate::SUITE];
 
-/// The names of all tests, as `suite::test`, in the order in which they run.
+/// Returns the names of all tests, as `suite::test`, in run order.
 pub(crate) fn names() -> Vec<String> {
     SUITES.iter().flat_map(|suite| names_in(suite.name)).collect()
 }
 
-/// The names of one suite's tests; none if there is no such suite.
+/// Returns the names of one suite's tests; none if there is no such suite.
 pub(crate) fn names_in(suite: &str) -> Vec<String> {
     every_suite()
         .filter(|candidate| candidate.name == suite)
@@ -89,19 +89,19 @@ pub(crate) fn run_one(name: &str) -> ExitCode {
     }
 }
 
-/// Runs a test; a panic fails it, with the panic's message and place.
+/// Runs a test. A panic fails it, with the panic's message and location.
 fn guarded(run: fn() -> TestResult) -> Outcome {
-    // The place of a panic is known to the hook, and nowhere else.
+    // Only the hook knows the location of a panic.
     static PANIC: Mutex<Option<String>> = Mutex::new(None);
     let said = || PANIC.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     panic::set_hook(Box::new(move |info| {
-        // The first panic is the cause; the ones after it are consequences.
+        // The first panic is the cause; later ones are consequences.
         said().get_or_insert_with(|| info.to_string().replace('\n', " "));
     }));
     let result = panic::catch_unwind(AssertUnwindSafe(run));
     let panicked = said().take();
     match (result, panicked) {
-        // Even where the test caught it, or another thread had it.
+        // Also if the test caught the panic, or another thread panicked.
         (_, Some(panic)) => Outcome::Failed(panic),
         (Err(_), None) => Outcome::Failed("panicked without a message".into()),
         (Ok(result), None) => outcome::of(result),
@@ -144,7 +144,7 @@ mod tests {
         });
         assert!(matches!(hidden, Outcome::Failed(why) if why.contains("in a thread")));
         assert_eq!(guarded(|| Ok(Passed::Yes)), Outcome::Passed);
-        // The tests that follow in this process report their panics as usual.
+        // Later tests of this process must report their panics as usual.
         let _ = panic::take_hook();
     }
 }

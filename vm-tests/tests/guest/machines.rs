@@ -10,25 +10,25 @@ use longshore_vm_tests::{
     make_image,
 };
 
-/// Room for the file system of the one large file.
+/// Space for the file system with the single large file.
 const LARGE_DISK_BYTES: u64 = 2 * fixture::LARGE_FILE_BYTES;
 
-/// A machine and the suites that run in it, in one boot.
+/// A machine and the suites that run in one boot of it.
 pub(crate) struct Group {
     pub(crate) machine: Machine,
     pub(crate) suites: &'static [&'static str],
-    /// The limit of each of their tests.
+    /// The time limit of each test.
     pub(crate) timeout: Duration,
 }
 
 impl Group {
-    /// The same, with the kernel that has iommufd.
+    /// Returns the group with the kernel that has iommufd.
     fn on_iommufd(self) -> Self {
         Self { machine: self.machine.kernel(Flavor::Iommufd), ..self }
     }
 }
 
-/// A folder with the content of every disk.
+/// Creates a folder with the content of all disks.
 pub(crate) fn fixtures() -> Result<tempfile::TempDir> {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"));
     let dir =
@@ -52,18 +52,18 @@ fn write(at: &Path) -> io::Result<()> {
     fixture::write_file(&at.join("large").join(fixture::file_name(len)), len, len)
 }
 
-/// Whether the tests of iommufd are asked for. Their kernel takes minutes to build.
+/// Returns `true` if the tests of iommufd are enabled. Their kernel takes minutes to build.
 pub(crate) fn has_iommufd() -> bool {
     env::var("LONGSHORE_VM_IOMMUFD").as_deref() == Ok("1")
 }
 
-/// All machines, of those that take long to prepare only what the tests `known` are for. The disks'
-/// content is in `fixtures`.
+/// Returns all groups; those that take long to prepare only if `known` has tests of them. `fixtures` has
+/// the content of the disks.
 pub(crate) fn groups(fixtures: &Path, known: &[String]) -> Result<Vec<Group>> {
     let passthrough = |name, iommu, suites| Group {
         machine: passthrough(name, iommu),
         suites,
-        // Of the guest's time, most of which is skipped.
+        // Guest time, most of which is skipped.
         timeout: Duration::from_secs(3600),
     };
     let mut groups = vec![
@@ -83,8 +83,8 @@ pub(crate) fn groups(fixtures: &Path, known: &[String]) -> Result<Vec<Group>> {
     Ok(groups)
 }
 
-/// A machine with a device to pass through to a process. It copies in 100 ms of the guest's time,
-/// which cost nothing where the guest's time is that of its instructions.
+/// A machine with a device to pass through to a process. The device takes 100 ms of guest time to copy,
+/// which take no host time in a machine that counts instructions.
 fn passthrough(name: &str, iommu: Iommu) -> Machine {
     Machine::new(name)
         .iommu(iommu)
@@ -92,7 +92,7 @@ fn passthrough(name: &str, iommu: Iommu) -> Machine {
         .module("vfio-pci")
         .module("vfio_iommu_type1")
         .device("edu,addr=06.0,multifunction=on,dma_mask=0xffffffffffffffff")
-        // In one group with it; the tests take it from the kernel's driver.
+        // In the same group; the tests unbind it from the kernel's driver.
         .device("pci-serial,addr=06.1")
 }
 
@@ -113,7 +113,7 @@ fn plain(fixtures: &Path) -> Result<Machine> {
         ))
 }
 
-/// A file system that is whole but for a sector in the middle of its one file.
+/// Creates a disk whose file system is intact except for one unreadable sector in its only file.
 fn broken(fixtures: &Path) -> Result<Disk> {
     let image = fixtures.join("broken");
     make_image(FileSystem::Ext4, &fixtures.join("large"), &image, LARGE_DISK_BYTES)?;

@@ -5,7 +5,7 @@
 //!      └── in an ext4 ────► nvme-file               in many pieces
 //! ```
 //!
-//! The two large files are made once, and kept beside the build.
+//! The two large files are created once and kept in the target directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use longshore_vm_tests::{
 
 use super::{Group, failed};
 
-/// Room for the content, for the file system's own, and for groups of which each loses a little.
+/// Space for the content, for metadata, and for the unused blocks of each block group.
 const FILE_DISK_BYTES: u64 = fixture::DRIVEN_BYTES + fixture::DRIVEN_BYTES / 8;
 const PROGRAM: &str = "longshore-nvme-example";
 
@@ -51,7 +51,7 @@ pub(super) fn groups(fixtures: &Path, known: &[String]) -> Result<Vec<Group>> {
 struct Disks {
     content: PathBuf,
     file: PathBuf,
-    /// Where what a machine writes to is made.
+    /// The folder for disks that a machine writes to.
     scratch: PathBuf,
 }
 
@@ -102,7 +102,7 @@ impl Disks {
             .disk(at(small, fixture::DRIVEN_SMALL)))
     }
 
-    /// The disk that the machine `name` writes to, which no other one may have at the same time.
+    /// Creates the disk that the machine `name` writes to. Each machine has its own.
     fn small(&self, name: &str) -> Result<PathBuf> {
         let path = self.scratch.join(format!("{name}-small"));
         let bytes = fixture::DRIVEN_SMALL_BYTES;
@@ -113,7 +113,8 @@ impl Disks {
     }
 }
 
-/// The file, which is made if it is not there. What was begun and not ended is not taken for it.
+/// Returns the file, creating it if it does not exist. An interrupted creation leaves no file of this
+/// name.
 fn once(path: PathBuf, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     if !path.exists() {
         let unfinished = path.with_extension(format!("unfinished-{}", std::process::id()));

@@ -1,4 +1,4 @@
-//! A device with a doorbell: when it is rung, it copies within the machine's memory and raises an
+//! A device with a doorbell: a write to it copies data within the machine's memory and raises an
 //! interrupt.
 
 use std::sync::{Arc, Mutex};
@@ -8,18 +8,18 @@ use longshore_mem::Iova;
 use longshore_vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MSIX_IRQ, MsixTable};
 use longshore_vfio_user::{Device, DeviceDescription, Errno, Link};
 
-/// Where to copy from: 8 bytes.
+/// The source address: 8 bytes.
 pub(crate) const SOURCE: u64 = 0x00;
-/// Where to: 8 bytes.
+/// The target address: 8 bytes.
 pub(crate) const TARGET: u64 = 0x08;
-/// How many bytes; copies when it is written: 4 bytes.
+/// The number of bytes, 4 bytes; a write starts the copy.
 pub(crate) const RING: u64 = 0x10;
-/// How often it has copied: 4 bytes.
+/// The number of copies so far: 4 bytes.
 pub(crate) const RUNG: u64 = 0x14;
 const REGISTERS_BYTES: usize = 0x18;
 
 const BAR_BYTES: u32 = 0x4000;
-/// Where in the registers the table of interrupts is. QEMU keeps it itself.
+/// The offset of the MSI-X table in the registers. QEMU implements the table itself.
 pub(crate) const MSIX_TABLE: u64 = 0x2000;
 
 pub(crate) struct Doorbell {
@@ -40,9 +40,9 @@ impl Links {
 }
 
 impl Doorbell {
-    /// Device and vendor, as the first word of the configuration space.
+    /// Device and vendor ID, the first word of the configuration space.
     pub(crate) const IDENTITY: u32 = 0xcafe_1234;
-    /// Where in it the capability for MSI-X is.
+    /// The offset of the MSI-X capability in the configuration space.
     pub(crate) const MSIX_CAPABILITY: u32 = 0x40;
 
     pub(crate) fn new(space: Space, links: Links) -> Self {
@@ -74,7 +74,7 @@ impl Doorbell {
             let rung = (self.word(RUNG - 4) >> 32) as u32 + 1;
             self.registers[RUNG as usize..].copy_from_slice(&rung.to_le_bytes());
             if let Some(link) = self.links.newest() {
-                // Whether the guest wants to be told is its own affair.
+                // The result does not depend on whether the guest has enabled the interrupt.
                 let _ = link.interrupts().raise(MSIX_IRQ, 0);
             }
         }

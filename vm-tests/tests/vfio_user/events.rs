@@ -1,4 +1,4 @@
-//! What a client maps and unmaps, in order.
+//! The maps and unmaps of a client, in order.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use std::time::Instant;
 use longshore_mem::{AddrRange, Iova};
 use longshore_vfio_user::{DmaBacking, DmaMapping, DmaTarget, Errno, Link};
 
-/// A map that was made, or taken back.
+/// A map or an unmap.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
     pub(crate) at: Instant,
@@ -18,18 +18,18 @@ pub(crate) struct Event {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// All are readable.
+    /// A map. All maps are readable.
     Map {
         writable: bool,
         by_messages: bool,
-        /// Where in the file it begins, or 0.
+        /// The offset of the map in the file, or 0.
         offset: u64,
     },
     Unmap,
 }
 
 impl Event {
-    /// Whether memory below 1 MiB is mapped for reading only, as the firmware does at its end.
+    /// Returns `true` if this maps memory below 1 MiB read-only, which the firmware does last.
     pub(crate) fn locks_low_memory(&self) -> bool {
         let is_locked = matches!(self.kind, Kind::Map { writable: false, by_messages: false, .. });
         is_locked && self.start < 1 << 20
@@ -50,7 +50,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// All that happened. Clones are the same list.
+/// All events so far. Clones share the list.
 #[derive(Clone, Default)]
 pub(crate) struct Events(Arc<Mutex<Vec<Event>>>);
 
@@ -65,7 +65,7 @@ impl Events {
     }
 }
 
-/// Notes what goes through it.
+/// A DMA handler that records events and passes them on.
 pub(crate) struct Observed<M> {
     inner: M,
     events: Events,

@@ -1,5 +1,5 @@
-//! `longshore-access` serves a device to a real client: an unmodified QEMU 11, whose firmware maps,
-//! unmaps and remaps its memory while the device's threads read and write it.
+//! `longshore-access` serves a device to a real client, an unmodified QEMU 11. QEMU's firmware maps,
+//! unmaps and remaps memory while the device's threads read and write it.
 //!
 //! ```text
 //!    QEMU ── SeaBIOS ── registers, maps ──► socket ──► Server ──► Doorbell, a device
@@ -7,7 +7,7 @@
 //!      └─ qtest ── the test looks into memory             └─► SpaceDma ──► Space ◄── sessions
 //! ```
 //!
-//! It needs `LONGSHORE_VM_QEMU11=1`, as QEMU 11 is downloaded.
+//! Runs only with `LONGSHORE_VM_QEMU11=1`, because QEMU 11 is downloaded.
 
 mod device;
 mod events;
@@ -29,17 +29,17 @@ use device::{Doorbell, MSIX_TABLE};
 use events::{Event, Events, Kind, Observed};
 
 const RAM_BYTES: u64 = 256 << 20;
-/// Where the firmware's last 256 KiB are, which QEMU gives no descriptor for.
+/// The address of the firmware's last 256 KiB. QEMU passes no descriptor for them.
 const ROM: u64 = 0xfffc_0000;
-/// The first instruction, seen below 1 MiB: a jump to `f000:e05b`.
+/// The address of the firmware's first instruction below 1 MiB: a jump to `f000:e05b`.
 const RESET_VECTOR: u64 = 0xf_fff0;
 const JUMP: [u8; 5] = [0xea, 0x5b, 0xe0, 0x00, 0xf0];
-/// Memory that the firmware leaves alone.
+/// Memory that the firmware does not touch.
 const UNUSED: u64 = 128 << 20;
-/// The device's place on the bus.
+/// The device's slot on the bus.
 const SLOT: u32 = 3;
 
-/// A machine with the device, and what the test may look at.
+/// A machine with the device, and the state that the test inspects.
 struct Machine {
     qtest: Qtest,
     events: Events,
@@ -48,7 +48,7 @@ struct Machine {
     server: JoinHandle<ConnectionSummary>,
 }
 
-/// QEMU 11, or `None` after saying why not.
+/// Returns QEMU 11, or prints the reason and returns `None`.
 fn qemu_11(what: &str) -> Option<Qemu> {
     if env::var("LONGSHORE_VM_QEMU11").as_deref() != Ok("1") {
         require::skip(what, &"QEMU 11 is downloaded; set LONGSHORE_VM_QEMU11=1 to run it");
@@ -58,7 +58,7 @@ fn qemu_11(what: &str) -> Option<Qemu> {
 }
 
 impl Machine {
-    /// Starts QEMU with the device; `first` is run with the space once the client is there.
+    /// Starts QEMU with the device; `first` runs with the space before QEMU connects.
     fn start(qemu: &Qemu, dir: &Path, first: impl FnOnce(&Space)) -> Self {
         let path = dir.join("device.sock");
         let listener = Listener::bind(&path).expect("a socket");
@@ -74,14 +74,14 @@ impl Machine {
         });
         first(&space);
         let mut qtest = start_qemu(qemu, &path);
-        // It answers when the device is there.
+        // QEMU answers once the device is realized.
         qtest.read(0, 1).expect("QEMU runs");
         let link = links.newest().expect("QEMU has settled the version");
         Self { qtest, events, space, link, server }
     }
 
-    /// Waits until the firmware has come to its end: it has locked its copy in low memory, and then
-    /// changed nothing for a second.
+    /// Waits until the firmware has finished: it has mapped its copy in low memory read-only, and then
+    /// changed no map for a second.
     fn wait_for_firmware(&mut self) -> Vec<Event> {
         let started = Instant::now();
         while started.elapsed() < Duration::from_secs(120) {
@@ -94,7 +94,7 @@ impl Machine {
                 return events;
             }
         }
-        panic!("the firmware did not end: {:#?}", self.events.all());
+        panic!("the firmware did not finish: {:#?}", self.events.all());
     }
 
     fn read_config(&mut self, register: u32) -> u32 {
@@ -107,7 +107,7 @@ impl Machine {
         self.qtest.write_port_u32(0xcfc, value).expect("a port");
     }
 
-    /// QEMU goes; how it was for the server.
+    /// Ends QEMU, and returns the server's summary of the connection and the space.
     fn quit(self) -> (ConnectionSummary, Space) {
         drop(self.qtest);
         (self.server.join().expect("the server ends"), self.space)
@@ -126,7 +126,7 @@ fn start_qemu(qemu: &Qemu, path: &Path) -> Qtest {
     Qtest::start(qemu, args).expect("QEMU starts")
 }
 
-/// What a thread of the device saw.
+/// The results of the accesses of one thread of the device.
 #[derive(Debug, Default)]
 struct Seen {
     done: u64,
@@ -136,12 +136,12 @@ struct Seen {
 }
 
 impl Seen {
-    /// Counts an access; one that failed did nothing at all.
+    /// Counts an access, and asserts that a failed one transferred nothing.
     fn count(&mut self, done: Result<(), Fault>) -> bool {
         match done.map_err(|fault| (fault.done, fault.reason)) {
             Ok(()) => self.done += 1,
             Err((0, Reason::Unmapped)) => self.unmapped += 1,
-            // The guest has not let the device become master of the bus, or memory is for reading.
+            // The guest has not enabled bus mastering, or the memory is read-only.
             Err((0, Reason::Permission)) => self.refused += 1,
             Err((0, Reason::Revoked)) => self.revoked += 1,
             Err(other) => panic!("{other:?}"),
@@ -150,7 +150,7 @@ impl Seen {
     }
 }
 
-/// A thread of the device that does `access` again and again until it is told to stop.
+/// Starts a thread of the device that repeats `access` until `is_over` is set.
 fn device_thread(
     space: &Space,
     is_over: &Arc<AtomicBool>,
@@ -173,7 +173,7 @@ fn firmware_remaps_memory_while_the_device_uses_it() {
     let is_over = Arc::new(AtomicBool::new(false));
     let mut threads = Vec::new();
     let mut machine = Machine::start(&qemu, dir.path(), |space| {
-        // What is there is memory that nobody wrote, or the firmware.
+        // The memory there is either zero or the firmware.
         let reads = |session: &Session, seen: &mut Seen| {
             let mut bytes = [0; 5];
             let read = session.read(Iova::new(RESET_VECTOR), &mut bytes);
@@ -183,7 +183,7 @@ fn firmware_remaps_memory_while_the_device_uses_it() {
                 assert!(bytes.iter().zip(JUMP).all(is_known), "{bytes:x?}");
             }
         };
-        // What is written is read back, or nothing is there.
+        // A read returns the last write, or the memory is unmapped.
         let writes = |session: &Session, seen: &mut Seen| {
             let (iova, mut bytes) = (Iova::new(UNUSED), [0; 64]);
             let value = [seen.done as u8; 64];
@@ -201,7 +201,7 @@ fn firmware_remaps_memory_while_the_device_uses_it() {
     events.iter().for_each(|event| println!("{event}"));
     println!("{seen:?}, {:?}", machine.space.counters());
 
-    // The first two maps: all memory, and the firmware, for which there is no descriptor.
+    // The first two maps are all memory and the firmware, which has no descriptor.
     let whole = Kind::Map { writable: true, by_messages: false, offset: 0 };
     let rom = Kind::Map { writable: false, by_messages: true, offset: 0 };
     assert_eq!((events[0].start, events[0].len_bytes, events[0].kind), (0, RAM_BYTES, whole));
@@ -211,7 +211,7 @@ fn firmware_remaps_memory_while_the_device_uses_it() {
     assert!(maps >= 12 && unmaps >= 8, "{maps} maps, {unmaps} unmaps");
     let in_pages = |event: &&Event| (event.start | event.len_bytes) & 0x7fff != 0;
     assert!(events.iter().any(|event| in_pages(&event)), "low memory is split at 4 KiB edges");
-    // Memory is where QEMU said: each map of it begins in the file where it begins in the machine.
+    // Each map of memory has the same offset in the file as in the machine.
     for event in &events {
         if let Kind::Map { by_messages: false, offset, .. } = event.kind {
             assert_eq!(offset, event.start);
@@ -229,7 +229,7 @@ fn firmware_remaps_memory_while_the_device_uses_it() {
 }
 
 #[test]
-fn device_and_machine_see_the_same() {
+fn the_device_and_the_machine_see_the_same_memory() {
     let Some(qemu) = qemu_11("a device that shares memory with QEMU") else { return };
     let dir = tempfile::tempdir().expect("a folder");
     let mut machine = Machine::start(&qemu, dir.path(), |_| ());
@@ -244,13 +244,13 @@ fn device_and_machine_see_the_same() {
     machine.qtest.write(UNUSED, b"from the machine").unwrap();
     session.read(Iova::new(UNUSED), &mut bytes).unwrap();
     assert_eq!(&bytes, b"from the machine");
-    // What the firmware has locked is for reading only.
+    // Memory that the firmware has locked is read-only.
     session.read(Iova::new(RESET_VECTOR), &mut bytes).unwrap();
     assert_eq!(bytes[..5], JUMP);
     let fault = session.write(Iova::new(RESET_VECTOR), &bytes).unwrap_err();
     assert_eq!((fault.done, fault.reason), (0, Reason::Permission));
 
-    // Memory without one: QEMU refuses to be asked until the device is master of the bus.
+    // Memory without a descriptor. QEMU refuses requests for it until the device is bus master.
     machine.write_config(4, 0b010);
     let reset_vector = Iova::new(ROM + 0x3_fff0);
     let fault = session.read(reset_vector, &mut bytes).unwrap_err();
@@ -266,12 +266,12 @@ fn device_and_machine_see_the_same() {
     }
     let fault = session.write(Iova::new(ROM), &bytes).unwrap_err();
     assert_eq!((fault.done, fault.reason), (0, Reason::Permission));
-    // QEMU takes writes by messages too, of memory that it gave a descriptor for.
+    // QEMU also accepts message writes to memory that it passed a descriptor for.
     machine.link.write(Iova::new(UNUSED + 0x2000), b"by a message").unwrap();
     assert_eq!(machine.qtest.read(UNUSED + 0x2000, 12).unwrap(), b"by a message");
 
-    // The driver rings: the device copies within the machine's memory, and raises an interrupt,
-    // which is a write to memory, too.
+    // The driver writes the doorbell. The device copies within the machine's memory, and raises an
+    // interrupt, which is also a write to memory.
     let registers = u64::from(machine.read_config(0x10) & !0xf);
     let interrupt_at = UNUSED + 0x4000;
     machine.qtest.write_u64(registers + MSIX_TABLE, interrupt_at).unwrap();
@@ -284,22 +284,26 @@ fn device_and_machine_see_the_same() {
     machine.qtest.write_u64(registers + device::SOURCE, UNUSED).unwrap();
     machine.qtest.write_u64(registers + device::TARGET, UNUSED + 0x5ffc).unwrap();
     machine.qtest.write_u32(registers + device::RING, 16).unwrap();
-    // QEMU posts writes to registers; what is read after them waits for them, as on a real bus.
+    // QEMU posts register writes; a later read waits for them, as on a real bus.
     assert_eq!(machine.qtest.read_u32(registers + device::RUNG).unwrap(), 1);
     assert_eq!(machine.qtest.read(UNUSED + 0x5ffc, 16).unwrap(), b"from the machine");
     let has_arrived = (0..10_000).any(|_| {
-        // Each look lets QEMU's main loop run.
+        // Each read lets QEMU's main loop run.
         machine.qtest.read_u32(interrupt_at).unwrap() == 0xcafe
     });
     assert!(has_arrived, "the interrupt did not arrive");
-    assert_eq!(machine.link.interrupts().raise(MSIX_IRQ, 1), Ok(false), "nobody asked for it");
+    assert_eq!(
+        machine.link.interrupts().raise(MSIX_IRQ, 1),
+        Ok(false),
+        "the interrupt is not enabled"
+    );
 
     let (served, _) = machine.quit();
     assert_eq!((served.refused_count, served.maps_left_count), (0, 0), "{served:?}");
 }
 
 #[test]
-fn one_machine_after_the_other_is_killed_and_the_next_one_served() {
+fn after_a_machine_is_killed_the_next_one_is_served() {
     let Some(qemu) = qemu_11("a device that outlives QEMU") else { return };
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("device.sock");
@@ -315,10 +319,10 @@ fn one_machine_after_the_other_is_killed_and_the_next_one_served() {
     });
     for round in 0..3_u8 {
         let mut qtest = start_qemu(&qemu, &path);
-        // Its firmware has only just begun.
+        // The firmware has only just started.
         qtest.write(UNUSED, &[round; 8]).expect("QEMU runs");
         let (session, mut bytes) = (space.session(), [0xff; 8]);
-        // It may be unmapping it at this moment.
+        // The firmware may be remapping it at this moment.
         let mut read = (0..1_000_000).map(|_| session.read(Iova::new(UNUSED), &mut bytes));
         assert!(read.any(|read| read.is_ok()));
         assert_eq!(bytes, [round; 8]);
@@ -328,7 +332,7 @@ fn one_machine_after_the_other_is_killed_and_the_next_one_served() {
             thread::sleep(Duration::from_millis(1));
             !link.is_connected()
         });
-        assert!(is_gone.any(|is_gone| is_gone), "the server has not seen it go");
+        assert!(is_gone.any(|is_gone| is_gone), "the server has not noticed the disconnect");
     }
     stop.stop();
     let all = server.join().expect("the server ends");

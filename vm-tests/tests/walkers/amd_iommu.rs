@@ -12,7 +12,7 @@ use longshore_pagetable::format::Geometry;
 use crate::machine::{DEVICE, Machine, STRUCTURES};
 use crate::unit::{Fault, Reason, Unit};
 
-/// Where QEMU's `q35` machine has it.
+/// The address of the IOMMU in QEMU's `q35` machine.
 const BASE: u64 = 0xfed8_0000;
 
 const DEVICE_TABLE_BASE: u64 = 0x00;
@@ -27,7 +27,7 @@ const CONTROL_COMMANDS: u64 = 1 << 12;
 const DEVICE_TABLE: u64 = STRUCTURES;
 const COMMANDS: u64 = STRUCTURES + 0x1_0000;
 const COMPLETION: u64 = STRUCTURES + 0x3_0000;
-/// 256 entries of 16 bytes, in the encoding of the base registers.
+/// The queue length of 256 entries of 16 bytes, as encoded in the base registers.
 const QUEUE_LENGTH: u64 = 8 << 56;
 const QUEUE_BYTES: u64 = 256 * 16;
 
@@ -55,11 +55,15 @@ impl AmdIommu {
         self.machine.write_u64(BASE + COMMAND_TAIL, self.tail.get());
     }
 
-    /// Waits until all commands are carried out.
+    /// Waits until all commands have completed.
     fn complete(&self) {
         self.waits.set(self.waits.get() + 1);
         self.command([COMPLETION_WAIT | COMPLETION | 1, self.waits.get()]);
-        assert_eq!(self.machine.read_u64(COMPLETION), self.waits.get(), "commands are not done");
+        assert_eq!(
+            self.machine.read_u64(COMPLETION),
+            self.waits.get(),
+            "commands have not completed"
+        );
         assert_eq!(self.machine.read_u64(BASE + COMMAND_HEAD), self.tail.get());
     }
 }
@@ -86,13 +90,14 @@ impl Unit for AmdIommu {
         let control = CONTROL_COMMANDS | enable;
         self.machine.write_u64(BASE + CONTROL, control);
         if on {
-            // Later versions of QEMU look at the device table only then.
+            // Later versions of QEMU read the device table only at this command.
             self.command([INVALIDATE_DEVICE | u64::from(DEVICE), 0]);
             self.complete();
         }
     }
 
-    /// None: QEMU 7.2 takes its event log for full always, and later ones log no page fault.
+    /// Returns none: QEMU 7.2 always considers its event log full, and later versions log no page
+    /// faults.
     fn take_faults(&self) -> Vec<Fault> {
         Vec::new()
     }
@@ -101,14 +106,15 @@ impl Unit for AmdIommu {
         false
     }
 
-    /// Above, an address and a device's number share bits in the key of what it remembers.
+    /// In QEMU, address bits above 48 overlap the device ID in the key of the IOTLB.
     fn address_bits(&self) -> u32 {
         48
     }
 
     fn invalidate(&self, _geometry: &Geometry, gather: &TlbGather) {
         let Some((first, last)) = gather.touched() else { return };
-        // S: the lowest clear bit of the address, from bit 12 on, gives the size. PDE: tables too.
+        // S: the lowest clear bit of the address, from bit 12 on, gives the size. PDE: also invalidate
+        // tables.
         let differing = (first.raw() ^ last.raw()) >> 12;
         let bits = u64::BITS - differing.leading_zeros();
         let sized = match bits {

@@ -1,6 +1,6 @@
-//! What is tested of every format and unit.
+//! The test cases that run with every format and unit.
 //!
-//! `va`s are addresses inside the translated window, as the crate's geometry has them.
+//! `va`s are addresses inside the translated window, as defined by the crate's geometry.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use longshore_pagetable::{Prot, TlbGather};
 use crate::machine::TARGETS;
 use crate::unit::{Reason, Rig, Unit};
 
-/// A test, by its name.
+/// The name of a case and its function.
 pub(crate) type Case<F, U> = (&'static str, fn(&Rig<'_, F, U>));
 
-/// All tests.
+/// Returns all cases.
 pub(crate) fn all<F: Format, U: Unit>() -> Vec<Case<F, U>> {
     vec![
         ("every_address_bit", every_address_bit),
@@ -32,7 +32,7 @@ pub(crate) fn all<F: Format, U: Unit>() -> Vec<Case<F, U>> {
     ]
 }
 
-/// Those that differ with the input size.
+/// Returns the cases that depend on the input size.
 pub(crate) fn of_input_size<F: Format, U: Unit>() -> Vec<Case<F, U>> {
     vec![("every_address_bit", every_address_bit)]
 }
@@ -41,7 +41,7 @@ fn bus(raw: u64) -> BusAddr {
     BusAddr::new(raw)
 }
 
-/// A page in each part of the address space: page 0, one for each bit of an address, the last.
+/// A page in each part of the address space: page 0, one for each address bit, and the last page.
 fn every_address_bit<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let geometry = *rig.geometry();
     let granule_log2 = geometry.granule_log2();
@@ -57,7 +57,7 @@ fn every_address_bit<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     for (index, va) in pages.iter().enumerate() {
         rig.is_mapped(*va, target(index));
         rig.write_arrives(va + granule - 8, target(index) + granule - 8);
-        // Beside it nothing is mapped.
+        // Adjacent pages are unmapped.
         let beside = va ^ (2 * granule);
         if !pages.contains(&beside) {
             rig.write_is_refused(beside, target(index), Reason::Absent);
@@ -65,25 +65,26 @@ fn every_address_bit<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     }
 }
 
-/// Where a page of 2^`page_log2` bytes may lead, and the part of it that is memory: an offset and
-/// a length.
+/// Returns the address that a page of 2^`page_log2` bytes leads to, and the offset and length of the
+/// part of the page that is memory.
 fn target_of(page_log2: u32) -> (u64, u64, u64) {
     let size = 1u64 << page_log2;
     let base = TARGETS.start & !(size - 1);
     (base, TARGETS.start - base, size.min(TARGETS.end - TARGETS.start))
 }
 
-/// A va for a page of 2^`page_log2` bytes: bits set here and there, where the page leaves any.
+/// Returns the va of a page of 2^`page_log2` bytes, with the bits of `pattern` outside the page's
+/// offset.
 fn somewhere(input_bits: u32, page_log2: u32, pattern: u64) -> u64 {
     pattern & (u64::MAX >> (64 - input_bits)) & (u64::MAX << page_log2)
 }
 
 const PATTERNS: [u64; 3] = [0, 0x5a5a_5a5a_5a5a_5a5a, u64::MAX];
 
-/// Every size of page, first, in the middle and last of the address space.
+/// Every page size, at the start, in the middle and at the end of the address space.
 fn every_page_size<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let geometry = *rig.geometry();
-    // The largest first: tables stay when they are empty, and keep larger pages from their place.
+    // The largest first: empty tables stay in place, and a larger page cannot replace them.
     let sizes = (0..64).rev().filter(|log2| geometry.page_sizes() >> log2 & 1 != 0);
     for page_log2 in sizes {
         let size = 1u64 << page_log2;
@@ -112,13 +113,14 @@ fn every_page_size<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     }
 }
 
-/// Every entry of the runs that form one page: contiguous entries, sizes between two levels'.
+/// Every entry of the runs that form one page: contiguous entries, and sizes between those of two
+/// levels.
 fn every_item_of_a_run<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let geometry = *rig.geometry();
     for level in (0..geometry.levels()).rev() {
         let runs = geometry.runs(level);
         let Some(run_log2) = (1u32..32).filter(|log2| runs >> log2 & 1 != 0).min_by_key(|log2| {
-            // One of some dozen entries, if there are several.
+            // A run of about 32 entries, if there are several lengths.
             log2.abs_diff(5)
         }) else {
             continue;
@@ -141,7 +143,7 @@ fn every_item_of_a_run<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     }
 }
 
-/// What each set of permissions allows, in a page and in a block.
+/// The accesses that each set of permissions allows, in a page and in a block.
 fn every_permission<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let geometry = *rig.geometry();
     let granule_log2 = geometry.granule_log2();
@@ -149,7 +151,7 @@ fn every_permission<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let block_log2 = if sizes == 0 { granule_log2 } else { sizes.trailing_zeros() };
     let mut number = 0;
     for prot in Prot::all().filter(|prot| rig.table.format().attributes(*prot).is_some()) {
-        // The device's accesses are not privileged, but not every model looks at that.
+        // The device's accesses are unprivileged, but not every model checks that.
         if prot.contains(Prot::PRIVILEGED) {
             continue;
         }
@@ -158,7 +160,7 @@ fn every_permission<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
             let size = 1u64 << page_log2;
             let (va, at) = (number << block_log2, TARGETS.start + (number << block_log2));
             rig.table.map(rig.iova(va), bus(at), size, prot).unwrap();
-            // Refusals first: of what VT-d's model remembers it refuses without telling.
+            // Refusals first: VT-d's model does not report refusals by cached entries.
             if !prot.contains(Prot::WRITE) {
                 rig.write_is_refused(va + 8, at + 8, Reason::Permission);
             }
@@ -173,10 +175,10 @@ fn every_permission<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
             }
         }
     }
-    assert!(number >= 8, "a format has more than one kind of page");
+    assert!(number >= 8, "a format has at least two sets of permissions");
 }
 
-/// Permissions that were taken away and given back.
+/// Permissions that are removed and restored.
 fn permissions_change<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let granule = 1u64 << rig.geometry().granule_log2();
     let (va, at) = (granule * 6, TARGETS.start + granule * 3);
@@ -186,7 +188,7 @@ fn permissions_change<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     }
     let mut gather = TlbGather::new();
     rig.table.set_prot(rig.iova(va + granule), 2 * granule, Prot::READ, &mut gather).unwrap();
-    // Until then the unit remembers that it may be written.
+    // Until the invalidation, the unit uses the cached permission to write.
     rig.write_arrives(va + granule, at + granule);
     rig.finish(gather);
     for page in [1, 2] {
@@ -204,7 +206,7 @@ fn permissions_change<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     }
 }
 
-/// Faults, however deep the walk gets before it finds nothing.
+/// Faults at every level at which a walk can end without an entry.
 fn absent_at_every_level<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let geometry = *rig.geometry();
     let granule = 1u64 << geometry.granule_log2();
@@ -219,8 +221,8 @@ fn absent_at_every_level<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     rig.is_mapped(0, at);
 }
 
-/// What the unit remembers stays in use until it is invalidated, and not a moment longer: so the
-/// walker did remember, and what the gather tells is enough.
+/// A cached translation stays in use until it is invalidated, and no longer. This shows that the walker
+/// caches, and that the gather describes enough.
 fn stale_until_invalidated<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let geometry = *rig.geometry();
     let sizes = (0..30).rev().filter(|log2| geometry.page_sizes() >> log2 & 1 != 0);
@@ -228,7 +230,7 @@ fn stale_until_invalidated<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
         let size = 1u64 << page_log2;
         let (base, offset, len) = target_of(page_log2);
         let va = somewhere(geometry.input_bits(), page_log2, 0x6969_6969_6969_6969);
-        // A neighbour at each side stays.
+        // The neighbours on both sides stay mapped.
         let around = [va - size, va, va + size];
         for part in around {
             rig.table.map(rig.iova(part), bus(base), size, Prot::READ_WRITE).unwrap();
@@ -257,14 +259,14 @@ fn stale_until_invalidated<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     }
 }
 
-/// A table that is taken out whole, with one entry cleared.
+/// A table that is detached as a whole by clearing one entry.
 fn a_detached_subtree_is_gone<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let geometry = *rig.geometry();
     let granule = 1u64 << geometry.granule_log2();
     let slot = 1u64 << geometry.shift(1);
     let va = slot * 3;
     let before = rig.table.memory().used();
-    // Of pages that lead to every second one, so none is larger than the granule.
+    // The pages lead to every second page of memory, so that they cannot form a larger one.
     let pages = slot / granule;
     let target = |page: u64| TARGETS.start + page % 512 * 2 * granule;
     for page in 0..pages {
@@ -282,7 +284,7 @@ fn a_detached_subtree_is_gone<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     for page in some {
         rig.write_arrives(va + page * granule, target(page));
     }
-    assert_eq!(rig.table.memory().used(), used, "a table is free that is in use");
+    assert_eq!(rig.table.memory().used(), used, "a table in use was freed");
     rig.finish(gather);
     assert!(rig.table.memory().used() < used && rig.table.memory().used() >= before);
     for page in some {
@@ -290,7 +292,7 @@ fn a_detached_subtree_is_gone<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     }
 }
 
-/// A block, and two halves of one in pages, in one unmap.
+/// A block and two halves of a block in pages, unmapped at once.
 fn block_and_pages_unmapped_as_one<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let geometry = *rig.geometry();
     let granule = 1u64 << geometry.granule_log2();
@@ -298,7 +300,7 @@ fn block_and_pages_unmapped_as_one<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let va = block * 8;
     let at = TARGETS.start;
     rig.table.map(rig.iova(va), bus(at), block, Prot::READ_WRITE).unwrap();
-    // Shifted by a page, so that it cannot be a block.
+    // Shifted by a page, so that they cannot form a block.
     for half in 0..2 {
         let from = block + half * (block / 2);
         let target = bus(at + from + granule);
@@ -317,13 +319,13 @@ fn block_and_pages_unmapped_as_one<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     }
 }
 
-/// An address that leads elsewhere after it was unmapped: a table's memory is used again, too.
+/// An address that leads elsewhere after an unmap; the memory of its table is reused.
 fn mapped_again_elsewhere<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let geometry = *rig.geometry();
     let granule = 1u64 << geometry.granule_log2();
     let slot = 1u64 << geometry.shift(1);
     let va = slot * 5;
-    // In turn a block and pages, each at another place.
+    // Alternates between a block and pages, each with a different target.
     for round in 0..6 {
         let len = if round % 2 == 0 { slot } else { 32 * granule };
         let at = TARGETS.start + round % 4 / 2 * slot + round % 2 * granule;
@@ -338,7 +340,7 @@ fn mapped_again_elsewhere<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     }
 }
 
-/// A live block that becomes pages, of which one is unmapped.
+/// A live block that is split into pages, one of which is unmapped.
 fn blocks_split<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let geometry = *rig.geometry();
     let granule = 1u64 << geometry.granule_log2();
@@ -366,13 +368,13 @@ fn blocks_split<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     }
 }
 
-/// What the unit finds is what a map of pages says, whatever was mapped and unmapped.
+/// The unit's translations match a map of pages after random maps and unmaps.
 fn random_ranges_agree_with_a_model<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
     let geometry = *rig.geometry();
     let granule_log2 = geometry.granule_log2();
     let granule = 1u64 << granule_log2;
     let block_pages = 1 << (geometry.shift(1) - granule_log2);
-    // Around a place where two tables of every level meet.
+    // Around the middle of the address space, where two tables of every level meet.
     let targets = (TARGETS.end - TARGETS.start) >> granule_log2;
     let space = (3 * block_pages).min(targets / 4);
     let base = (1u64 << (geometry.input_bits() - 1)) - ((space / 2) << granule_log2);
@@ -389,7 +391,7 @@ fn random_ranges_agree_with_a_model<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
         let (iova, len) = (rig.iova(base + first * granule), count << granule_log2);
         let mapped = model.range(first..first + count).count() as u64;
         if mapped == 0 {
-            // Half of them aligned alike on both sides, so that there are blocks.
+            // Half of the ranges have the same alignment on both sides, so that there are blocks.
             let shift = random.below(2) * random.below(8);
             let target = (random.below(targets - 2 * space) & !(block_pages - 1))
                 + (first & (block_pages - 1))
@@ -399,7 +401,7 @@ fn random_ranges_agree_with_a_model<F: Format, U: Unit>(rig: &Rig<'_, F, U>) {
             rig.table.map(iova, bus(to), len, Prot::READ_WRITE).unwrap();
             model.extend((0..count).map(|page| (first + page, to + page * granule)));
         } else {
-            // All leaves that the range touches.
+            // Unmaps all leaves in the range.
             let mut gather = TlbGather::new();
             let mut page = first;
             let mut touched = Vec::new();

@@ -1,14 +1,14 @@
-//! A machine with an IOMMU and one device that does DMA where it is told.
+//! A machine with an IOMMU and one device whose DMA the test controls.
 //!
-//! The device is `edu` (QEMU's manual, "EDU device"): a buffer of 4 KiB, and registers for source,
-//! target and length of a transfer between it and memory. Its buffer is filled and looked at only
+//! The device is `edu` (QEMU's manual, "EDU device"). It has a buffer of 4 KiB, and registers for the
+//! source, target and length of a transfer between the buffer and memory. The buffer is accessible only
 //! by such transfers.
 //!
 //! ```text
-//!   0x4400_0000   what the IOMMU is set up with: stream table, queues, …
+//!   0x4400_0000   the IOMMU's structures: stream table, queues, …
 //!   0x4800_0000   tables
-//!   0x5000_0000   scratch, to see what the device has read
-//!   0x6000_0000   what is mapped
+//!   0x5000_0000   scratch, for data that the device has read
+//!   0x6000_0000   targets of mappings
 //!   0x8000_0000   the end
 //! ```
 
@@ -18,13 +18,13 @@ use std::ops::Range;
 use longshore_vm_tests::{Qemu, Qtest, Result};
 use tempfile::TempDir;
 
-/// Where the IOMMU's own structures are.
+/// The address of the IOMMU's own structures.
 pub(crate) const STRUCTURES: u64 = 0x4400_0000;
-/// Where tables are.
+/// The address of the page tables.
 pub(crate) const TABLES: u64 = 0x4800_0000;
-/// Bytes of tables: enough for a hundred paths of tables of 64 KiB.
+/// The number of bytes of page tables: enough for a hundred paths of 64 KiB tables.
 pub(crate) const TABLES_BYTES: usize = 16 << 20;
-/// What is mapped.
+/// The memory that mappings lead to.
 pub(crate) const TARGETS: Range<u64> = 0x6000_0000..0x8000_0000;
 /// The device on its bus: slot 2, function 0.
 pub(crate) const DEVICE: u16 = 2 << 3;
@@ -44,29 +44,30 @@ const EDU_BUFFER: u64 = 0x4_0000;
 const EDU_START: u64 = 1 << 0;
 const EDU_TO_MEMORY: u64 = 1 << 1;
 
-/// The first half of the device's buffer holds words that it writes, the other takes what it reads.
+/// The number of words that the device writes, in the first half of its buffer. The second half holds
+/// data that it reads.
 const WORDS: u64 = 256;
 const READ_AT: u64 = WORDS * 8;
 
-/// The machine. A command that fails ends the test: QEMU is gone then.
+/// The machine. A failed command fails the test, because QEMU is gone then.
 #[derive(Debug)]
 pub(crate) struct Machine {
     qtest: RefCell<Qtest>,
     /// The device's registers.
     edu: u64,
-    /// Which word it writes next.
+    /// The index of the next word that the device writes.
     next_word: Cell<u64>,
-    /// What the processor starts with.
+    /// The firmware, which the processor starts with.
     _firmware: Option<TempDir>,
 }
 
 impl Machine {
-    /// Arm's `virt` with an SMMUv3. `stage` as QEMU has it, from version 9 on.
+    /// Returns Arm's `virt` with an SMMUv3. `stage` is QEMU's property, which exists from version 9 on.
     pub(crate) fn arm(qemu: &Qemu, stage: Option<&str>) -> Result<Self> {
-        // QEMU's hw/arm/virt.c has the map: ECAM above 256 GiB, the window for BARs, memory.
+        // The address map of QEMU's hw/arm/virt.c: ECAM above 256 GiB, the window for BARs, memory.
         const ECAM: u64 = 0x40_1000_0000;
         const WINDOW: u64 = 0x1000_0000;
-        // `wfi; b .-4`, beside the device tree.
+        // `wfi; b .-4`, next to the device tree.
         let halt = "loader,addr=0x40400000,data=0x17ffffffd503207f,data-len=8";
         let start = "loader,addr=0x40400000,cpu-num=0";
         let mut args = vec!["-M", "virt,iommu=smmuv3", "-cpu", "cortex-a57", "-m", "2048"];
@@ -80,10 +81,10 @@ impl Machine {
         Self::new(qtest, WINDOW, None)
     }
 
-    /// Intel's `q35` with an IOMMU, as QEMU's `-device` takes it.
+    /// Returns Intel's `q35` with an IOMMU, given as in QEMU's `-device`.
     pub(crate) fn x86(qemu: &Qemu, iommu: &str) -> Result<Self> {
         const WINDOW: u64 = 0xc000_0000;
-        // `hlt` everywhere, at the reset vector too.
+        // `hlt` everywhere, including the reset vector.
         let dir = tempfile::tempdir().expect("a folder for the firmware");
         let firmware = dir.path().join("halt");
         std::fs::write(&firmware, [0xf4; 64 << 10]).expect("a file for the firmware");
@@ -102,7 +103,7 @@ impl Machine {
     fn new(qtest: Qtest, edu: u64, firmware: Option<TempDir>) -> Result<Self> {
         let machine =
             Self { qtest: RefCell::new(qtest), edu, next_word: Cell::new(0), _firmware: firmware };
-        // A machine that could not be made says so here.
+        // Fails if the machine could not be created.
         let identification = machine.qtest.borrow_mut().read_u32(edu)?;
         assert_eq!(identification, 0x0100_00ed, "the device has no registers");
         let words: Vec<u8> = (0..WORDS).flat_map(|index| word(index).to_le_bytes()).collect();
@@ -140,13 +141,13 @@ impl Machine {
         self.qtest.borrow_mut().write_u64(address, value).expect("a register is written");
     }
 
-    /// Words of 8 bytes.
+    /// Writes words of 8 bytes.
     pub(crate) fn write_words(&self, address: u64, words: &[u64]) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.write(address, &bytes);
     }
 
-    /// Lets the device write a word to `address`; which one is returned.
+    /// Makes the device write a word to `address`, and returns the word.
     pub(crate) fn device_writes(&self, address: u64) -> u64 {
         let index = self.next_word.get();
         self.next_word.set((index + 1) % WORDS);
@@ -154,13 +155,13 @@ impl Machine {
         word(index)
     }
 
-    /// Lets the device read a word at `address`, and keep it.
+    /// Makes the device read a word at `address` into its buffer.
     pub(crate) fn device_reads(&self, address: u64) {
         self.transfer(address, EDU_BUFFER + READ_AT, 8, EDU_START);
     }
 
-    /// The word that the device read last. The IOMMU must be off.
-    pub(crate) fn what_was_read(&self) -> u64 {
+    /// Returns the last word that the device read. The IOMMU must be off.
+    pub(crate) fn last_word_read(&self) -> u64 {
         self.transfer(EDU_BUFFER + READ_AT, SCRATCH, 8, EDU_START | EDU_TO_MEMORY);
         self.read_u64(SCRATCH)
     }
@@ -170,17 +171,17 @@ impl Machine {
         self.write_u64(self.edu + EDU_TARGET, target);
         self.write_u64(self.edu + EDU_COUNT, count_bytes);
         self.write_u64(self.edu + EDU_COMMAND, command);
-        // It takes 100 ms of the machine's time, which pass at once.
+        // A transfer takes 100 ms of machine time, which passes at once.
         for _ in 0..1_000_000 {
             if self.read_u64(self.edu + EDU_COMMAND) & EDU_START == 0 {
                 return;
             }
         }
-        panic!("the device never ended its transfer");
+        panic!("the device did not finish its transfer");
     }
 }
 
-/// Words that differ in all their bytes.
+/// Returns a word for each index, with no word equal to another.
 fn word(index: u64) -> u64 {
     (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

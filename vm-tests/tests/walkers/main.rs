@@ -1,15 +1,15 @@
-//! Page tables that `longshore-pagetable` built, walked by hardware models that others wrote:
-//! QEMU's SMMUv3, VT-d and AMD IOMMU. No kernel runs; the host writes registers and queues, and a
-//! device's DMA tells where the walk ended.
+//! Checks the page tables of `longshore-pagetable` with independent hardware models: QEMU's SMMUv3, VT-d
+//! and AMD IOMMU walk them. No kernel runs: the host writes registers and queues, and the DMA of a
+//! device shows the translations.
 //!
-//! It takes the arguments of an ordinary test program, and holds what ran against the lines of
-//! `expected-tests.txt` that begin with `walker::`.
+//! The program takes the arguments of an ordinary test program, and compares the tests that ran with the
+//! lines of `expected-tests.txt` that start with `walker::`.
 //!
 //! ```text
 //!   PageTable ─► Mirror ── cleaned lines ─► memory ◄── walk ── SMMUv3, VT-d, AMD
 //!                                             ▲                    │
 //!   case ── transfer ─────────────────────────┼──────► edu ── DMA ─┘
-//!     └──── looks ────────────────────────────┘
+//!     └──── checks ───────────────────────────┘
 //! ```
 
 mod amd_iommu;
@@ -39,10 +39,10 @@ use longshore_vm_tests::{Qemu, Result, expected, require};
 const EXPECTED: &str = include_str!("../../expected-tests.txt");
 const EXPECTED_PATH: &str = "vm-tests/expected-tests.txt";
 
-/// How the names of tests begin that need QEMU 11.
+/// The prefix of the names of tests that need QEMU 11.
 const QEMU_11: &str = "walker::qemu11::";
 
-/// A test, and what it runs on.
+/// A test and its name.
 pub(crate) struct Test {
     pub(crate) name: String,
     pub(crate) run: Box<dyn Fn() -> Outcome + Send + Sync>,
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
     match qemu_11() {
         Ok(()) => tests.extend(setups::tests_of_qemu_11()),
         Err(why) => {
-            require::skip("what only QEMU 11 walks", &why);
+            require::skip("tests that need QEMU 11", &why);
             expected.retain(|name| !name.starts_with(QEMU_11));
         }
     }
@@ -82,14 +82,14 @@ fn main() -> ExitCode {
     if run(&tests, &expected) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Whether both of QEMU's programs are here.
+/// Returns an error if one of QEMU's two programs is missing.
 fn check() -> Result<()> {
     Qemu::system()?;
     Qemu::system_aarch64()?;
     Ok(())
 }
 
-/// Whether QEMU 11 is wanted, and here.
+/// Returns the reason if QEMU 11 is not enabled or not available.
 fn qemu_11() -> std::result::Result<(), String> {
     if env::var("LONGSHORE_VM_QEMU11").as_deref() != Ok("1") {
         return Err("it is downloaded; set LONGSHORE_VM_QEMU11=1 to run it".to_owned());
@@ -98,11 +98,12 @@ fn qemu_11() -> std::result::Result<(), String> {
     both.map(drop).map_err(|error| error.to_string())
 }
 
-/// Runs the tests and prints them as any test program does; whether all is well.
+/// Runs the tests, prints them as other test programs do, and returns `true` if all passed and match the
+/// list.
 fn run(tests: &[Test], expected: &BTreeSet<String>) -> bool {
     let started = Instant::now();
     println!("\nrunning {} tests", tests.len());
-    // Each has a machine of its own, and most of its time goes into starting it.
+    // Each test has its own machine, and spends most of its time starting it.
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
     let next = AtomicUsize::new(0);
     let (sender, ended) = mpsc::channel();
@@ -114,7 +115,7 @@ fn run(tests: &[Test], expected: &BTreeSet<String>) -> bool {
             scope.spawn(move || {
                 while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let started = Instant::now();
-                    // The panic's message is on standard error by then.
+                    // The panic's message has already been printed to standard error.
                     let outcome = catch_unwind(AssertUnwindSafe(|| (test.run)()))
                         .unwrap_or_else(|_| Outcome::Failed("it panicked".to_owned()));
                     let ended = (test.name.clone(), outcome, started.elapsed());
@@ -140,7 +141,7 @@ fn run(tests: &[Test], expected: &BTreeSet<String>) -> bool {
     });
     let deviations = expected::compare(expected, &ran);
     if !deviations.is_empty() {
-        println!("\nwhat ran is not what {EXPECTED_PATH} names:");
+        println!("\nthe tests that ran differ from {EXPECTED_PATH}:");
         deviations.iter().for_each(|deviation| println!("  {deviation}"));
     }
     let good = failed == 0 && deviations.is_empty();

@@ -1,4 +1,4 @@
-//! Tables in memory of this process, of which the guest's memory sees the lines that were cleaned.
+//! Page tables in this process's memory, copied to the guest's memory by cleaned cache lines only.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -10,20 +10,19 @@ use longshore_pagetable::table_memory::{Slab, TableAddr, TableMemory, TableMeta}
 use crate::machine::{Machine, TABLES, TABLES_BYTES};
 
 const LINE_ENTRIES: usize = LINE_BYTES / 8;
-/// What someone else left in the memory of tables, on both sides: an entry of it looks alive in
-/// every format.
+/// The initial content of the tables' memory on both sides. It looks like a valid entry in every format.
 const LEFT_BEHIND: u8 = 0x5b;
 
-/// A slab whose lines reach the guest when they were cleaned and a fence follows. Nothing else
-/// does: a line that is not cleaned is missed by the walker for good.
+/// A slab whose lines are copied to the guest if they are cleaned and a fence follows. The walker never
+/// sees a line that is not cleaned.
 pub(crate) struct Mirror<'a> {
     machine: &'a Machine,
     slab: Slab<'a>,
     entries: &'a [AtomicU64],
-    on_their_way: RefCell<BTreeSet<usize>>,
+    cleaned: RefCell<BTreeSet<usize>>,
 }
 
-/// This process' side of the memory.
+/// The memory of the tables in this process.
 pub(crate) struct Backing {
     entries: Vec<AtomicU64>,
     metas: Vec<TableMeta>,
@@ -44,10 +43,10 @@ impl<'a> Mirror<'a> {
         machine.fill(TABLES, TABLES_BYTES, LEFT_BEHIND);
         let entries = &backing.entries[..];
         let slab = Slab::new(entries, &backing.metas, TableAddr::new(TABLES)).expect("it fits");
-        Self { machine, slab, entries, on_their_way: RefCell::default() }
+        Self { machine, slab, entries, cleaned: RefCell::default() }
     }
 
-    /// Tables in use.
+    /// Returns the number of tables in use.
     pub(crate) fn used(&self) -> u64 {
         self.slab.used()
     }
@@ -77,12 +76,12 @@ impl CacheSync for Mirror<'_> {
     fn clean(&self, entries: &[AtomicU64]) {
         let first = (entries.as_ptr().addr() - self.entries.as_ptr().addr()) >> 3;
         let last = first + entries.len().saturating_sub(1);
-        self.on_their_way.borrow_mut().extend(first / LINE_ENTRIES..=last / LINE_ENTRIES);
+        self.cleaned.borrow_mut().extend(first / LINE_ENTRIES..=last / LINE_ENTRIES);
     }
 
     fn fence(&self) {
-        let mut lines = self.on_their_way.take().into_iter().peekable();
-        // Lines side by side go in one command.
+        let mut lines = self.cleaned.take().into_iter().peekable();
+        // Adjacent lines are written by one command.
         while let Some(first) = lines.next() {
             let mut end = first + 1;
             while lines.next_if_eq(&end).is_some() {

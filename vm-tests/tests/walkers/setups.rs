@@ -1,4 +1,4 @@
-//! Which formats are walked by which unit.
+//! The formats and the units that walk them.
 
 use std::rc::Rc;
 
@@ -20,12 +20,12 @@ use crate::unit::{Rig, Unit};
 use crate::vtd::Vtd;
 use crate::vtd_scalable::VtdScalable;
 
-/// What QEMU's SMMUv3 has for addresses after translation (IDR5.OAS).
+/// The size of the output addresses of QEMU's SMMUv3 (IDR5.OAS).
 const SMMU_OUTPUT_BITS: u32 = 44;
-/// The input sizes that the architecture names, as far as QEMU has them.
+/// The architecture's input sizes that QEMU supports.
 const INPUT_SIZES: [u32; 7] = [32, 36, 39, 40, 42, 44, 48];
 
-/// Every test that Debian's own QEMU runs.
+/// Returns the tests that run with Debian's QEMU.
 pub(crate) fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
     for (granule_log2, size) in [(12, "4k"), (14, "16k"), (16, "64k")] {
@@ -63,7 +63,7 @@ pub(crate) fn tests() -> Vec<Test> {
     tests
 }
 
-/// What QEMU 11 has beyond that.
+/// Returns the tests that need QEMU 11.
 pub(crate) fn tests_of_qemu_11() -> Vec<Test> {
     let mut tests = Vec::new();
     for (granule_log2, size) in [(12, "4k"), (14, "16k"), (16, "64k")] {
@@ -72,7 +72,7 @@ pub(crate) fn tests_of_qemu_11() -> Vec<Test> {
             let name = format!("qemu11::smmuv3::stage1_{size}_upper::{}", case.0);
             tests.push(test(&name, move || stage1_upper(granule, 48, case)));
         }
-        // The widest that QEMU can: see `qemu_walks_stage2`.
+        // The largest size that QEMU supports: see `qemu_walks_stage2`.
         let bits = if granule_log2 == 16 { 42 } else { SMMU_OUTPUT_BITS };
         for case in cases::all() {
             let name = format!("qemu11::smmuv3::stage2_{size}::{}", case.0);
@@ -143,9 +143,9 @@ fn stage2_format(granule: Granule, input_bits: u32) -> ArmStage2 {
     format.unwrap()
 }
 
-/// Stage 2 translates no more than what comes out of stage 1. And of concatenated tables QEMU, up
-/// to 11.1, only finds the first: it rounds the address down to the size of all of them after it
-/// has added which one it wants.
+/// Returns `true` if QEMU translates such addresses correctly. The input of stage 2 cannot exceed the
+/// output of stage 1. Up to 11.1, QEMU finds only the first of several concatenated tables: it adds the
+/// index of the table, and then rounds the address down to the size of all of them.
 fn qemu_walks_stage2(granule: Granule, input_bits: u32) -> bool {
     input_bits <= SMMU_OUTPUT_BITS && stage2_format(granule, input_bits).concatenated_log2() == 0
 }
@@ -178,8 +178,8 @@ fn vtd_first(case: Case<VtdFirst, VtdScalable>) -> Outcome {
 
 fn amd_v1(levels: u32, case: Case<AmdV1, AmdIommu>) -> Outcome {
     let machine = Rc::new(Machine::x86(&Qemu::system().unwrap(), "amd-iommu").unwrap());
-    // QEMU 7.2 reads sizes between two levels' wrong: it looks for the first set bit, not the first
-    // clear one.
+    // QEMU 7.2 decodes sizes between those of two levels incorrectly: it looks for the first set bit
+    // instead of the first clear one.
     let format = AmdV1::new(AmdV1Config::new().with_levels(levels).with_intermediate_sizes(false));
     run(format.unwrap(), &machine, &AmdIommu::new(Rc::clone(&machine)), case)
 }
@@ -193,6 +193,6 @@ fn run<F: Format, U: Unit>(
     let backing = Backing::new();
     let mirror = Mirror::new(machine, &backing);
     case(&Rig::new(format, machine, &mirror, unit));
-    assert_eq!(mirror.used(), 0, "a table was lost");
+    assert_eq!(mirror.used(), 0, "a table was leaked");
     Outcome::Passed
 }

@@ -14,7 +14,7 @@ use longshore_pagetable::format::{ArmStage1, Geometry, Window};
 use crate::machine::{DEVICE, Machine, STRUCTURES};
 use crate::unit::{Fault, Reason, Unit};
 
-/// Where QEMU's `virt` machine has it (hw/arm/virt.c).
+/// The address of the SMMU in QEMU's `virt` machine (hw/arm/virt.c).
 const BASE: u64 = 0x0905_0000;
 
 const IDR0: u64 = 0x00;
@@ -63,7 +63,7 @@ const F_PERMISSION: u32 = 0x13;
 const ASID: u64 = 7;
 const VMID: u64 = 9;
 
-/// Which stage the tables are for.
+/// The translation stage of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     One,
@@ -79,7 +79,7 @@ pub(crate) struct SmmuV3 {
 
 impl SmmuV3 {
     /// # Errors
-    /// What the model cannot do that tables of `granule` for `stage` need.
+    /// Returns a message if the model does not support `stage` or `granule`.
     pub(crate) fn new(
         machine: Rc<Machine>,
         stage: Stage,
@@ -110,18 +110,18 @@ impl SmmuV3 {
         self.machine.write_u64(BASE + register, value);
     }
 
-    /// Queues a command. It is carried out at once, but only a sync promises so.
+    /// Queues a command. QEMU executes it at once, but only a sync guarantees that.
     fn command(&self, words: [u64; 2]) {
         let slot = u64::from(self.produced.get() & ((1 << COMMANDS_LOG2) - 1));
         self.machine.write_words(COMMANDS + slot * 16, &words);
-        // The bit above the index tells a full queue from an empty one.
+        // The bit above the index distinguishes a full queue from an empty one.
         self.produced.set((self.produced.get() + 1) & ((2 << COMMANDS_LOG2) - 1));
         self.write(CMDQ_PROD, self.produced.get());
     }
 
     fn sync(&self) {
         self.command([CMD_SYNC, 0]);
-        assert_eq!(self.read(CMDQ_CONS), self.produced.get(), "commands are not carried out");
+        assert_eq!(self.read(CMDQ_CONS), self.produced.get(), "commands were not executed");
         assert_eq!(self.read(GERROR), 0, "the SMMU reports an error of its own");
     }
 
@@ -150,11 +150,11 @@ impl SmmuV3 {
 
     fn stream_entry(&self, geometry: &Geometry, root: u64) -> [u64; 8] {
         const VALID: u64 = 1 << 0;
-        // Incoming attributes are used as they come.
+        // Uses the incoming attributes.
         const SHCFG: u64 = 1 << 44;
         const CACHED: u64 = 0b11_0101;
         match self.stage {
-            // S1CIR, S1COR, S1CSH: how the context descriptor is fetched.
+            // S1CIR, S1COR, S1CSH: the attributes of fetches of the context descriptor.
             Stage::One => [VALID | 0b101 << 1 | CONTEXT, SHCFG | 0b11_0101 << 2, 0, 0, 0, 0, 0, 0],
             Stage::Two => {
                 let size = 64 - u64::from(geometry.input_bits());
@@ -184,7 +184,7 @@ impl SmmuV3 {
     }
 }
 
-/// The encoding of IPS and S2PS.
+/// Returns the encoding of IPS and S2PS.
 fn output_size(geometry: &Geometry) -> u64 {
     let sizes = [32, 36, 40, 42, 44, 48, 52];
     sizes.iter().position(|bits| *bits == geometry.output_bits()).expect("a size of Arm's") as u64
@@ -240,7 +240,7 @@ impl Unit for SmmuV3 {
                 other => Reason::Other(other),
             };
             assert_eq!(word(0) >> 32, u64::from(DEVICE), "an event of another stream");
-            // RnW is bit 99, the address begins at bit 128.
+            // RnW is bit 99; the address starts at bit 128.
             faults.push(Fault { reason, iova: word(2), write: word(1) >> 35 & 1 == 0 });
             consumed = (consumed + 1) & ((2 << EVENTS_LOG2) - 1);
         }
@@ -252,7 +252,7 @@ impl Unit for SmmuV3 {
         let Some((first, last)) = gather.touched() else { return };
         let leaf = u64::from(!gather.has_tables());
         let one_level = gather.leaf_levels().is_power_of_two().then(|| {
-            // The manual counts levels from the root down.
+            // The specification counts levels from the root down.
             3 - u64::from(gather.leaf_levels().trailing_zeros())
         });
         let granule_log2 = geometry.granule_log2();
@@ -263,7 +263,7 @@ impl Unit for SmmuV3 {
             Stage::Two => (CMD_TLBI_S2_IPA | VMID << 32, CMD_TLBI_S12_VMALL | VMID << 32),
         };
         match one_level {
-            // By range, of (NUM + 1) << SCALE granules, with the level that it is all of.
+            // By range, of (NUM + 1) << SCALE granules, with the level of all its leaves.
             Some(level) => {
                 let scale = pages.div_ceil(32).next_power_of_two().ilog2();
                 let number = pages.div_ceil(1 << scale) - 1;

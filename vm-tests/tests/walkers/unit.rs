@@ -1,4 +1,4 @@
-//! What a test wants of an IOMMU, and the page table that it walks.
+//! The interface of an IOMMU for the tests, and the page table that it walks.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -10,54 +10,54 @@ use longshore_pagetable::{Invalidate, PageTable, TlbGather};
 use crate::machine::Machine;
 use crate::mirror::Mirror;
 
-/// Why an access was refused, as the hardware tells it.
+/// The reason of a refused access, as the hardware reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     /// Nothing is mapped there.
     Absent,
-    /// What is mapped may not be used so.
+    /// The mapping does not permit the access.
     Permission,
-    /// One of these two; the hardware does not say which.
+    /// One of the two; the hardware does not distinguish them.
     AbsentOrPermission,
-    /// Something else: a number of the hardware's own.
+    /// Another reason, with the hardware's number of it.
     Other(u32),
 }
 
-/// An access that was refused.
+/// A refused access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) reason: Reason,
-    /// The access, at least down to the 4 KiB.
+    /// The address of the access, exact to at least 4 KiB.
     pub(crate) iova: u64,
     pub(crate) write: bool,
 }
 
 /// A model of an IOMMU, driven by its registers and queues.
 pub(crate) trait Unit {
-    /// Lets the device use the tables at `root`, and turns translation on.
+    /// Sets up the device to use the tables at `root`, and turns translation on.
     fn attach(&self, geometry: &Geometry, root: u64);
 
-    /// Turns translation off and on again.
+    /// Turns translation on or off.
     fn set_translating(&self, on: bool);
 
-    /// What was refused since the last call.
+    /// Returns the accesses that were refused since the last call.
     fn take_faults(&self) -> Vec<Fault>;
 
-    /// Whether it reports accesses that are refused for this reason.
+    /// Returns `true` if the unit reports accesses that are refused for this reason.
     fn reports(&self, _reason: Reason) -> bool {
         true
     }
 
-    /// How many bits of an address it tells apart, whatever the tables have.
+    /// Returns the number of address bits that the unit distinguishes, independent of the tables.
     fn address_bits(&self) -> u32 {
         64
     }
 
-    /// Makes the walker forget what `gather` tells of, and no more than it must.
+    /// Invalidates the entries that `gather` describes, and as few others as possible.
     fn invalidate(&self, geometry: &Geometry, gather: &TlbGather);
 }
 
-/// A page table, and the unit that walks it for the device.
+/// A page table and the unit that walks it for the device.
 pub(crate) struct Rig<'a, F: Format, U: Unit> {
     pub(crate) table: PageTable<F, &'a Mirror<'a>, &'a Mirror<'a>>,
     pub(crate) unit: &'a U,
@@ -85,14 +85,14 @@ impl<'a, F: Format, U: Unit> Rig<'a, F, U> {
         self.geometry().iova(va)
     }
 
-    /// Invalidates once, and frees what was taken out.
+    /// Invalidates once, and frees the detached tables.
     pub(crate) fn finish(&self, gather: TlbGather) {
         let before = self.invalidations.get();
         let Ok(()) = self.table.finish(gather, self);
-        assert_eq!(self.invalidations.get() - before, 1, "one invalidation for one unmap");
+        assert_eq!(self.invalidations.get() - before, 1, "an unmap needs exactly one invalidation");
     }
 
-    /// The device's write to `va` arrives at `bus`, and nowhere is a fault.
+    /// Asserts that the device's write to `va` arrives at `bus` without a fault.
     #[track_caller]
     pub(crate) fn write_arrives(&self, va: u64, bus: u64) {
         self.machine.write_u64(bus, 0);
@@ -107,7 +107,7 @@ impl<'a, F: Format, U: Unit> Rig<'a, F, U> {
         );
     }
 
-    /// The device's write to `va` is refused for `reason`, and leaves `bus` as it was.
+    /// Asserts that the device's write to `va` is refused for `reason`, and leaves `bus` unchanged.
     #[track_caller]
     pub(crate) fn write_is_refused(&self, va: u64, bus: u64, reason: Reason) {
         const BEFORE: u64 = 0x0123_4567_89ab_cdef;
@@ -118,7 +118,7 @@ impl<'a, F: Format, U: Unit> Rig<'a, F, U> {
         self.fault_is(va, true, reason);
     }
 
-    /// The device's read at `va` gives what is at `bus`.
+    /// Asserts that the device's read at `va` returns the word at `bus`.
     #[track_caller]
     pub(crate) fn read_arrives(&self, va: u64, bus: u64) {
         let word = va.rotate_left(17) ^ 0x55aa_33cc_0ff0_9669;
@@ -133,7 +133,8 @@ impl<'a, F: Format, U: Unit> Rig<'a, F, U> {
         );
     }
 
-    /// The device's read at `va` is refused for `reason`, and does not give what is at `bus`.
+    /// Asserts that the device's read at `va` is refused for `reason`, and does not return the word at
+    /// `bus`.
     #[track_caller]
     pub(crate) fn read_is_refused(&self, va: u64, bus: u64, reason: Reason) {
         let word = 0xfedc_ba98_7654_3210;
@@ -143,14 +144,14 @@ impl<'a, F: Format, U: Unit> Rig<'a, F, U> {
         self.fault_is(va, false, reason);
     }
 
-    /// Both, for an address of which nothing is mapped.
+    /// Asserts that reads and writes of an unmapped address are refused.
     #[track_caller]
     pub(crate) fn is_absent(&self, va: u64, bus: u64) {
         self.write_is_refused(va, bus, Reason::Absent);
         self.read_is_refused(va, bus, Reason::Absent);
     }
 
-    /// Both, for an address that may be read and written.
+    /// Asserts that reads and writes of a mapped address arrive.
     #[track_caller]
     pub(crate) fn is_mapped(&self, va: u64, bus: u64) {
         self.write_arrives(va, bus);
@@ -160,7 +161,7 @@ impl<'a, F: Format, U: Unit> Rig<'a, F, U> {
     fn read_word(&self, va: u64) -> u64 {
         self.machine.device_reads(self.iova(va).raw());
         self.unit.set_translating(false);
-        let word = self.machine.what_was_read();
+        let word = self.machine.last_word_read();
         self.unit.set_translating(true);
         word
     }
@@ -174,14 +175,15 @@ impl<'a, F: Format, U: Unit> Rig<'a, F, U> {
         }
         let page = self.iova(va).raw() & !0xfff;
         let either = [reason, Reason::AbsentOrPermission];
-        // An access to nothing is made in parts of four bytes, each with a fault of its own.
-        let told = !faults.is_empty()
+        // QEMU splits an access to an unmapped address into parts of four bytes, each with its own
+        // fault.
+        let is_reported = !faults.is_empty()
             && faults.iter().all(|fault| {
                 either.contains(&fault.reason)
                     && fault.iova & !0xfff == page
                     && fault.write == write
             });
-        assert!(told, "{}: {va:#x}, {reason:?}, write {write}: {faults:x?}", F::NAME);
+        assert!(is_reported, "{}: {va:#x}, {reason:?}, write {write}: {faults:x?}", F::NAME);
     }
 }
 

@@ -12,7 +12,7 @@ use longshore_pagetable::format::Geometry;
 use crate::machine::{DEVICE, Machine, STRUCTURES};
 use crate::unit::{Fault, Reason, Unit};
 
-/// Where QEMU's `q35` machine has it.
+/// The address of the unit in QEMU's `q35` machine.
 pub(crate) const BASE: u64 = 0xfed9_0000;
 
 const CAP: u64 = 0x08;
@@ -25,7 +25,7 @@ const FSTS: u64 = 0x34;
 
 const GCMD_TRANSLATE: u32 = 1 << 31;
 const GCMD_SET_ROOT: u32 = 1 << 30;
-/// What stays set, once it is.
+/// The bits of GSTS that stay set until they are cleared.
 const GSTS_PERSISTENT: u32 = 0x96ff_ffff;
 
 const CCMD_INVALIDATE: u64 = 1 << 63;
@@ -50,9 +50,9 @@ const FIRST_STAGE_WRITE_DENIED: u32 = 0x85;
 /// A VT-d unit that serves one device.
 pub(crate) struct Vtd {
     machine: Rc<Machine>,
-    /// The registers IVA and IOTLB.
+    /// The address of the registers IVA and IOTLB.
     iotlb: u64,
-    /// Fault recording registers: where, and how many.
+    /// The address and the number of the fault recording registers.
     records: (u64, u64),
     mask_max: u64,
     widths: u64,
@@ -74,13 +74,13 @@ impl Vtd {
         self.mask_max
     }
 
-    /// Takes over what RTADDR says.
+    /// Applies the value of RTADDR.
     pub(crate) fn set_root(&self) {
         self.global_command(GCMD_SET_ROOT, true);
     }
 
-    /// The smallest power of two of pages, aligned, that has all from `first` to `last`: where it
-    /// begins, and how many pages as a logarithm.
+    /// Returns the smallest aligned power-of-two number of pages that contains `first` to `last`: its
+    /// address and the logarithm of the number.
     pub(crate) fn aligned_pages(&self, first: u64, last: u64) -> (u64, u64) {
         let mask = u64::BITS - ((first ^ last) >> 12).leading_zeros();
         (first & u64::MAX.checked_shl(12 + mask).unwrap_or(0), u64::from(mask))
@@ -91,7 +91,7 @@ impl Vtd {
         let command = if on { status | bit } else { status & !bit };
         self.machine.write_u32(BASE + GCMD, command);
         let set = self.machine.read_u32(BASE + GSTS) & bit != 0;
-        assert_eq!(set, on, "the unit does not do {bit:#x}");
+        assert_eq!(set, on, "the unit did not execute {bit:#x}");
     }
 
     fn invalidate_iotlb(&self, kind: u64, address: u64) {
@@ -100,9 +100,9 @@ impl Vtd {
         let command = IOTLB_INVALIDATE | kind | IOTLB_DRAIN | DOMAIN << 32;
         self.machine.write_u64(register, command);
         let done = self.machine.read_u64(register);
-        assert_eq!(done & IOTLB_INVALIDATE, 0, "the IOTLB is not invalidated");
-        // IAIG: what was carried out.
-        assert_ne!(done >> 57 & 3, 0, "the IOTLB refuses {command:#x}");
+        assert_eq!(done & IOTLB_INVALIDATE, 0, "the IOTLB was not invalidated");
+        // IAIG: the granularity of the invalidation; 0 means that it was refused.
+        assert_ne!(done >> 57 & 3, 0, "the IOTLB refused {command:#x}");
     }
 }
 
@@ -110,7 +110,12 @@ impl Unit for Vtd {
     fn attach(&self, geometry: &Geometry, root: u64) {
         // AW: 1 for three levels, 2 for four; SAGAW has a bit for each.
         let width = u64::from(geometry.levels()) - 2;
-        assert_ne!(self.widths >> width & 1, 0, "the unit has no {} levels", geometry.levels());
+        assert_ne!(
+            self.widths >> width & 1,
+            0,
+            "the unit does not support {} levels",
+            geometry.levels()
+        );
         self.machine.fill(ROOT_TABLE, 0x2000, 0);
         self.machine.write_words(ROOT_TABLE, &[CONTEXT_TABLE | 1, 0]);
         let entry = CONTEXT_TABLE + u64::from(DEVICE) * 16;
@@ -145,7 +150,7 @@ impl Unit for Vtd {
             faults.push(Fault { reason, iova: low, write: high >> 62 & 1 == 0 });
             self.machine.write_u64(at + 8, FAULT);
         }
-        // Overflow and the like are cleared by writing them.
+        // Overflow and other status bits are cleared by writing them.
         self.machine.write_u32(BASE + FSTS, 0xff);
         faults
     }
@@ -156,7 +161,7 @@ impl Unit for Vtd {
         if mask > self.mask_max {
             return self.invalidate_iotlb(IOTLB_DOMAIN, 0);
         }
-        // IH: no tables were taken out.
+        // IH: no tables were detached.
         let only_leaves = u64::from(!gather.has_tables()) << 6;
         self.invalidate_iotlb(IOTLB_PAGES, start | only_leaves | mask);
     }

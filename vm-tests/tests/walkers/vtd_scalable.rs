@@ -20,7 +20,7 @@ const QUEUE_ADDRESS: u64 = 0x90;
 
 const SCALABLE: u64 = 1 << 10;
 const GCMD_QUEUE: u32 = 1 << 26;
-/// DW: descriptors of 256 bits, which scalable mode needs.
+/// DW: descriptors of 256 bits, which scalable mode requires.
 const WIDE_DESCRIPTORS: u64 = 1 << 11;
 
 const ROOT_TABLE: u64 = STRUCTURES;
@@ -60,13 +60,17 @@ impl VtdScalable {
         self.machine.write_u64(BASE + QUEUE_TAIL, self.tail.get());
     }
 
-    /// Waits until all commands are carried out.
+    /// Waits until all commands have completed.
     fn complete(&self) {
         self.waits.set(self.waits.get() + 1);
         self.command([WAIT | self.waits.get() << 32, COMPLETION]);
         let (head, done) =
             (self.machine.read_u64(BASE + QUEUE_HEAD), self.machine.read_u32(COMPLETION));
-        assert_eq!((head, u64::from(done)), (self.tail.get(), self.waits.get()), "not carried out");
+        assert_eq!(
+            (head, u64::from(done)),
+            (self.tail.get(), self.waits.get()),
+            "commands have not completed"
+        );
     }
 }
 

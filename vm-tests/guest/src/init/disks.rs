@@ -1,4 +1,4 @@
-//! Finding disks by their serial numbers, and mounting them.
+//! Finds disks by their serial numbers, and mounts them.
 
 use std::{
     collections::BTreeMap,
@@ -14,17 +14,17 @@ use rustix::mount::MountFlags;
 
 use super::{Error, Result, mounts};
 
-/// Where disks are found under the names that the plan gives them.
+/// The folder with links to the disks, by the names in the plan.
 const BY_NAME: &str = "/dev/disk";
 
-/// Drivers probe in the background: a disk may appear after init starts.
+/// The maximum wait for disks. Drivers probe in the background, so a disk may appear after init starts.
 const APPEARANCE_LIMIT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Waits until every disk is there, gives it its name, and mounts it if it is to be.
+/// Waits for every disk, creates its link, and mounts it if the plan says so.
 pub(super) fn prepare(disks: &[DiskPlan]) -> Result<()> {
     let devices = wait_for(disks)?;
-    fs::create_dir_all(BY_NAME).map_err(Error::system("making", BY_NAME))?;
+    fs::create_dir_all(BY_NAME).map_err(Error::system("creating", BY_NAME))?;
     for disk in disks {
         let device = &devices[&disk.serial];
         let name = format!("{BY_NAME}/{}", disk.serial);
@@ -37,7 +37,7 @@ pub(super) fn prepare(disks: &[DiskPlan]) -> Result<()> {
     Ok(())
 }
 
-/// The device of every disk, by serial number.
+/// Returns the device of every disk, by serial number.
 fn wait_for(disks: &[DiskPlan]) -> Result<BTreeMap<String, String>> {
     let started = Instant::now();
     loop {
@@ -59,11 +59,11 @@ fn wait_for(disks: &[DiskPlan]) -> Result<BTreeMap<String, String>> {
     }
 }
 
-/// The disks that report a serial number.
+/// Returns the disks that report a serial number.
 fn by_serial(sys_block: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(sys_block).into_iter().flatten().flatten() {
-        // virtio-blk has it on the disk, nvme on the controller, padded to its full length.
+        // virtio-blk has it in the disk's folder, nvme in the controller's, padded with spaces.
         let serial = ["serial", "device/serial"]
             .into_iter()
             .find_map(|file| fs::read_to_string(entry.path().join(file)).ok());
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_of_both_kinds_are_found_and_others_passed_over() {
+    fn disks_of_both_kinds_are_found_and_others_are_ignored() {
         let dir = std::env::temp_dir().join(format!("longshore-block-{}", std::process::id()));
         for (file, content) in [
             ("vda/serial", "weights\n"),

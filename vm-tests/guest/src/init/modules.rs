@@ -1,4 +1,4 @@
-//! Loading kernel modules.
+//! Loads kernel modules.
 
 use std::fs::File;
 
@@ -6,12 +6,12 @@ use rustix::io::Errno;
 
 use super::{Error, Result};
 
-/// Loads the module in the file `path`, whose dependencies are loaded already.
+/// Loads the module in the file `path`, whose dependencies are already loaded.
 pub(super) fn load(path: &str) -> Result<()> {
     let file = File::open(path).map_err(Error::system("opening", path))?;
     match rustix::system::finit_module(&file, c"", 0) {
         Ok(()) => Ok(()),
-        // The kernel loads some by itself, such as a checksum's driver at first use.
+        // The kernel loads some modules by itself, such as a checksum's driver at its first use.
         Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(Error::system("loading the module", path)(error)),
     }

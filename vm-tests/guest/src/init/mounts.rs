@@ -1,4 +1,4 @@
-//! The kernel's own file systems.
+//! Mounts the kernel's own file systems.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use rustix::mount::{MountFlags, mount};
 
 use super::{Error, Result};
 
-/// Type and mount point, in the order in which they are needed.
+/// Type and mount point, in mount order.
 const KERNEL_FILE_SYSTEMS: [(&str, &str); 7] = [
     ("proc", "/proc"),
     ("sysfs", "/sys"),
@@ -17,7 +17,7 @@ const KERNEL_FILE_SYSTEMS: [(&str, &str); 7] = [
     ("cgroup2", "/sys/fs/cgroup"),
 ];
 
-/// Mounts what a program expects of a Linux system.
+/// Mounts the file systems that a program expects on Linux.
 pub(super) fn mount_kernel_file_systems() -> Result<()> {
     for (kind, at) in KERNEL_FILE_SYSTEMS {
         mount_at(kind, kind, at, MountFlags::empty())?;
@@ -25,9 +25,9 @@ pub(super) fn mount_kernel_file_systems() -> Result<()> {
     Ok(())
 }
 
-/// Mounts `source` on `at`, which is made if it is not there.
+/// Mounts `source` on `at`, and creates `at` if necessary.
 pub(super) fn mount_at(source: &str, kind: &str, at: &str, flags: MountFlags) -> Result<()> {
-    fs::create_dir_all(at).map_err(Error::system("making", at))?;
+    fs::create_dir_all(at).map_err(Error::system("creating", at))?;
     mount(source, at, kind, flags, None)
         .map_err(Error::system("mounting", format!("{source} ({kind}) on {at}")))
 }

@@ -1,4 +1,4 @@
-//! Running one process to its end, with what it writes, and not beyond its time.
+//! Runs one process to its end or to its time limit, and forwards its output.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -15,12 +15,12 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process_group, pidfd_open, wait},
 };
 
-/// How long the streams of a process that is gone may stay open. Its group is killed, so only a
-/// descendant that left the group holds them longer.
+/// The maximum time that the streams of an ended process may stay open. Its process group is killed, so
+/// only a descendant that left the group can hold them longer.
 const CLOSING_LIMIT: Duration = Duration::from_secs(2);
 
-/// Runs `command` and passes each line that it writes to `on_line`. At the end, or after `timeout`,
-/// every process of its group is killed.
+/// Runs `command` and passes each line of its output to `on_line`. At its end, or after `timeout`, kills
+/// every process of its group.
 pub(super) fn supervise(
     mut command: Command,
     timeout: Duration,
@@ -71,7 +71,7 @@ enum Message {
     Ended,
 }
 
-/// Sends what `from` gives, line by line; a line that is too long comes in pieces.
+/// Sends the output of `from` line by line; a line that is too long is split.
 fn forward(from: impl Read + Send + 'static, stream: Stream, to: Sender<Message>) {
     thread::spawn(move || {
         let mut from = BufReader::new(from);
@@ -89,7 +89,7 @@ fn forward(from: impl Read + Send + 'static, stream: Stream, to: Sender<Message>
                 break;
             }
         }
-        // The receiver may have stopped listening.
+        // The receiver may be gone.
         let _ = to.send(Message::Closed);
     });
 }
@@ -105,10 +105,10 @@ fn announce_end(child: &Child, to: Sender<Message>) {
     });
 }
 
-/// Kills what is left of the process's group, and says how the process ended.
+/// Kills the rest of the process group, and returns how the process ended.
 fn end(child: &mut Child) -> Exit {
     if let Some(pid) = pid(child) {
-        // The group may be gone. While the process is not reaped, its number is not another's.
+        // The group may be gone. The process is not reaped yet, so its number is not reused.
         let _ = kill_process_group(pid, Signal::KILL);
     }
     match child.wait() {
@@ -129,7 +129,7 @@ fn pid(child: &Child) -> Option<Pid> {
     i32::try_from(child.id()).ok().and_then(Pid::from_raw)
 }
 
-/// Process 1 inherits the children of those that end before them.
+/// Reaps orphans, which process 1 inherits.
 fn reap_orphans() {
     if rustix::process::getpid().is_init() {
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_too_long_comes_in_pieces() {
+    fn a_line_that_is_too_long_is_split() {
         let script = format!("head -c {} /dev/zero | tr '\\0' x; echo", MAX_TEXT_BYTES + 10);
         let (exit, lines) = run(&script, LONG);
         assert_eq!(exit, Exit::Code(0));
@@ -175,12 +175,12 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_is_told_from_a_code() {
+    fn a_signal_differs_from_an_exit_code() {
         assert_eq!(run("kill -SEGV $$", LONG).0, Exit::Signal(11));
     }
 
     #[test]
-    fn what_hangs_is_killed_with_its_children() {
+    fn a_process_that_hangs_is_killed_with_its_children() {
         let started = Instant::now();
         let (exit, lines) = run("echo $$; sleep 600 & sleep 600", Duration::from_millis(300));
         assert_eq!(exit, Exit::TimedOut);
@@ -197,16 +197,16 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_behind_does_not_hold_up_the_end() {
+    fn a_process_that_stays_behind_does_not_delay_the_end() {
         let started = Instant::now();
-        // It keeps the streams open and leaves the group, so that it is not killed at once.
+        // The child keeps the streams open and leaves the group, so it is not killed at once.
         let (exit, _) = run("setsid sleep 20 & exit 0", LONG);
         assert_eq!(exit, Exit::Code(0));
         assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
     }
 
     #[test]
-    fn what_cannot_be_started_says_why() {
+    fn a_program_that_cannot_be_started_has_a_reason() {
         let exit = supervise(Command::new("/no/such/program"), LONG, |_, _| {});
         assert!(matches!(exit, Exit::NotStarted(why) if why.contains("No such file")));
     }

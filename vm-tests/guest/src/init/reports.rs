@@ -1,4 +1,4 @@
-//! The serial line on which events leave the guest.
+//! The serial line for the guest's events.
 
 use std::{
     fs::{File, OpenOptions},
@@ -10,7 +10,7 @@ use rustix::termios::{OptionalActions, tcdrain, tcgetattr, tcsetattr};
 
 use super::{Error, Result};
 
-/// The second serial port. Kernel messages go to the first, so none can land inside a report.
+/// The second serial port. Kernel messages go to the first one, so none can land inside a report.
 const PORT: &str = "/dev/ttyS1";
 
 /// Numbers events and writes them.
@@ -25,7 +25,7 @@ impl Reports {
     pub(super) fn open() -> Result<Self> {
         let port = OpenOptions::new().write(true).open(PORT);
         let port = port.map_err(Error::system("opening", PORT))?;
-        // A terminal adds carriage returns and takes commands from what it reads back.
+        // In its default mode, a terminal adds carriage returns and interprets its input.
         let mut settings = tcgetattr(&port).map_err(Error::system("asking", PORT))?;
         settings.make_raw();
         tcsetattr(&port, OptionalActions::Now, &settings)
@@ -40,7 +40,7 @@ impl Reports {
         self.port.write_all(line.as_bytes()).map_err(Error::system("writing", PORT))
     }
 
-    /// Waits until everything has left: powering off would cut it short.
+    /// Waits until everything is sent; powering off earlier would truncate it.
     pub(super) fn drain(&self) -> Result<()> {
         tcdrain(&self.port).map_err(Error::system("draining", PORT))
     }

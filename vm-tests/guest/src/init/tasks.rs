@@ -1,4 +1,4 @@
-//! Running tasks: each test and each command in a process of its own.
+//! Runs tasks: each test and each command in a process of its own.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use crate::{
     suite,
 };
 
-/// This program, for starting tests.
+/// The path of this program, which also runs tests.
 const OWN_PATH: &str = "/init";
 
 /// Runs one task of the plan and reports it.
@@ -92,20 +92,22 @@ fn refuse(name: &str, why: String, reports: &mut Reports) -> Result<()> {
     reports.send(&Event::End { task: name.to_owned(), outcome, seconds: 0.0 })
 }
 
-/// What init's children may rely on: the kernel gives init none that is fit to pass on.
+/// Returns the environment of init's children; the kernel gives init none that is suitable.
 fn fixed_environment() -> BTreeMap<String, String> {
     let fixed = [("PATH", "/bin"), ("HOME", "/"), ("TMPDIR", "/tmp")];
     fixed.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// A test passed only if it said so and its process ended well.
+/// Judges a test: it passed only if it left that outcome and its process ended successfully.
 fn judge(exit: &Exit, left: Option<Outcome>, timeout: Duration) -> Outcome {
     match (exit, left) {
         (Exit::Code(0), Some(outcome)) => outcome,
         (Exit::Code(_), Some(failed @ Outcome::Failed(_))) => failed,
         (Exit::TimedOut, _) => Outcome::Failed(format!("timed out after {timeout:?}")),
         (Exit::Signal(signal), _) => Outcome::Failed(format!("killed by {}", named(*signal))),
-        (Exit::Code(code), _) => Outcome::Failed(format!("ended with code {code}, saying nothing")),
+        (Exit::Code(code), _) => {
+            Outcome::Failed(format!("ended with code {code}, without an outcome"))
+        }
         (Exit::NotStarted(why), _) => Outcome::Failed(format!("could not be started: {why}")),
     }
 }
@@ -127,12 +129,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_test_passes_only_by_saying_so_and_ending_well() {
+    fn a_test_passes_only_with_an_outcome_and_a_successful_end() {
         let limit = Duration::from_secs(3);
         let judged = |exit, left| judge(&exit, left, limit);
         assert_eq!(judged(Exit::Code(0), Some(Outcome::Passed)), Outcome::Passed);
         for (exit, left, why) in [
-            (Exit::Code(0), None, "saying nothing"),
+            (Exit::Code(0), None, "without an outcome"),
             (Exit::Code(1), Some(Outcome::Passed), "code 1"),
             (Exit::Code(1), Some(Outcome::Failed("a is 7".into())), "a is 7"),
             (Exit::Signal(libc::SIGSEGV), Some(Outcome::Passed), "SIGSEGV"),
@@ -142,7 +144,7 @@ mod tests {
             let outcome = judged(exit, left);
             assert!(
                 matches!(&outcome, Outcome::Failed(detail) if detail.contains(why)),
-                "{outcome:?} does not say {why}"
+                "{outcome:?} does not contain {why}"
             );
         }
     }

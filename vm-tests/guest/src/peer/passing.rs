@@ -14,13 +14,13 @@ use serde_json::Value;
 
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// Two connected sockets that keep messages apart.
+/// Creates two connected sockets that preserve message boundaries.
 pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let kind = SocketType::SEQPACKET;
     Ok(socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Sends `told` and `fd`.
+/// Sends the parameters and `fd`.
 pub(super) fn send(socket: impl AsFd, told: &Value, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let text = told.to_string();
     let descriptors: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
@@ -30,12 +30,12 @@ pub(super) fn send(socket: impl AsFd, told: &Value, fd: Option<BorrowedFd<'_>>) 
         return Err(io::Error::other("the space for one descriptor does not hold it"));
     }
     let parts = [IoSlice::new(text.as_bytes())];
-    // A peer that is gone is an error here, not a signal.
+    // NOSIGNAL: a peer that has ended is an error here, not a signal.
     let sent = sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
     if sent == text.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Receives what [`send`] sent.
+/// Receives a message of [`send`].
 pub(super) fn receive(socket: impl AsFd) -> io::Result<(Value, Option<OwnedFd>)> {
     let mut text = [0; MESSAGE_BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_a_descriptor_arrive() {
+    fn parameters_and_a_descriptor_arrive() {
         let (ours, theirs) = pair().unwrap();
         let (read_end, write_end) = io::pipe().unwrap();
         send(&ours, &json!({"seed": 7}), Some(write_end.as_fd())).unwrap();
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_that_is_gone_is_an_error() {
+    fn a_closed_sender_is_an_error() {
         let (ours, theirs) = pair().unwrap();
         drop(ours);
         assert!(receive(&theirs).is_err());

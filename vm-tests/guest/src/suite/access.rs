@@ -1,4 +1,4 @@
-//! Memory of every heap, read and written by IOVA.
+//! Memory of every heap, accessed by IOVA.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
@@ -48,7 +48,7 @@ fn hugetlb_by_iova() -> TestResult {
     result
 }
 
-/// A client's file is sealed against shrinking, and the kernel has no page for a hole in it.
+/// A hole in a client's sealed file for which the kernel has no page is an error of the access.
 fn hole_without_memory() -> TestResult {
     const OVERCOMMIT: &str = "/proc/sys/vm/overcommit_memory";
     const RATIO: &str = "/proc/sys/vm/overcommit_ratio";
@@ -75,15 +75,15 @@ fn hole_without_memory() -> TestResult {
     fs::write(OVERCOMMIT, overcommit)?;
     fs::write(RATIO, ratio)?;
     let reason = written.map_err(|fault| fault.reason);
-    ensure!(reason == Err(Reason::BackingLost), "it was written otherwise: {reason:?}");
-    ensure!(marked.is_err(), "it was marked");
+    ensure!(reason == Err(Reason::BackingLost), "the write's result is {reason:?}");
+    ensure!(marked.is_err(), "the mark succeeded");
     let (written, marked) = look();
     ensure!(written.is_ok() && marked.is_ok(), "with memory: {written:?}, {marked:?}");
     Ok(Passed::Yes)
 }
 
-/// The last close of a dma-buf waits for the lock of every epoll that lists it. A device server unmaps one
-/// of a client without waiting.
+/// The last close of a dma-buf waits for the lock of every epoll instance that contains it. A device
+/// server must unmap a client's dma-buf without that wait.
 fn unmapping_waits_for_no_epoll() -> TestResult {
     const UID: u32 = 4_000_000_001;
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -98,7 +98,7 @@ fn unmapping_waits_for_no_epoll() -> TestResult {
         LEN,
         RegionAccess::ReadWrite,
     )?;
-    // Those that are left are the region's.
+    // Only the region's references are left.
     drop((dma_buf, shared));
     let (tell, told) = mpsc::channel();
     thread::spawn(move || {
@@ -117,7 +117,7 @@ fn unmapping_waits_for_no_epoll() -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// One memory at two places: as the owner mapped it, and through its descriptor.
+/// Accesses one memory by two mappings: as the owner mapped it, and through its descriptor.
 fn by_iova(heap: &Heap) -> TestResult {
     let before = Holdings::now()?;
     let shared = Arc::new(filled(heap)?);
@@ -136,9 +136,9 @@ fn by_iova(heap: &Heap) -> TestResult {
     for place in places {
         session.read(place, &mut bytes).map_err(io::Error::other)?;
         let wrong = pattern::first_difference(SEED, 0, &bytes);
-        ensure!(wrong.is_none(), "at {place:?} byte {wrong:?} is another");
+        ensure!(wrong.is_none(), "at {place:?} byte {wrong:?} is wrong");
     }
-    // What is written at one is read at the other, also from an odd place on.
+    // A write through one mapping is read through the other, also from an odd offset on.
     for (nth, [to, from]) in [[0, 1], [1, 0]].into_iter().enumerate() {
         let (seed, skip) = (SEED + 1 + nth as u64, 4093 + nth);
         pattern::fill(seed, 0, &mut bytes[skip..]);
@@ -147,12 +147,15 @@ fn by_iova(heap: &Heap) -> TestResult {
         bytes.fill(0);
         session.read(at(places[from]), &mut bytes[skip..]).map_err(io::Error::other)?;
         let wrong = pattern::first_difference(seed, 0, &bytes[skip..]);
-        ensure!(wrong.is_none(), "written at place {to}, byte {wrong:?} is another at {from}");
+        ensure!(
+            wrong.is_none(),
+            "after a write through mapping {to}, byte {wrong:?} is wrong in {from}"
+        );
     }
     space.unmap(Iova::new(places[0].raw() + LEN / 2), LEN / 2)?;
     let fault = session.read(places[0], &mut bytes).err().ok_or("unmapped memory was read")?;
     let seen = (fault.done as u64, fault.reason);
-    ensure!(seen == (LEN / 2, Reason::Unmapped), "it faulted otherwise: {fault:?}");
+    ensure!(seen == (LEN / 2, Reason::Unmapped), "the fault is {fault:?}");
     drop((session, space, regions, shared));
     before.ensure_unchanged()?;
     Ok(Passed::Yes)

@@ -1,4 +1,4 @@
-//! Tests that go wrong on purpose, each in another way.
+//! Tests that fail on purpose, each in another way.
 
 use std::{fs, process, thread, time::Duration};
 
@@ -31,7 +31,7 @@ fn abort() -> TestResult {
     process::abort()
 }
 
-/// Ends the process well but without an outcome, as a stray `exit` in a library would.
+/// Ends the process successfully but without an outcome, like a stray `exit` in a library.
 fn exit() -> TestResult {
     process::exit(0)
 }
@@ -47,7 +47,7 @@ fn skip() -> TestResult {
     Ok(Passed::Skipped("a skip on purpose".into()))
 }
 
-/// Takes the whole machine down.
+/// Crashes the whole machine.
 fn kernel_panic() -> TestResult {
     fs::write("/proc/sysrq-trigger", "c")?;
     Err("the kernel survived its panic".into())

@@ -1,4 +1,4 @@
-//! `examples/device` does what its driver asks: it is served by the host over vfio-user.
+//! `examples/device`, which the host serves over vfio-user, executes its driver's commands.
 
 mod driver;
 
@@ -27,13 +27,13 @@ pub(super) const SUITE: Suite = Suite {
     ],
 };
 
-/// Where copies go.
+/// The target of copies.
 const TARGET: u64 = PAGE_BYTES / 2;
-/// What is there before.
+/// The content of the target before a copy.
 const UNTOUCHED: u8 = 0xa5;
-/// No memory of the machine.
+/// An address without memory.
 const NOWHERE: u64 = 1 << 40;
-/// The firmware's copy of itself, which it has locked.
+/// The firmware's copy of itself, which it has write-protected.
 const LOCKED: u64 = 0xf_0000;
 /// The first instruction, in the ROM: a jump to `f000:e05b`.
 const RESET_VECTOR: u64 = 0xffff_fff0;
@@ -41,7 +41,7 @@ const JUMP: [u8; 5] = [0xea, 0x5b, 0xe0, 0x00, 0xf0];
 
 fn copies_arrive() -> TestResult {
     let mut driver = Driver::new()?;
-    ensure!(driver::is_ours(&driver), "the device says that it is another one");
+    ensure!(driver::is_ours(&driver), "the device has another identity");
     let lists: &[&[u64]] =
         &[&[1], &[4096], &[3, 5, 7], &[70_000, 1, 0, 65_535], &[300_000, 100_000]];
     for (seed, lens) in (1..).zip(lists) {
@@ -50,7 +50,7 @@ fn copies_arrive() -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// Copies parts of these lengths, which lie apart, and looks at what arrived and what is behind it.
+/// Copies scattered parts of these lengths, and checks the target and the bytes after it.
 fn copy(driver: &mut Driver, seed: u64, lens: &[u64]) -> Result<()> {
     let (list, content) = scattered(driver, seed, lens)?;
     let end = content.len();
@@ -61,12 +61,13 @@ fn copy(driver: &mut Driver, seed: u64, lens: &[u64]) -> Result<()> {
     ensure!(completion.outcome == outcome::DONE, "{completion:?}");
     ensure!(completion.done_bytes as usize == end, "{completion:?} of {end} bytes");
     driver.memory.view().read(TARGET as usize, &mut there)?;
-    ensure!(there[..end] == content, "{lens:?}: what arrived is not what was there");
+    ensure!(there[..end] == content, "{lens:?}: the copy differs from the source");
     ensure!(there[end..].iter().all(|byte| *byte == UNTOUCHED), "{lens:?}: more was written");
     Ok(())
 }
 
-/// A scatter list of parts of these lengths with a hole behind each, and all that it lists.
+/// Returns a scatter list of parts of these lengths with a hole after each, and the content of all
+/// parts.
 fn scattered(driver: &mut Driver, seed: u64, lens: &[u64]) -> Result<(Vec<Part>, Vec<u8>)> {
     let (mut list, mut content) = (Vec::new(), Vec::new());
     let mut at = BUFFERS + 1;
@@ -99,7 +100,7 @@ fn sums_are_right() -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// RFC 1071, as it is written there.
+/// Computes the checksum as RFC 1071 describes it.
 fn naive_checksum(bytes: &[u8]) -> u32 {
     let pair = |pair: &[u8]| u64::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u64::from);
     let mut sum: u64 = bytes.chunks(2).map(pair).sum();
@@ -120,7 +121,7 @@ fn naive_crc32c(bytes: &[u8]) -> u32 {
     !register
 }
 
-/// A descriptor that cannot be done, and how it must end.
+/// A descriptor that must fail, and the expected failure.
 #[derive(Debug)]
 struct Case {
     opcode: u32,
@@ -170,7 +171,7 @@ fn bad_descriptors_fail() -> TestResult {
         }
         copy(&mut driver, 100 + round, &[5000, 77])?;
     }
-    // A doorbell that says more than there is room for stops it, and it can be enabled again.
+    // A doorbell value beyond the ring stops the device, and it can be enabled again.
     driver.write(register::DOORBELL, 10_000);
     let found = driver.read(register::STATUS);
     ensure!(found == status::BAD_REGISTERS, "its status is {found}");
@@ -179,7 +180,7 @@ fn bad_descriptors_fail() -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// The firmware's ROM, which QEMU lends by messages only.
+/// Reads the firmware's ROM, which QEMU makes accessible only by messages.
 fn memory_without_a_descriptor() -> TestResult {
     let mut driver = Driver::new()?;
     let target = driver.iova(TARGET);
@@ -219,7 +220,7 @@ fn the_rings_wrap() -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// The message of MSI-X is a write to memory, and here to memory of ours.
+/// An MSI-X message is a write to memory; here it goes to memory of this test.
 fn interrupts_arrive() -> TestResult {
     const MESSAGE_AT: u64 = 0;
     let mut driver = Driver::new()?;
@@ -251,7 +252,7 @@ fn interrupts_arrive() -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// Where in the configuration space MSI-X is enabled.
+/// Returns the offset in the configuration space of MSI-X's control word.
 fn msix_control(driver: &Driver) -> Result<u64> {
     const FIRST: u64 = 0x34;
     const MSIX: u8 = 0x11;
@@ -271,7 +272,7 @@ fn it_needs_to_be_bus_master() -> TestResult {
     let mut driver = Driver::new()?;
     driver.set_bus_master(false)?;
     let found = driver.read(register::STATUS);
-    ensure!(found == status::OFF, "it goes on with status {found}");
+    ensure!(found == status::OFF, "it continues with status {found}");
     ensure!(driver.enable(0).is_err(), "it was enabled");
     driver.set_bus_master(true)?;
     driver.enable(0)?;

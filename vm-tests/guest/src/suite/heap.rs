@@ -1,4 +1,4 @@
-//! Real udmabufs and dma-heaps: what a buffer of them holds is what another process sees.
+//! Real udmabufs and dma-heaps: another process sees the content of their buffers.
 
 use std::{fs, os::fd::AsFd};
 
@@ -22,10 +22,13 @@ pub(super) const SUITE: Suite = Suite {
         Test { name: "auto_takes_a_udmabuf", run: auto_takes_a_udmabuf },
         Test { name: "hugetlb_comes_from_the_pool", run: hugetlb_comes_from_the_pool },
         Test { name: "root_raises_the_udmabuf_limit", run: root_raises_the_udmabuf_limit },
-        Test { name: "others_are_told_of_the_udmabuf_limit", run: others_are_told_of_the_limit },
+        Test { name: "the_error_at_the_udmabuf_limit_names_it", run: others_are_told_of_the_limit },
         Test { name: "others_may_not_open_udmabuf", run: others_may_not_open_udmabuf },
         Test { name: "system_heap_refuses_too_much", run: system_heap_refuses_too_much },
-        Test { name: "unknown_heap_names_those_there_are", run: unknown_heap_names_others },
+        Test {
+            name: "an_unknown_heap_is_an_error_that_names_the_others",
+            run: unknown_heap_names_others,
+        },
         Test { name: "content_of_a_udmabuf_cannot_be_sealed", run: content_cannot_be_sealed },
     ],
 };
@@ -54,7 +57,7 @@ fn reaches_another_process(heap: &Heap) -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// A dma-buf of no pages does not exist; the heap must say so or do without.
+/// A dma-buf without pages does not exist; the heap must return an error or do without.
 fn udmabuf_of_nothing() -> TestResult {
     let before = Holdings::now()?;
     match filled(&Heap::Udmabuf, 0) {
@@ -78,10 +81,10 @@ fn auto_takes_a_udmabuf() -> TestResult {
 fn hugetlb_comes_from_the_pool() -> TestResult {
     let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
     let before = Holdings::now()?;
-    // With an empty pool it is refused, and says how to fill it.
+    // With an empty pool the allocation fails, and the error says how to fill it.
     let refused = Heap::Hugetlb.allocate(1).err().ok_or("an empty pool gave a page")?;
     let said = described(&refused);
-    ensure!(said.contains("nr_hugepages"), "the refusal does not say what to do: {said}");
+    ensure!(said.contains("nr_hugepages"), "the error does not say what to do: {said}");
     fs::write(pool, "2")?;
     let refused = Heap::Hugetlb.allocate(6 << 20).err().ok_or("two pages gave three")?;
     let Error::Unavailable { reason, .. } = refused else { return Err(described(&refused).into()) };
@@ -117,7 +120,7 @@ fn others_are_told_of_the_limit() -> TestResult {
         Ok(()) => return Err("above the limit it is not refused".into()),
         Err(said) => {
             for part in ["size_limit_mb", "at least 65", "'memfd'"] {
-                ensure!(said.contains(part), "the refusal does not say {part}: {said}");
+                ensure!(said.contains(part), "the error does not contain {part}: {said}");
             }
         }
     }
@@ -130,8 +133,8 @@ fn others_may_not_open_udmabuf() -> TestResult {
     match peer::allocate_as_ordinary_user(&Heap::Udmabuf, 4096)? {
         Ok(()) => Err("it was not refused".into()),
         Err(said) => {
-            ensure!(said.contains("/dev/udmabuf"), "the refusal does not name the device: {said}");
-            // Any user can have a memfd, so the best there is remains something.
+            ensure!(said.contains("/dev/udmabuf"), "the error does not name the device: {said}");
+            // Any user can have a memfd, so 'auto' still works.
             peer::allocate_as_ordinary_user(&Heap::Auto, 4096)?
                 .map_err(|said| format!("heap 'auto' is refused too: {said}"))?;
             Ok(Passed::Yes)
@@ -139,7 +142,7 @@ fn others_may_not_open_udmabuf() -> TestResult {
     }
 }
 
-/// The kernel would kill the caller instead: that this test can say anything is half its point.
+/// Without the check, the kernel would kill the caller, so this test would not even end.
 fn system_heap_refuses_too_much() -> TestResult {
     let before = Holdings::now()?;
     let available = memory::meminfo_bytes("MemAvailable:").ok_or("no MemAvailable")?;
@@ -158,7 +161,7 @@ fn unknown_heap_names_others() -> TestResult {
     let refused = Heap::DmaHeap("unheard-of".to_owned()).allocate(4096);
     let said = refused.err().ok_or("it was not refused")?.to_string();
     for part in ["'unheard-of'", "system"] {
-        ensure!(said.contains(part), "the refusal does not say {part}: {said}");
+        ensure!(said.contains(part), "the error does not contain {part}: {said}");
     }
     Ok(Passed::Yes)
 }
@@ -174,14 +177,14 @@ fn content_cannot_be_sealed() -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// A shared buffer with the content whose seed is its length.
+/// Returns a shared buffer with the content whose seed is its length.
 fn filled(heap: &Heap, len: u64) -> Result<SharedBuffer, Error> {
     let mut buffer = heap.allocate(len)?;
     pattern::fill(len, 0, &mut buffer.write()?);
     buffer.share(Sealing::Size)
 }
 
-/// Lets every user open the device until it is dropped.
+/// Lets every user open the device until this is dropped.
 struct OpenedDevice {
     mode: fs::Permissions,
 }
@@ -198,7 +201,7 @@ impl OpenedDevice {
 
 impl Drop for OpenedDevice {
     fn drop(&mut self) {
-        // A test that then finds the device open says so.
+        // If this fails, a test that finds the device open reports it.
         let _ = fs::set_permissions(udmabuf::DEVICE, self.mode.clone());
     }
 }

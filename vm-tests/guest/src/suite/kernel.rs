@@ -1,5 +1,5 @@
-//! What the rest of the tests build on: that this kernel has the interfaces, and that they behave
-//! as the libraries assume.
+//! The basis of the other tests: this kernel has the interfaces, and they behave as the libraries
+//! assume.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -30,7 +30,7 @@ pub(super) const SUITE: Suite = Suite {
     name: "kernel",
     tests: &[
         Test { name: "memfd_becomes_dma_buf", run: memfd_becomes_dma_buf },
-        Test { name: "udmabuf_wants_the_right_seals", run: udmabuf_wants_the_right_seals },
+        Test { name: "udmabuf_needs_the_right_seals", run: udmabuf_needs_the_right_seals },
         Test { name: "udmabuf_of_hugetlb", run: udmabuf_of_hugetlb },
         Test { name: "system_heap_is_zeroed", run: system_heap_is_zeroed },
         Test { name: "direct_io_stops_at_a_dma_buf", run: direct_io_stops_at_a_dma_buf },
@@ -60,11 +60,11 @@ fn memfd_becomes_dma_buf() -> TestResult {
     seen.view().read(4096, &mut bytes)?;
     ensure!(&bytes == b"changed", "a write to the memfd does not show in the dma-buf");
     ensure!(answering::may_be_passed_on(&dma_buf), "servers refuse the dma-buf");
-    ensure!(answering::is_disposable(&dma_buf), "the dma-buf is taken for a regular file");
+    ensure!(answering::is_disposable(&dma_buf), "the dma-buf is treated as a regular file");
     Ok(Passed::Yes)
 }
 
-fn udmabuf_wants_the_right_seals() -> TestResult {
+fn udmabuf_needs_the_right_seals() -> TestResult {
     let unsealed = memfd::create("unsealed", Backing::Shmem)?;
     memfd::set_len(&unsealed, PAGE_BYTES)?;
     refused_with(udmabuf::create(&unsealed, whole(PAGE_BYTES)?), libc::EINVAL, "without seals")?;
@@ -112,8 +112,8 @@ fn system_heap_is_zeroed() -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// Direct reads go into a memfd's pages, also while they are pinned as a dma-buf, but not through
-/// the dma-buf's own mapping. This is why the loader fills the memfd.
+/// Direct reads work into a memfd's pages, even while a dma-buf pins them, but not through the dma-buf's
+/// own mapping. That is why the loader fills the memfd.
 fn direct_io_stops_at_a_dma_buf() -> TestResult {
     let disk = open_direct("virtio")?;
     let memfd = filled_memfd(PAGE_BYTES, 99)?;
@@ -156,11 +156,11 @@ fn disk_reads_direct(name: &str, seed: u64) -> TestResult {
         done += read as u64;
     }
     let difference = target.first_difference(seed)?;
-    ensure!(difference.is_none(), "byte {difference:?} is not what was written");
+    ensure!(difference.is_none(), "byte {difference:?} differs from the written content");
     Ok(Passed::Yes)
 }
 
-/// The harness can make a read fail, and only that read.
+/// The harness can make exactly one read fail.
 fn bad_sector_is_eio() -> TestResult {
     let disk = open_direct("bad")?;
     let memfd = memfd::create("target", Backing::Shmem)?;
@@ -178,7 +178,7 @@ fn bad_sector_is_eio() -> TestResult {
     let mut bytes = [0; 4096];
     target.view().read(0, &mut bytes)?;
     let difference = pattern::first_difference(BAD_SEED, before.raw(), &bytes);
-    ensure!(difference.is_none(), "byte {difference:?} is not what was written");
+    ensure!(difference.is_none(), "byte {difference:?} differs from the written content");
     Ok(Passed::Yes)
 }
 
@@ -191,7 +191,7 @@ fn open_direct(name: &str) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(format!("/dev/disk/{name}"))
 }
 
-/// A memfd with content, sealed as udmabuf wants it.
+/// Returns a memfd with content, sealed as udmabuf requires.
 fn filled_memfd(len: u64, seed: u64) -> Result<OwnedFd, Box<dyn std::error::Error>> {
     let memfd = memfd::create("filled", Backing::Shmem)?;
     memfd::set_len(&memfd, len)?;

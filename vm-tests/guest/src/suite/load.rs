@@ -1,5 +1,5 @@
-//! Loading from real disks into real dma-bufs: every byte, as another process sees it, and what is
-//! left when it goes wrong.
+//! Loading from real disks into real dma-bufs: another process checks every byte, and a failed load
+//! leaves nothing.
 
 mod aligned;
 mod content;
@@ -17,7 +17,10 @@ pub(super) const SUITE: Suite = Suite {
         Test { name: "erofs_into_udmabuf", run: content::erofs_into_udmabuf },
         Test { name: "overlayfs_into_udmabuf", run: content::overlayfs_into_udmabuf },
         Test { name: "tmpfs_into_udmabuf", run: content::tmpfs_into_udmabuf },
-        Test { name: "every_mode_gives_the_same", run: content::every_mode_gives_the_same },
+        Test {
+            name: "every_mode_loads_the_same_content",
+            run: content::every_mode_loads_the_same_content,
+        },
         Test { name: "direct_reads_go_through_io_uring", run: content::direct_reads_use_io_uring },
         Test { name: "without_io_uring_threads_read", run: content::without_io_uring_threads_read },
         Test { name: "many_files_fill_one_buffer", run: content::many_files_fill_one_buffer },
@@ -28,8 +31,8 @@ pub(super) const SUITE: Suite = Suite {
         Test { name: "killing_leaves_nothing", run: refusals::killing_leaves_nothing },
         Test { name: "too_much_for_the_machine", run: refusals::too_much_for_the_machine },
         Test {
-            name: "two_loads_do_not_count_on_the_same_memory",
-            run: refusals::two_loads_do_not_count_on_the_same_memory,
+            name: "two_loads_do_not_plan_with_the_same_memory",
+            run: refusals::two_loads_do_not_plan_with_the_same_memory,
         },
         Test { name: "too_much_for_the_control_group", run: refusals::too_much_for_the_group },
         Test { name: "too_many_descriptors", run: refusals::too_many_descriptors },

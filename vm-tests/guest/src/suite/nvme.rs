@@ -1,4 +1,4 @@
-//! `longshore-nvme` in a machine: this process drives QEMU's NVMe controllers.
+//! `longshore-nvme` in a guest: this process drives QEMU's NVMe controllers.
 
 mod flight;
 mod rig;
@@ -11,24 +11,24 @@ use longshore_vm_tests::fixture;
 use super::{Suite, Test};
 use crate::outcome::{Passed, TestResult, ensure};
 
-/// The tests of an interface.
+/// The tests of one interface.
 macro_rules! tests {
     ($interface:expr) => {
         &[
             Test { name: "identify_is_right", run: || identify_is_right($interface) },
             Test { name: "a_gigabyte_arrives_byte_exact", run: || whole::raw($interface) },
             Test { name: "a_files_extents_arrive_byte_exact", run: || whole::file($interface) },
-            Test { name: "the_program_does_what_it_says", run: || whole::program($interface) },
-            Test { name: "what_is_written_reads_back", run: || transfers::written($interface) },
+            Test { name: "the_example_program_works", run: || whole::program($interface) },
+            Test { name: "written_blocks_read_back", run: || transfers::written($interface) },
             Test { name: "unaligned_buffers_bounce", run: || transfers::unaligned($interface) },
             Test { name: "the_controllers_limit_is_kept", run: || transfers::limit($interface) },
             Test { name: "prps_and_sgls_are_alike", run: || transfers::pointers($interface) },
             Test { name: "rings_wrap_many_times", run: || transfers::wrapping($interface) },
-            Test { name: "what_is_refused_says_why", run: || transfers::refused($interface) },
+            Test { name: "refusals_have_a_reason", run: || transfers::refused($interface) },
             Test { name: "a_reset_gives_memory_back", run: || flight::reset($interface) },
             Test { name: "a_queue_ends_with_its_commands", run: || flight::closed($interface) },
             Test { name: "dropped_in_flight_nothing_faults", run: || flight::dropped($interface) },
-            Test { name: "what_does_not_end_is_told", run: || flight::timed_out($interface) },
+            Test { name: "a_timeout_is_an_error", run: || flight::timed_out($interface) },
         ]
     };
 }

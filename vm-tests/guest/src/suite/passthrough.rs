@@ -1,4 +1,4 @@
-//! `longshore-domain` on address spaces that the kernel makes, with a device of QEMU that does DMA.
+//! `longshore-domain` on the kernel's address spaces, with a QEMU device that does DMA.
 
 #[path = "../../../../crates/devices/domain/tests/conformance/suite.rs"]
 mod conformance;
@@ -19,7 +19,7 @@ use self::rig::{GRANULE, Interface, remaps_interrupts};
 use super::{Suite, Test};
 use crate::outcome::{Passed, TestResult, ensure};
 
-/// The tests of an interface: each case of the conformance suite, and its own.
+/// The tests of an interface: each case of the conformance suite, and more.
 macro_rules! tests {
     ($interface:expr) => {
         &[
@@ -47,11 +47,14 @@ macro_rules! tests {
             Test { name: "bounced_bytes_arrive", run: || bounced_bytes_arrive($interface) },
             Test { name: "udmabufs_are_mapped_by_their_memfd", run: || udmabuf($interface) },
             Test { name: "system_heaps_cannot_be_mapped", run: || system_heap($interface) },
-            Test { name: "what_is_refused_leaves_nothing", run: || refused_maps($interface) },
+            Test { name: "a_refused_mapping_leaves_nothing", run: || refused_maps($interface) },
             Test { name: "refusals_say_what_to_do", run: || refusals($interface) },
-            Test { name: "what_is_bounced_was_measured", run: || calibrated($interface) },
-            Test { name: "opened_again_and_again", run: || again_and_again($interface) },
-            Test { name: "who_may_not_is_told_what_to_do", run: || others::may_not($interface) },
+            Test { name: "the_bounce_policy_is_calibrated", run: || calibrated($interface) },
+            Test { name: "a_device_can_be_reopened", run: || again_and_again($interface) },
+            Test {
+                name: "an_ordinary_user_gets_instructions",
+                run: || others::may_not($interface),
+            },
             Test { name: "neighbours_of_the_kernel", run: || others::neighbour($interface) },
             Test { name: "locked_memory_has_a_limit", run: || others::limit($interface) },
             Test { name: "a_process_is_killed_in_a_transfer", run: || others::killed($interface) },
@@ -75,7 +78,7 @@ pub(super) const IOMMUFD_VIRTIO: Suite =
 fn run_case(interface: Interface, name: &str) -> TestResult {
     let cases = conformance::cases::<Interface>();
     let (_, case) = cases.iter().find(|case| case.0 == name).ok_or("the suite has no such case")?;
-    // One case panics on purpose, and catches it; any other panic is for the hook that was there.
+    // One case panics on purpose and catches it; other panics go to the previous hook.
     let outer = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         if info.payload().downcast_ref() != Some(&"in the scope") {
@@ -94,7 +97,7 @@ fn every_case_of_the_suite_is_listed() -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// The window of interrupts cannot be mapped, and what is beside it can.
+/// The interrupt window cannot be mapped, and the addresses beside it can.
 fn limits_are_the_kernels(interface: Interface) -> TestResult {
     const WINDOW: u64 = 0xfee0_0000;
     let (builder, device) = interface.domain_and_device()?;
@@ -153,7 +156,7 @@ fn udmabuf(interface: Interface) -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// They have no memfd behind them: refused, with the reason, and nothing is left.
+/// Buffers of system heaps have no memfd. Mapping one is an error with the reason, and nothing is left.
 fn system_heap(interface: Interface) -> TestResult {
     let (builder, _device) = interface.domain_and_device()?;
     let domain = builder.build();
@@ -168,11 +171,11 @@ fn system_heap(interface: Interface) -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// Where the kernel refuses a mapping, memory and addresses come back, and the next one is mapped.
+/// If the kernel refuses a mapping, memory and addresses are returned, and the next mapping works.
 fn refused_maps(interface: Interface) -> TestResult {
     let limit = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
     let before = fs::read_to_string(limit)?;
-    // The mailbox is one of them. iommufd has no such limit, and this one is not for it.
+    // The mailbox is one of the five mappings. The limit does not apply to iommufd.
     fs::write(limit, "5")?;
     let opened = interface.domain_and_device();
     fs::write(limit, before.trim())?;
@@ -237,23 +240,23 @@ fn refusals(interface: Interface) -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// Nobody says by what the device is to be reached, nor what is to be bounced.
+/// With defaults, the domain chooses the interface and the bounce policy.
 fn calibrated(interface: Interface) -> TestResult {
     let folder = interface.prepare()?;
     let (builder, _device) = Domain::open_device(&edu::address(&folder))?;
     let domain = builder.build();
     let is_interfaces = format!("{domain:?}").contains(&format!("backend: {interface:?}"));
-    ensure!(is_interfaces, "{interface:?} was to be found: {domain:?}");
+    ensure!(is_interfaces, "expected {interface:?}: {domain:?}");
     let calibration = domain.calibration().ok_or("nothing was measured")?;
     println!("{calibration}");
-    // Two system calls take more instructions than a copy of 4 KiB.
+    // The two system calls of a mapping take more instructions than a copy of 4 KiB.
     ensure!(matches!(calibration.bounce, Bounce::Below(4097..)), "{calibration}");
     let mapping = domain.map(Heap::Memfd.allocate(4096)?, Direction::ToDevice)?;
     ensure!(mapping.is_bounced(), "{mapping:?}");
     Ok(Passed::Yes)
 }
 
-/// Nothing is left behind by a domain that was closed, also where its device is closed later.
+/// A closed domain leaves nothing behind, even if its device is closed later.
 fn again_and_again(interface: Interface) -> TestResult {
     let descriptors = || fs::read_dir("/proc/self/fd").map(Iterator::count);
     let before = descriptors()?;

@@ -1,5 +1,5 @@
-//! The disk that `examples/vhost` serves: it gives what it has, keeps what it is given, also behind an
-//! IOMMU, and what it writes to memory moves with the machine.
+//! The disk that `examples/vhost` serves: reads return its content, writes are kept, also behind an
+//! IOMMU, and its writes to guest memory survive a migration.
 
 mod reader;
 
@@ -48,9 +48,9 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const SCRATCH_AT: u64 = VHOST_CONTROL_AT + VHOST_CONTROL_BYTES;
 const CHUNK_BYTES: u64 = 1 << 20;
-/// The kernel looks for disks in the background.
+/// The maximum wait for the disk, which the kernel probes in the background.
 const APPEARANCE_LIMIT: Duration = Duration::from_secs(20);
-/// After this long without a read the disk does not answer any more.
+/// After this time without a read, the disk is considered stuck.
 const STUCK: Duration = Duration::from_secs(15);
 
 fn the_disk_is_right() -> TestResult {
@@ -69,13 +69,14 @@ fn after_a_migration_behind_an_iommu() -> TestResult {
     migrate(&Disk::translated()?)
 }
 
-/// Reads go on while the host moves the machine; then each page holds what was read into it last.
+/// Reads continue while the host migrates the machine. Then each page must have the content of its last
+/// read.
 fn migrate(disk: &Disk) -> TestResult {
     let reader = Reader::start(disk.open_direct()?)?;
     reader.wait_until_each_was_read(STUCK)?;
     println!("{VHOST_READING}");
     let ended = reader.wait_for_the_move(STUCK);
-    // Before anything else is read: what is wrong now, the device did not mend.
+    // Check before any other read, which could repair a stale page.
     let found = reader.look()?;
     println!("{found:?}, after {} reads: {ended:?}", reader.reads());
     ensure!(found.stale == 0, "{} of {} pages are stale; {ended:?}", found.stale, found.looked_at);
@@ -92,14 +93,14 @@ struct Disk {
 }
 
 impl Disk {
-    /// The disk, which is not behind an IOMMU.
+    /// Finds the disk, and checks that it is not behind an IOMMU.
     fn untranslated() -> Result<Self> {
         let disk = Self::find()?;
-        ensure!(!disk.is_behind_iommu(), "it is behind an IOMMU, which is another test");
+        ensure!(!disk.is_behind_iommu(), "the disk is behind an IOMMU");
         Ok(disk)
     }
 
-    /// The disk, which is behind one.
+    /// Finds the disk, and checks that it is behind an IOMMU.
     fn translated() -> Result<Self> {
         let disk = Self::find()?;
         ensure!(disk.is_behind_iommu(), "the disk is not behind an IOMMU, or not translated by it");
@@ -122,7 +123,7 @@ impl Disk {
         }
     }
 
-    /// Whether the kernel gives it addresses that an IOMMU translates.
+    /// Returns `true` if an IOMMU translates the addresses that the kernel gives the disk.
     fn is_behind_iommu(&self) -> bool {
         // …/0000:00:05.0/virtio0/block/vda
         let device = fs::canonicalize(self.folder.join("device")).unwrap_or_default();
@@ -135,7 +136,7 @@ impl Disk {
         Ok(File::options().read(true).custom_flags(libc::O_DIRECT).open(&self.device)?)
     }
 
-    /// Reads all of it, writes a part, and reads that.
+    /// Reads the whole content, writes a part, and reads that.
     fn exercise(&self, seed: u64) -> TestResult {
         let size = fs::read_to_string(self.folder.join("size"))?;
         let sectors: u64 = size.trim().parse()?;
@@ -150,11 +151,11 @@ impl Disk {
         let file = File::options().write(true).open(&self.device)?;
         let mut bytes = vec![0; CHUNK_BYTES as usize];
         for chunk in 0..8 {
-            // Not as the kernel's own blocks lie.
+            // Not aligned to the kernel's own blocks.
             pattern::fill(seed, chunk * CHUNK_BYTES, &mut bytes);
             file.write_all_at(&bytes, SCRATCH_AT + chunk * CHUNK_BYTES)?;
         }
-        // The kernel writes what it holds, then has the device flush.
+        // The kernel writes its dirty pages, and makes the device flush.
         file.sync_all()?;
         for chunk in 0..8 {
             let at = chunk * CHUNK_BYTES;
@@ -164,7 +165,8 @@ impl Disk {
     }
 }
 
-/// Reads from the disk at `at`, and holds it against the content with this seed from `offset` on.
+/// Reads a chunk from the disk at `at`, and compares it with the content with this seed from `offset`
+/// on.
 fn read_chunk(disk: &File, into: &mut Mapped, at: u64, seed: u64, offset: u64) -> Result<()> {
     let mut done = 0;
     while done < CHUNK_BYTES as usize {

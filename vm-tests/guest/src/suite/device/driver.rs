@@ -1,5 +1,5 @@
-//! A driver of `examples/device` without a kernel's help: registers through sysfs, rings and buffers
-//! in one 2 MiB page, whose physical address the kernel tells root.
+//! A driver of `examples/device` in userspace: registers through sysfs, rings and buffers in one 2 MiB
+//! page, whose physical address root can read from the kernel.
 #![expect(unsafe_code, reason = "registers are read and written by whole words")]
 
 use std::{
@@ -29,11 +29,11 @@ pub(super) type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// A part of a scatter list: its IOVA and its length in bytes.
 pub(super) type Part = (u64, u64);
 
-/// Entries of the rings.
+/// The number of entries in each ring.
 pub(super) const ENTRIES: u32 = 8;
-/// Where in the page buffers begin; before them are rings and lists.
+/// The offset in the page of the buffers; the rings and lists come before them.
 pub(super) const BUFFERS: u64 = 0x1_0000;
-/// Its length.
+/// The length of the page in bytes.
 pub(super) const PAGE_BYTES: u64 = 2 << 20;
 
 const DESCRIPTORS: u64 = 0x1000;
@@ -46,7 +46,7 @@ const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 const COMMAND: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_MASTER: u16 = 1 << 2;
-/// A copy takes milliseconds, also where the host is busy.
+/// The maximum wait for a completion. A copy takes milliseconds, even on a busy host.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A driver of the device.
@@ -54,7 +54,7 @@ pub(super) struct Driver {
     registers: Mapping,
     config: File,
     pub(super) memory: Mapped,
-    /// The page's physical address, which is its IOVA: no IOMMU is before the device.
+    /// The page's physical address, which is its IOVA, because no IOMMU is in front of the device.
     page: u64,
     submitted: u32,
     completed: u32,
@@ -85,7 +85,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Has the device begin anew, with these bits of [`control`] beside the one that enables it.
+    /// Restarts the device, with these bits of [`control`] in addition to the enable bit.
     pub(super) fn enable(&mut self, bits: u32) -> Result<()> {
         self.write(register::CONTROL, 0);
         self.memory.view_mut().zero(COMPLETIONS as usize, 0x1000)?;
@@ -102,26 +102,26 @@ impl Driver {
         (self.submitted, self.completed) = (0, 0);
         match self.read(register::STATUS) {
             status::RUNNING => Ok(()),
-            other => Err(format!("it was enabled, and its status is {other}").into()),
+            other => Err(format!("after enabling, its status is {other}").into()),
         }
     }
 
-    /// Whether it may reach memory.
+    /// Allows or forbids the device to access memory.
     pub(super) fn set_bus_master(&self, may: bool) -> io::Result<()> {
         let command = COMMAND_MEMORY | if may { COMMAND_MASTER } else { 0 };
         self.config.write_all_at(&command.to_le_bytes(), COMMAND)
     }
 
-    /// A word of the configuration space, and a way to change it.
+    /// Returns the configuration space as a file.
     pub(super) fn config(&self) -> &File {
         &self.config
     }
 
-    /// A register.
+    /// Reads a register.
     pub(super) fn read(&self, at: u64) -> u32 {
         // SAFETY: registers are within the mapping, and aligned.
         let word = unsafe { self.registers.start().byte_add(at as usize) }.cast::<u32>();
-        // SAFETY: the mapping is there as long as `self`, and the device answers for every word.
+        // SAFETY: the mapping lives as long as `self`, and the device answers for every word.
         u32::from_le(unsafe { word.read_volatile() })
     }
 
@@ -133,12 +133,12 @@ impl Driver {
         unsafe { word.write_volatile(value.to_le()) };
     }
 
-    /// Where the device sees a place of the page.
+    /// Returns the IOVA of an offset in the page.
     pub(super) fn iova(&self, at: u64) -> u64 {
         self.page + at
     }
 
-    /// Submits a descriptor with this scatter list; the doorbell is not rung.
+    /// Submits a descriptor with this scatter list, without ringing the doorbell.
     pub(super) fn submit(&mut self, opcode: u32, list: &[Part], target: u64) -> Result<()> {
         let slot = u64::from(self.submitted % ENTRIES);
         let at = LISTS + slot * LIST_BYTES;
@@ -157,7 +157,7 @@ impl Driver {
         self.submit_raw(descriptor)
     }
 
-    /// The same, as it is.
+    /// Submits an unchanged descriptor.
     pub(super) fn submit_raw(&mut self, descriptor: Descriptor) -> Result<()> {
         let slot = u64::from(self.submitted % ENTRIES);
         let bytes = descriptor.words().map(u64::to_ne_bytes);
@@ -173,7 +173,7 @@ impl Driver {
         self.write(register::DOORBELL, self.submitted);
     }
 
-    /// The next completion, when it is there.
+    /// Waits for the next completion.
     pub(super) fn completion(&mut self) -> Result<Completion> {
         let at = (COMPLETIONS + u64::from(self.completed % ENTRIES) * ENTRY_BYTES) as usize;
         let wanted = self.completed + 1;
@@ -181,7 +181,7 @@ impl Driver {
         loop {
             let seen = self.look(at)?;
             if seen.sequence == wanted {
-                // What was read together with the sequence number may be older than it.
+                // The other fields may be older than the sequence number, so read them again.
                 fence(Ordering::Acquire);
                 self.completed = wanted;
                 return self.look(at);
@@ -194,7 +194,7 @@ impl Driver {
         }
     }
 
-    /// One descriptor from beginning to end.
+    /// Submits one descriptor and waits for its completion.
     pub(super) fn run(&mut self, opcode: u32, list: &[Part], target: u64) -> Result<Completion> {
         self.submit(opcode, list, target)?;
         self.ring();
@@ -211,12 +211,12 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.write(register::CONTROL, 0);
-        // The test has said what is to be said.
+        // The test already has its outcome, so an error is ignored.
         let _ = fs::write(POOL, "0");
     }
 }
 
-/// The device's folder in sysfs.
+/// Returns the device's folder in sysfs.
 fn find() -> Result<PathBuf> {
     let wanted = [format!("{VENDOR:#06x}"), format!("{DEVICE:#06x}")];
     for entry in fs::read_dir("/sys/bus/pci/devices")? {
@@ -229,7 +229,7 @@ fn find() -> Result<PathBuf> {
     Err(format!("there is no PCI device {wanted:?}").into())
 }
 
-/// Where in the machine's memory a page begins that is there.
+/// Returns the physical address of a resident page.
 fn physical_address(memory: &Mapped) -> Result<u64> {
     const BASE_PAGE_BYTES: u64 = 4096;
     let pagemap = File::open(Path::new("/proc/self/pagemap"))?;
@@ -239,12 +239,12 @@ fn physical_address(memory: &Mapped) -> Result<u64> {
     let entry = u64::from_le_bytes(entry);
     let frame = entry & ((1 << 55) - 1);
     if entry >> 63 == 0 || frame == 0 {
-        return Err(format!("/proc/self/pagemap does not say where the page is: {entry:#x}").into());
+        return Err(format!("/proc/self/pagemap has no address of the page: {entry:#x}").into());
     }
     Ok(frame * BASE_PAGE_BYTES)
 }
 
-/// What the device says it is.
+/// Returns `true` if the device has the expected identity.
 pub(super) fn is_ours(driver: &Driver) -> bool {
     driver.read(register::IDENTITY) == IDENTITY
 }

@@ -1,4 +1,4 @@
-//! Tensors at multiples of an alignment, from disks that take part in it or do not.
+//! Loads with aligned tensors, from disks with and without suitable direct I/O.
 
 use std::{fs, path::Path, path::PathBuf};
 
@@ -13,7 +13,7 @@ use crate::{
     outcome::{Passed, TestResult, ensure},
 };
 
-/// Two that are worth direct reads of their own, among others that are not.
+/// The sizes of the tensors; two of them are large enough for direct reads.
 const SIZES: [usize; 5] = [100, (3 << 20) + 12, 4096, 6 << 20, 513];
 const SEED: u64 = 7;
 
@@ -21,11 +21,14 @@ pub(super) fn nvme_reads_into_place() -> TestResult {
     let file = Model::write("/disk/xfs")?;
     let direct = longshore_sys::file::status(fs::File::open(&file.path)?)?.direct;
     let memory = direct.ok_or("there is no direct I/O")?.memory;
-    ensure!(memory.bytes() <= 4, "this disk wants memory aligned to {memory}: not as it was meant");
+    ensure!(
+        memory.bytes() <= 4,
+        "this disk needs memory aligned to {memory}, so it is not suitable for this test"
+    );
     for heap in [Heap::Memfd, Heap::Udmabuf] {
         let report = file.load(&heap, 64)?;
         let routes = report.by_route;
-        // But for the blocks at either end.
+        // All bytes of the two large tensors except the blocks at either end.
         let most = (9 << 20) - 4 * 4096;
         ensure!(routes.direct >= most, "{heap}: the bytes came {routes:?}");
         ensure!(routes.direct + routes.staged == file.len_bytes(), "{heap}: {routes:?}");
@@ -65,7 +68,7 @@ impl Model {
             ));
         }
         let mut text = format!("{{{}}}", descriptions.join(","));
-        // A multiple of 8, as writers have it, and of no block.
+        // A multiple of 8, as the format requires, but not of a block.
         while text.len() % 512 != 32 {
             text.push(' ');
         }
@@ -80,7 +83,7 @@ impl Model {
         SIZES.iter().sum::<usize>() as u64
     }
 
-    /// Loads it cold, checks each tensor, and sees to it that nothing is left.
+    /// Loads the cold file, checks each tensor, and checks that nothing is left.
     fn load(
         &self,
         heap: &Heap,
@@ -98,7 +101,7 @@ impl Model {
             let mut seen = 0;
             for placed in opened.placed_tensors() {
                 let name = placed.tensor.name;
-                let index: usize = name.strip_prefix('t').ok_or("a name of no tensor")?.parse()?;
+                let index: usize = name.strip_prefix('t').ok_or("an unexpected name")?.parse()?;
                 let offset: usize = SIZES[..index].iter().sum();
                 let range = placed.buffer_range;
                 ensure!(alignment.is_aligned(range.start), "{heap}: {name} is at {}", range.start);
@@ -118,7 +121,7 @@ impl Model {
 
 impl Drop for Model {
     fn drop(&mut self) {
-        // The test has its outcome; what stays is in nobody's way.
+        // The test already has its outcome, and the file is harmless.
         let _ = fs::remove_file(&self.path);
     }
 }

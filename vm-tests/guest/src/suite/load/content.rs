@@ -1,4 +1,4 @@
-//! What is loaded is what is in the file.
+//! Loaded content equals the content of the file.
 
 use std::{error::Error, fs, os::fd::AsFd, path::Path};
 
@@ -25,7 +25,8 @@ pub(super) fn ext4_into_udmabuf() -> TestResult {
 }
 
 pub(super) fn ext4_into_system_heap() -> TestResult {
-    // The kernel refuses direct reads into it, so the bytes are read beside it and copied.
+    // The kernel refuses direct reads into this heap, so the bytes are read into staging memory and
+    // copied.
     let heap = Heap::DmaHeap("system".to_owned());
     every_size(EXT4, &heap, ReadMode::Direct, |report| {
         past_the_page_cache(report, report.by_route.staged)
@@ -41,7 +42,7 @@ pub(super) fn xfs_into_udmabuf() -> TestResult {
 }
 
 pub(super) fn erofs_into_udmabuf() -> TestResult {
-    // Small files lie beside their metadata there, where no direct read reaches.
+    // Small files are stored beside their metadata there, where direct reads are impossible.
     every_size("/disk/erofs", &Heap::Udmabuf, ReadMode::Auto, |_| Ok(()))
 }
 
@@ -67,7 +68,7 @@ pub(super) fn tmpfs_into_udmabuf() -> TestResult {
     result
 }
 
-pub(super) fn every_mode_gives_the_same() -> TestResult {
+pub(super) fn every_mode_loads_the_same_content() -> TestResult {
     let path = Path::new(EXT4).join(file_name(LARGE));
     for mode in [ReadMode::Auto, ReadMode::Direct, ReadMode::Buffered] {
         page_cache::evict(fs::File::open(&path)?)?;
@@ -79,14 +80,14 @@ pub(super) fn every_mode_gives_the_same() -> TestResult {
             only_direct(&report).map_err(|why| format!("mode {mode}: {why}"))?;
         }
     }
-    // What the page cache now holds is taken from there.
+    // Pages that are now in the page cache are copied from there.
     let report = load_and_check(&path, LARGE, &Heap::Udmabuf, Loader::new())?;
     ensure!(report.by_route.page_cache == LARGE, "the bytes came {:?}", report.by_route);
-    // This kernel does not know RWF_DONTCACHE: an error, not another way.
+    // This kernel lacks RWF_DONTCACHE, which must be an error and not another route.
     let plan = Plan::from_path(&path)?;
     let refused = Loader::new().mode(ReadMode::Uncached).load(&plan);
     let said = refused.err().ok_or("mode uncached was not refused")?.to_string();
-    ensure!(said.contains("uncached"), "the refusal does not name the mode: {said}");
+    ensure!(said.contains("uncached"), "the error does not name the mode: {said}");
     Ok(Passed::Yes)
 }
 
@@ -133,7 +134,7 @@ pub(super) fn many_files_fill_one_buffer() -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// Loads every file of the folder and has another process look at it.
+/// Loads every file of the folder, and another process checks it.
 fn every_size(
     dir: &str,
     heap: &Heap,
@@ -149,15 +150,15 @@ fn every_size(
     Ok(Passed::Yes)
 }
 
-/// Loads one file whose content is the one with its length as seed; checks it in this process and,
-/// if it is a dma-buf, in another; and sees to it that nothing is left.
+/// Loads one file, whose content has its length as seed. Checks it in this process and, if it is a
+/// dma-buf, in another one, and checks that nothing is left.
 fn load_and_check(
     path: &Path,
     len: u64,
     heap: &Heap,
     loader: Loader<'_>,
 ) -> Result<Report, Box<dyn Error>> {
-    // A dma-buf of no pages does not exist: there is nothing to share either.
+    // A dma-buf without pages does not exist, so an empty file is loaded into a memfd.
     let heap = if len == 0 { &Heap::Memfd } else { heap };
     let before = Holdings::now()?;
     let loaded = loader.heap(heap.clone()).load(&Plan::from_path(path)?)?;
@@ -176,12 +177,12 @@ fn load_and_check(
     Ok(loaded.report)
 }
 
-/// Every byte came straight from the disk, and the page cache did not grow.
+/// Checks that every byte was read directly, and that the page cache did not grow.
 fn only_direct(report: &Report) -> Result<(), String> {
     past_the_page_cache(report, report.by_route.direct)
 }
 
-/// All bytes came by the way that has `bytes`, and the page cache did not grow.
+/// Checks that all bytes took the route that has `bytes`, and that the page cache did not grow.
 fn past_the_page_cache(report: &Report, bytes: u64) -> Result<(), String> {
     let route = report.by_route;
     if bytes == report.content_bytes
@@ -193,7 +194,7 @@ fn past_the_page_cache(report: &Report, bytes: u64) -> Result<(), String> {
     Err(format!("the bytes came {route:?}, and the page cache grew by {growth:?}"))
 }
 
-/// Forbids io_uring to everyone until it is dropped.
+/// Forbids io_uring to every process until this is dropped.
 struct IoUringRefused;
 
 impl IoUringRefused {
@@ -207,7 +208,7 @@ impl IoUringRefused {
 
 impl Drop for IoUringRefused {
     fn drop(&mut self) {
-        // The tests that need io_uring would say so.
+        // If this fails, the tests that need io_uring report it.
         let _ = fs::write(Self::SETTING, "0");
     }
 }

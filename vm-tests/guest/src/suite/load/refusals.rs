@@ -1,4 +1,4 @@
-//! A load that cannot succeed says why, and leaves nothing.
+//! A load that cannot succeed returns the reason, and leaves nothing.
 
 use std::{
     fs,
@@ -20,10 +20,10 @@ use crate::{
     peer,
 };
 
-/// How long another process may take to start loading.
+/// The maximum wait until another process has started loading.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// Every kind of memory, since each is given back in another way.
+/// Returns every kind of memory, because each is freed in another way.
 fn heaps() -> [Heap; 3] {
     [Heap::Udmabuf, Heap::Memfd, Heap::DmaHeap("system".to_owned())]
 }
@@ -46,7 +46,8 @@ pub(super) fn bad_sector_fails_the_load() -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// The error names the file, a range with the bad sector in it, EIO, and what was done by then.
+/// Checks that the error names the file, a range with the bad sector, EIO, and the bytes that were read
+/// before.
 fn check_read_error(error: &Error, file: &Path) -> Result<(), String> {
     let Error::Read { path, range, done_bytes, source } = error else {
         return Err(format!("the error is {error:?}"));
@@ -59,20 +60,20 @@ fn check_read_error(error: &Error, file: &Path) -> Result<(), String> {
     let said = described(error);
     for part in [file.display().to_string(), "Input/output error".to_owned()] {
         if !said.contains(&part) {
-            return Err(format!("the message does not say {part}: {said}"));
+            return Err(format!("the message does not contain {part}: {said}"));
         }
     }
     Ok(())
 }
 
 pub(super) fn cancelling_leaves_nothing() -> TestResult {
-    // Slow, so that it cannot be over before it is cancelled.
+    // The disk is slow, so the load cannot end before it is cancelled.
     let path = Path::new("/disk/slow").join(file_name(LARGE_FILE_BYTES));
     let before = Holdings::now()?;
     for heap in heaps() {
         let token = CancelToken::new();
         let observer = token.clone();
-        // A read that the kernel has begun cannot be taken back, so only a few may have begun.
+        // Reads that the kernel has started cannot be cancelled, so only a few may be in flight.
         let loader = Loader::new().heap(heap.clone()).read_size(2 << 20).depth(2);
         let loader = loader.cancel(&token).observe(move |progress| {
             if progress.done_bytes > 0 {
@@ -95,7 +96,7 @@ pub(super) fn killing_leaves_nothing() -> TestResult {
     let before = Holdings::now()?;
     for heap in heaps() {
         let mut loading = peer::start_load(&path, &heap)?;
-        // Once it holds memory it is in the middle, since the disk is slow.
+        // When it holds memory, it is in the middle of the load, because the disk is slow.
         let started = Instant::now();
         while !Holdings::now()?.holds_more_memory_than(&before) {
             ensure!(started.elapsed() < START_LIMIT, "heap {heap}: it took no memory");
@@ -111,7 +112,7 @@ pub(super) fn killing_leaves_nothing() -> TestResult {
 }
 
 pub(super) fn too_much_for_the_machine() -> TestResult {
-    // A hole takes no memory, so that the file can be larger than the machine.
+    // A hole uses no memory, so the file can be larger than the machine's memory.
     let path = Path::new("/tmp/vast");
     fs::File::create(path)?.set_len(1 << 40)?;
     let before = Holdings::now()?;
@@ -121,18 +122,18 @@ pub(super) fn too_much_for_the_machine() -> TestResult {
         let Error::NotEnoughMemory { needed_bytes, limit_bytes, limit, .. } = &error else {
             return Err(format!("heap {heap}: {error:?}").into());
         };
-        ensure!(*needed_bytes >= 1 << 40, "it says that {needed_bytes} are needed");
-        ensure!(*limit_bytes < 1 << 40, "it says that there are {limit_bytes}");
+        ensure!(*needed_bytes >= 1 << 40, "the error has {needed_bytes} needed bytes");
+        ensure!(*limit_bytes < 1 << 40, "the error has a limit of {limit_bytes} bytes");
         let limit = limit.to_string();
-        ensure!(limit.contains("MemAvailable"), "the limit it names is {limit}");
+        ensure!(limit.contains("MemAvailable"), "the limit is called {limit}");
         before.ensure_unchanged().map_err(|why| format!("heap {heap}: {why}"))?;
     }
     fs::remove_file(path)?;
     Ok(Passed::Yes)
 }
 
-pub(super) fn two_loads_do_not_count_on_the_same_memory() -> TestResult {
-    // Slow, so that most of it is still to come when the other one begins.
+pub(super) fn two_loads_do_not_plan_with_the_same_memory() -> TestResult {
+    // The disk is slow, so most of the load is still to come when the second one begins.
     let first = Plan::from_path(Path::new("/disk/slow").join(file_name(LARGE_FILE_BYTES)))?;
     let path = Path::new("/tmp/beside");
     let vast = 1 << 40;
@@ -141,19 +142,19 @@ pub(super) fn two_loads_do_not_count_on_the_same_memory() -> TestResult {
         refused.get_or_insert_with(|| -> Result<_, Box<dyn std::error::Error>> {
             let overhead_bytes = needed_for_hole(path, vast)?.0 - vast;
             let available_bytes = memory::meminfo_bytes("MemAvailable:").ok_or("MemAvailable")?;
-            // By itself it would fit.
+            // Without the other load it would fit.
             needed_for_hole(path, available_bytes - overhead_bytes - LARGE_FILE_BYTES / 2)
         });
     };
     let loader = Loader::new().heap(Heap::Memfd).read_size(2 << 20).depth(2);
     loader.populate_ahead(2 << 20).observe(observe).load(&first)?;
     fs::remove_file(path)?;
-    let (_, limit_name) = refused.ok_or("nobody observed it")??;
+    let (_, limit_name) = refused.ok_or("the load was not observed")??;
     ensure!(limit_name.contains("that other loads are to take"), "it names {limit_name}");
     Ok(Passed::Yes)
 }
 
-/// How much a load of a hole of so many bytes needs, and who refuses it.
+/// Returns the memory that a load of a hole of `len_bytes` needs, and the limit that refuses it.
 fn needed_for_hole(
     path: &Path,
     len_bytes: u64,
@@ -189,10 +190,10 @@ fn refused_by_the_group(group: &Path) -> TestResult {
         let Error::NotEnoughMemory { limit_bytes, limit, .. } = &error else {
             return Err(format!("heap {heap}: {error:?}").into());
         };
-        ensure!(*limit_bytes <= 32 << 20, "heap {heap}: it says that there are {limit_bytes}");
+        ensure!(*limit_bytes <= 32 << 20, "heap {heap}: the limit is {limit_bytes} bytes");
         let named = group.join("memory.max").display().to_string();
         let limit = limit.to_string();
-        ensure!(limit.contains(&named), "heap {heap}: the limit it names is {limit}");
+        ensure!(limit.contains(&named), "heap {heap}: the limit is called {limit}");
         before.ensure_unchanged().map_err(|why| format!("heap {heap}: {why}"))?;
     }
     Ok(Passed::Yes)
@@ -203,7 +204,7 @@ pub(super) fn too_many_descriptors() -> TestResult {
     let plan = Plan::from_path(&path)?;
     let before = Holdings::now()?;
     let open = fs::read_dir("/proc/self/fd")?.count() as u64;
-    // From none left, for every call that needs one more, to plenty.
+    // From no spare descriptor, so that every call fails once, to enough of them.
     let mut refusals = 0;
     for spare in 0..16 {
         for heap in heaps() {

@@ -1,5 +1,5 @@
-//! Commands that are in flight when all ends: what they reach is unmapped only once the controller does
-//! not have them any more, and the IOMMU sees nothing stray.
+//! Commands that are in flight at the end: their memory is unmapped only after the controller has given
+//! them up, and the IOMMU reports no stray access.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::outcome::{Passed as Outcome, TestResult, ensure};
 
 const SLOW: &str = fixture::DRIVEN_SLOW;
 const DEPTH: u16 = 8;
-/// All of them take a second, also where they are to be given up: QEMU waits for its disk then.
+/// So short that all commands take one second, because QEMU waits for its disk when they are cancelled.
 const LEN_BYTES: u64 = fixture::DRIVEN_SLOW_BYTES_PER_SECOND / DEPTH as u64;
 
 type Held<'l, 'd> = Mapping<'l, Buffer, Local<'d>>;
 
-/// As many reads as there can be, of a disk that is slow; half of them bounced.
+/// Submits as many reads of the slow disk as possible; half of them are bounced.
 fn fill<'l, 'd>(
     domain: &Domain,
     local: &'l Local<'d>,
@@ -52,18 +52,21 @@ pub(super) fn reset(interface: Interface) -> TestResult {
             ensure!(queue.in_flight() == DEPTH, "{queue:?}");
             let mut idle = controller.queue::<()>(1)?;
             controller.stop()?;
-            ensure!(!controller.is_running(), "it runs");
-            // Nothing can be given to it, and nothing ends.
+            ensure!(!controller.is_running(), "the controller still runs");
+            // Commands cannot be executed, and none completes.
             submit(&mut idle, &namespace)?;
             let stopped = idle.wait().err().ok_or("a command ended")?;
             ensure!(matches!(stopped, Error::Stopped), "{stopped}");
-            ensure!(matches!(controller.namespace(1), Err(Error::Stopped)), "it answers");
+            ensure!(
+                matches!(controller.namespace(1), Err(Error::Stopped)),
+                "the controller answers"
+            );
             drop(idle);
             let held: Vec<_> = queue.close()?.collect();
             ensure!(held.len() == usize::from(DEPTH), "{} mappings", held.len());
             for mapping in held {
                 let buffer = mapping.unmap().map_err(DomainError::from)?;
-                ensure!(buffer.len() == LEN_BYTES, "another buffer");
+                ensure!(buffer.len() == LEN_BYTES, "another buffer was returned");
             }
             drop(local);
             controller.restart()?;
@@ -76,7 +79,7 @@ pub(super) fn reset(interface: Interface) -> TestResult {
     Ok(Outcome::Yes)
 }
 
-/// A queue that is given up while commands are in flight; the controller goes on with others.
+/// Closes a queue with commands in flight; the controller continues with other queues.
 pub(super) fn closed(interface: Interface) -> TestResult {
     let mut log = KernelLog::from_now()?;
     rig::drive(interface, SLOW, Options::default(), |domain, controller, namespace| {
@@ -102,8 +105,8 @@ pub(super) fn closed(interface: Interface) -> TestResult {
     Ok(Outcome::Yes)
 }
 
-/// Everything is dropped, in each order that compiles; then a stray read, to see that the log would have
-/// told.
+/// Drops everything, in each order that compiles. Then a stray read shows that the log would have a
+/// fault.
 pub(super) fn dropped(interface: Interface) -> TestResult {
     let mut log = KernelLog::from_now()?;
     for stops in [false, true] {
@@ -121,7 +124,7 @@ pub(super) fn dropped(interface: Interface) -> TestResult {
     ensure!(faults.is_empty(), "{faults:?}");
     rig::drive(interface, fixture::DRIVEN_RAW, Options::default(), |_, controller, namespace| {
         let mut queue = controller.queue(1)?;
-        // Nothing is mapped there, and nothing else is on the bus there.
+        // Nothing is mapped at this address, and no other device is there.
         let segment = Segment { iova: Iova::new(0x1234_5000), len_bytes: 4096 };
         queue.submit(Opcode::Read, &namespace, 0, &[segment], ())?;
         println!("a stray read: {:?}", queue.wait()?.result);
@@ -133,7 +136,7 @@ pub(super) fn dropped(interface: Interface) -> TestResult {
     Ok(Outcome::Yes)
 }
 
-/// Reads that do not end in time: an error that says so, and nothing is lost.
+/// Reads that do not end in time return an error, and nothing is lost.
 pub(super) fn timed_out(interface: Interface) -> TestResult {
     let options = Options::default().io_timeout(Duration::from_millis(100));
     rig::drive(interface, SLOW, options, |domain, controller, namespace| {
@@ -156,12 +159,12 @@ pub(super) fn timed_out(interface: Interface) -> TestResult {
     })
 }
 
-/// A command that is not looked at.
+/// Submits a command whose result is ignored.
 fn submit(queue: &mut Queue<'_, '_, PciDevice, ()>, namespace: &Namespace) -> rig::Result<()> {
     Ok(queue.submit_flush(namespace, ())?)
 }
 
-/// It works: a block arrives.
+/// Checks that reading works.
 fn reads(domain: &Domain, controller: &Controller<'_>, namespace: &Namespace) -> rig::Result<()> {
     domain.set_bounce(Bounce::Never);
     let buffer = Heap::Memfd.allocate(4096)?;

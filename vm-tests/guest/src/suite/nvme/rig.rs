@@ -1,4 +1,4 @@
-//! Controllers that were passed through to this process, and what the kernel says meanwhile.
+//! Controllers that are passed through to this process, and the kernel's messages.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use longshore_vm_tests::pattern;
 
 pub(super) type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Gives the device to vfio-pci; what it takes behind virtio-iommu, which isolates no interrupts.
+/// Binds the device to vfio-pci. Behind virtio-iommu, which does not isolate interrupts, allows that.
 pub(super) fn open(interface: Interface, address: &str) -> Result<(Builder, PciDevice)> {
     set_driver(address, Some("vfio-pci"))?;
     if !Path::new("/sys/class/iommu/dmar0").exists() {
@@ -25,7 +25,7 @@ pub(super) fn open(interface: Interface, address: &str) -> Result<(Builder, PciD
     Ok(interface.open(address)?)
 }
 
-/// Has `work` drive the controller at `address`.
+/// Calls `work` with the controller at `address`.
 pub(super) fn drive<R>(
     interface: Interface,
     address: &str,
@@ -38,7 +38,7 @@ pub(super) fn drive<R>(
     let namespace = controller.namespace(1)?;
     let result = work(&domain, &mut controller, namespace)?;
     drop(controller);
-    // Pools are all that may be left.
+    // Only pools may be left.
     domain.shrink(std::time::Duration::ZERO)?;
     let iovas = domain.iovas();
     if iovas.free_bytes() != iovas.all_bytes() {
@@ -67,17 +67,18 @@ pub(super) fn set_driver(address: &str, driver: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Fails where bytes are not the content with this seed.
+/// Fails if the bytes are not the content with this seed.
 pub(super) fn expect(seed: u64, offset: u64, bytes: &[u8]) -> Result<()> {
     match pattern::first_difference(seed, offset, bytes) {
         None => Ok(()),
         Some(at) => {
-            Err(format!("byte {at:#x} is another, of {:#x} from {offset:#x}", bytes.len()).into())
+            Err(format!("byte {at:#x} is wrong, in {:#x} bytes from {offset:#x}", bytes.len())
+                .into())
         }
     }
 }
 
-/// The kernel's messages from here on.
+/// The kernel's messages from its creation on.
 pub(super) struct KernelLog(File);
 
 impl KernelLog {
@@ -99,7 +100,7 @@ impl KernelLog {
     }
 }
 
-/// One message at each read, until there is none.
+/// Reads one message at a time, until there is none.
 fn read_all(file: &mut File) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     let mut record = [0; 8192];
@@ -107,7 +108,7 @@ fn read_all(file: &mut File) -> Result<Vec<String>> {
         match file.read(&mut record) {
             Ok(len) => lines.push(String::from_utf8_lossy(&record[..len]).into_owned()),
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Ok(lines),
-            // Older ones were overwritten; the next read goes on.
+            // Older messages were overwritten; the next read continues after them.
             Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
             Err(error) => return Err(error.into()),
         }

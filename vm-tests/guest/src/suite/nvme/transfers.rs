@@ -23,7 +23,7 @@ fn buffer_with(seed: u64, offset: u64, len_bytes: u64) -> rig::Result<Buffer> {
 }
 
 pub(super) fn written(interface: Interface) -> TestResult {
-    // What is there to be written, less a block at each end.
+    // The writable half, without a block at each end.
     let (start, len_bytes) = (fixture::DRIVEN_SMALL_BYTES + 4096, (1 << 20) + 4096 * 3);
     let range = DiskRange { disk_offset: start, offset: 0, len_bytes };
     let around = DiskRange { disk_offset: start - 4096, offset: 0, len_bytes: len_bytes + 8192 };
@@ -36,23 +36,22 @@ pub(super) fn written(interface: Interface) -> TestResult {
             let buffer = store(controller, &namespace, 8, &[range], buffer, |_| {})?;
             rig::expect(seed, 0, &buffer.read()?)
         })?;
-        // By a controller that was reset in between.
+        // With a controller that was reset in between.
         rig::drive(interface, SMALL, Options::default(), |_, controller, namespace| {
             let read = Heap::Memfd.allocate(around.len_bytes)?;
             let read = load(controller, &namespace, 8, &[around], read, |_| {})?;
             let bytes = read.read()?;
             let end = bytes.len() - 4096;
             rig::expect(seed, 0, &bytes[4096..end])?;
-            ensure!(bytes[..4096] == before[..4096], "the block before is another");
-            ensure!(bytes[end..] == before[end..], "the block behind is another");
+            ensure!(bytes[..4096] == before[..4096], "the block before was changed");
+            ensure!(bytes[end..] == before[end..], "the block after was changed");
             Ok(())
         })?;
     }
     Ok(Passed::Yes)
 }
 
-/// Memory that is not made of whole granules goes through slots, of long transfers the ends alone; and
-/// what lies beside it stays as it is.
+/// The unaligned ends of a transfer go through bounce slots, and the bytes beside it do not change.
 pub(super) fn unaligned(interface: Interface) -> TestResult {
     rig::drive(interface, RAW, Options::default(), |domain, controller, namespace| {
         let mut queue = controller.queue(1)?;
@@ -74,20 +73,20 @@ pub(super) fn unaligned(interface: Interface) -> TestResult {
             rig::expect(RAW_SEED, lba * 512, &bytes[start..start + len_bytes])?;
             let (before, behind) = (&bytes[..start], &bytes[start + len_bytes..]);
             let is_left = before.iter().chain(behind).all(|byte| *byte == 0xee);
-            ensure!(is_left, "{len_bytes} bytes at {offset}: what lies beside them was written");
+            ensure!(is_left, "{len_bytes} bytes at {offset}: the bytes beside them were written");
             let counters = domain.counters();
             ensure!(counters.bounced > bounced, "{len_bytes} bytes at {offset}: {counters:?}");
             bounced = counters.bounced;
         }
-        // Of the longest, a head and a tail of less than a granule each, and not the middle; what was
-        // there before is copied to the slots, and what the device wrote from them.
+        // Of the longest transfer only the two ends, each shorter than a granule, are bounced. Their
+        // bytes are copied to the slots and back.
         let copied_bytes = domain.counters().copied_bytes;
         ensure!(copied_bytes <= 2 * (512 + 4096 + 65_536 + 2 * 4096), "{copied_bytes} were copied");
         Ok(Passed::Yes)
     })
 }
 
-/// Longer transfers are cut, also where that takes hundreds of commands; what is not cut is refused, by
+/// Long transfers are split, even into hundreds of commands. A command beyond the limit is refused, by
 /// the driver or by the controller.
 pub(super) fn limit(interface: Interface) -> TestResult {
     for format in [DataPointerFormat::Prp, DataPointerFormat::Sgl] {
@@ -121,7 +120,7 @@ pub(super) fn limit(interface: Interface) -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// One range and many, whole pages and parts of them, by both kinds of lists.
+/// One range and many, whole pages and parts of pages, with both kinds of lists.
 pub(super) fn pointers(interface: Interface) -> TestResult {
     for format in [DataPointerFormat::Prp, DataPointerFormat::Sgl, DataPointerFormat::Shortest] {
         let options = Options::default().format(format);
@@ -130,7 +129,7 @@ pub(super) fn pointers(interface: Interface) -> TestResult {
                 let buffer = Heap::Memfd.allocate(len_bytes)?;
                 Ok(domain.map(buffer, Direction::FromDevice).map_err(DomainError::from)?)
             };
-            // In the middle of nowhere each, and in another order than they were mapped in.
+            // The mappings are not adjacent, and are used in another order.
             let mut mappings =
                 [map(40 << 10)?, map(4 << 10)?, map(8 << 10)?, map(256 << 10)?, map(4 << 10)?];
             let segment = |index: usize, skip: u64, cut: u64| Segment {
@@ -147,7 +146,7 @@ pub(super) fn pointers(interface: Interface) -> TestResult {
                 vec![segment(4, 512, 0), segment(0, 0, 0), segment(2, 0, 0), segment(1, 0, 3584)],
             ];
             if format != DataPointerFormat::Prp {
-                // Pages that are not whole, in the middle.
+                // Partial pages in the middle.
                 shapes.push(vec![segment(0, 512, 512), segment(2, 1024, 512), segment(4, 0, 4)]);
                 shapes.last_mut().ok_or("a shape")?[2].len_bytes -= 508;
             }
@@ -165,7 +164,7 @@ pub(super) fn pointers(interface: Interface) -> TestResult {
                     let mapping = mapping.ok_or("a segment of no mapping")?;
                     let mut bytes = vec![0; segment.len_bytes as usize];
                     let offset = segment.iova.raw() - mapping.iova().raw();
-                    // By itself the domain decides which of them are bounced.
+                    // The domain's default policy decides which of them are bounced.
                     mapping.sync_for_cpu(offset..offset + segment.len_bytes)?;
                     mapping.read(offset, &mut bytes)?;
                     rig::expect(RAW_SEED, at, &bytes)
@@ -198,7 +197,7 @@ pub(super) fn wrapping(interface: Interface) -> TestResult {
                 {
                     let mapping = local.map_reported(buffer).map_err(DomainError::from)?;
                     let segment = Segment { iova: mapping.iova(), len_bytes: 4096 };
-                    // No two reads are of the same blocks, nor side by side.
+                    // No two reads have the same or adjacent blocks.
                     let lba = given * 1009;
                     queue
                         .submit(Opcode::Read, &namespace, lba, &[segment], (lba, mapping))
@@ -232,12 +231,12 @@ pub(super) fn refused(interface: Interface) -> TestResult {
             domain.map(buffer, Direction::Bidirectional).map_err(DomainError::from)?;
         let segment = Segment { iova: mapping.iova(), len_bytes: 4096 };
         let mut queue = controller.queue(4)?;
-        // The last blocks, and one further.
+        // The last blocks are readable, and one block further is an error.
         let last = namespace.blocks - 8;
         queue.submit(Opcode::Read, &namespace, last, &[segment], ())?;
         queue.wait()?.result?;
         queue.submit(Opcode::Read, &namespace, last + 1, &[segment], ())?;
-        let refused = queue.wait()?.result.err().ok_or("blocks behind the end were read")?;
+        let refused = queue.wait()?.result.err().ok_or("blocks beyond the end were read")?;
         ensure!((refused.status.code_type(), refused.status.code()) == (0, 0x80), "{refused}");
         let text = refused.to_string();
         let words = ["Read of 8 blocks", &format!("{:#x}", last + 1), "LBA Out of Range"];
@@ -246,7 +245,7 @@ pub(super) fn refused(interface: Interface) -> TestResult {
         queue.submit(Opcode::Write, &namespace, 0, &[segment], ())?;
         let refused = queue.wait()?.result.err().ok_or("a read-only disk was written")?;
         ensure!(refused.to_string().contains("Write of 8 blocks"), "{refused}");
-        // The queue goes on.
+        // The queue continues to work.
         queue.submit(Opcode::Read, &namespace, 5, &[segment], ())?;
         queue.wait()?.result?;
         let mut bytes = [0; 4096];
@@ -254,13 +253,13 @@ pub(super) fn refused(interface: Interface) -> TestResult {
         mapping.read(0, &mut bytes)?;
         rig::expect(RAW_SEED, 5 * 512, &bytes)?;
         for depth in [0, u16::MAX] {
-            let refused = controller.queue::<()>(depth).err().ok_or("such a queue was made")?;
+            let refused = controller.queue::<()>(depth).err().ok_or("such a queue was created")?;
             ensure!(refused.to_string().contains("possible"), "{refused}");
         }
         let beyond = DiskRange { disk_offset: namespace.len(), offset: 0, len_bytes: 512 };
         let buffer = Heap::Memfd.allocate(4096)?;
         let refused = load(controller, &namespace, 4, &[beyond], buffer, |_| {});
-        let refused = refused.err().ok_or("what is not there was loaded")?;
+        let refused = refused.err().ok_or("a range beyond the end was loaded")?;
         ensure!(matches!(refused, Error::OutOfRange { .. }), "{refused}");
         Ok(Passed::Yes)
     })

@@ -1,4 +1,4 @@
-//! A gigabyte, as a range of the disk and as a file; and the program.
+//! A gigabyte, as a range of the disk and as a file; and the example program.
 
 use std::fs;
 use std::process::Command;
@@ -59,8 +59,8 @@ pub(super) fn file(interface: Interface) -> TestResult {
     })
 }
 
-/// Runs `work` while the kernel has the disk, with the file system mounted; it is not when this
-/// returns.
+/// Runs `work` with the disk bound to the kernel's driver and the file system mounted, and unmounts it
+/// afterwards.
 fn with_file_system<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     let is_mounted = fs::exists(format!("{FOLDER}/{}", fixture::DRIVEN_FILE))?;
     if !is_mounted {
@@ -72,7 +72,7 @@ fn with_file_system<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     result
 }
 
-/// The kernel looks for disks in the background.
+/// Waits for the disk, which the kernel probes in the background, and mounts it.
 fn mount() -> Result<()> {
     let started = std::time::Instant::now();
     loop {
@@ -91,7 +91,7 @@ fn mount() -> Result<()> {
     }
 }
 
-/// By the program: a file's extents, the range of a disk, a small bench.
+/// Tests the program: a file's extents, the range of a disk, a small bench.
 pub(super) fn program(interface: Interface) -> TestResult {
     const LIST: &str = "/tmp/list.json";
     let backend = match interface {
@@ -133,7 +133,7 @@ pub(super) fn program(interface: Interface) -> TestResult {
     ensure!(loaded["len_bytes"] == odd, "{loaded}");
     let mut content = vec![0; odd as usize];
     pattern::fill(odd, 0, &mut content);
-    ensure!(fs::read("/tmp/out")? == content, "the file is another");
+    ensure!(fs::read("/tmp/out")? == content, "the file differs");
 
     let rows = run_with(
         &["bench", "--json", "--block", "8K", "--depth", "16", "--rounds", "1"],

@@ -1,5 +1,5 @@
-//! QEMU's device `edu` (`docs/specs/edu.rst` there), as a driver in userspace has it: its registers are
-//! mapped, and it copies between a buffer of its own and memory.
+//! A userspace driver of QEMU's device `edu` (`docs/specs/edu.rst` of QEMU): it maps the registers, and
+//! the device copies between its own buffer and memory.
 
 use std::error::Error;
 use std::fs;
@@ -21,19 +21,19 @@ const REGISTER_COUNT: usize = 0x90;
 const REGISTER_COMMAND: usize = 0x98;
 const RUN: u64 = 1 << 0;
 const TO_MEMORY: u64 = 1 << 1;
-/// Where the device has its buffer of 4 KiB.
+/// The address of the device's buffer of 4 KiB.
 const BUFFER: u64 = 0x4_0000;
 
-/// What it copies at once: QEMU 7.2 ends itself where a copy reaches the buffer's end.
+/// The maximum of one copy: QEMU 7.2 aborts if a copy reaches the buffer's end.
 pub(super) const COPY_BYTES: usize = 2048;
-/// How long the device takes for a copy, of the guest's time, however short it is.
+/// The guest time of a copy of any length.
 pub(super) const COPY_TIME: Duration = Duration::from_millis(100);
 const COPY_TIMES_MAX: u32 = 200;
 
 /// The device.
 pub(super) struct Edu {
     registers: Registers,
-    // Open for as long as its registers are used.
+    // Keeps the device open as long as its registers are used.
     _device: Device,
 }
 
@@ -41,7 +41,7 @@ impl Edu {
     pub(super) fn new(device: Device) -> Result<Self, Box<dyn Error>> {
         let info = device.info()?;
         if !info.is_pci || device.reset().is_ok() != info.can_reset {
-            return Err(format!("{info:?} is not what the device can do").into());
+            return Err(format!("{info:?} does not match the device").into());
         }
         device.set_bus_master(true)?;
         let bar = device.region(0)?;
@@ -55,17 +55,17 @@ impl Edu {
         Ok(Self { registers, _device: device })
     }
 
-    /// Copies `len` bytes of memory to the start of its buffer.
+    /// Copies `len` bytes from memory to the start of the device's buffer.
     pub(super) fn fetch(&self, iova: u64, len: usize) {
         self.copy(iova, BUFFER, len, RUN);
     }
 
-    /// Copies `len` bytes from the start of its buffer to memory.
+    /// Copies `len` bytes from the start of the device's buffer to memory.
     pub(super) fn store(&self, iova: u64, len: usize) {
         self.copy(BUFFER, iova, len, RUN | TO_MEMORY);
     }
 
-    /// As [`store`](Self::store), and does not wait for it.
+    /// Like [`store`](Self::store), but does not wait for the end.
     pub(super) fn begin_store(&self, iova: u64, len: usize) {
         self.begin(BUFFER, iova, len, RUN | TO_MEMORY);
     }
@@ -90,7 +90,7 @@ impl Edu {
     }
 }
 
-/// Where sysfs has it.
+/// Returns the device's folder in sysfs.
 pub(super) fn folder() -> io::Result<PathBuf> {
     for entry in fs::read_dir("/sys/bus/pci/devices")? {
         let folder = entry?.path();
@@ -102,18 +102,18 @@ pub(super) fn folder() -> io::Result<PathBuf> {
     Err(io::Error::new(io::ErrorKind::NotFound, "this machine has no edu"))
 }
 
-/// Its address on the bus.
+/// Returns the device's PCI address.
 pub(super) fn address(folder: &Path) -> String {
     folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Where sysfs has the device that shares its group: the next function of the same slot.
+/// Returns the sysfs folder of the device in the same IOMMU group: the next function of the slot.
 pub(super) fn neighbour(folder: &Path) -> PathBuf {
     let address = address(folder);
     folder.with_file_name(format!("{}.1", address.trim_end_matches(".0")))
 }
 
-/// Gives it to a driver, or to none.
+/// Binds the device to a driver, or to none.
 pub(super) fn set_driver(folder: &Path, driver: Option<&str>) -> io::Result<()> {
     let address = address(folder);
     if fs::exists(folder.join("driver"))? {

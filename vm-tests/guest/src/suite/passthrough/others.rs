@@ -1,5 +1,5 @@
-//! The device and other processes: of users who may not, of users who may lock little, and one that is
-//! killed. And the device beside one that the kernel uses.
+//! The device and other processes: of users without permission, of users with a limit of locked memory,
+//! and one that is killed. Also a device that shares its group with one that the kernel uses.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ use super::rig::Interface;
 use crate::outcome::{Passed, TestResult, ensure};
 use crate::peer::{self, ORDINARY_USER};
 
-/// What of the device's an ordinary user must be given.
+/// Returns the device files that an ordinary user needs.
 fn nodes(interface: Interface, folder: &Path) -> Result<Vec<PathBuf>, Box<dyn Error>> {
     Ok(match interface {
         Interface::Vfio => {
@@ -46,7 +46,7 @@ fn told(interface: Interface, folder: &Path) -> Value {
     json!({"interface": interface.name(), "address": edu::address(folder)})
 }
 
-/// What an ordinary user's process in that role has ended with.
+/// Runs an ordinary user's process in that role, and returns its output.
 fn play(role: &str, told: &Value) -> Result<Output, Box<dyn Error>> {
     let peer = peer::start(role, told, None, Some(ORDINARY_USER))?;
     Ok(peer.wait_with_output()?)
@@ -58,12 +58,13 @@ fn ensure_succeeded(output: &Output) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A user who may not open the device is told which file, and may when it is theirs.
+/// For a user without permission the error names the file to open, and the owner of the files can open
+/// the device.
 pub(super) fn may_not(interface: Interface) -> TestResult {
     let folder = interface.prepare()?;
     let told = told(interface, &folder);
     let nodes = nodes(interface, &folder)?;
-    // One after the other: each of them is missed.
+    // Grants the files one by one: each missing one is reported.
     for node in &nodes {
         let refused = play(OPEN, &told)?;
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -78,7 +79,8 @@ pub(super) fn may_not(interface: Interface) -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// A device that cannot be kept apart from one of the kernel's is refused, and that one is named.
+/// A device that cannot be isolated from one that the kernel uses is refused, and the error names that
+/// one.
 pub(super) fn neighbour(interface: Interface) -> TestResult {
     const DRIVER: &str = "serial";
     let folder = interface.prepare()?;
@@ -97,7 +99,7 @@ pub(super) fn neighbour(interface: Interface) -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// What cannot be locked is refused with the reason, and all else goes on.
+/// Memory that cannot be locked is refused with the reason, and everything else continues to work.
 pub(super) fn limit(interface: Interface) -> TestResult {
     let folder = interface.prepare()?;
     let mut told = told(interface, &folder);
@@ -107,7 +109,7 @@ pub(super) fn limit(interface: Interface) -> TestResult {
     let output = play(PIN, &told);
     own(&nodes, 0)?;
     ensure_succeeded(&output?)?;
-    // Nothing of it counts for the user any more.
+    // The first process no longer counts against the user's limit.
     own(&nodes, ORDINARY_USER)?;
     let output = play(PIN, &told);
     own(&nodes, 0)?;
@@ -115,9 +117,9 @@ pub(super) fn limit(interface: Interface) -> TestResult {
     Ok(Passed::Yes)
 }
 
-/// Pages that drivers have pinned and not given back.
+/// Returns the number of pages that drivers have pinned and not released.
 fn pinned_pages() -> Result<i64, Box<dyn Error>> {
-    // Each processor counts for itself, and tells the others now and then, unless it is asked.
+    // Each processor has its own counter; writing this adds them up.
     fs::write("/proc/sys/vm/stat_refresh", "1")?;
     let all = fs::read_to_string("/proc/vmstat")?;
     let count = |name: &str| -> Result<i64, Box<dyn Error>> {
@@ -135,13 +137,13 @@ fn is_bus_master(folder: &Path) -> Result<bool, Box<dyn Error>> {
     Ok(command[0] & BUS_MASTER != 0)
 }
 
-/// A process that is killed while the device copies leaves nothing: the device writes no more, and is
-/// there for the next at once, with all addresses.
+/// A process that is killed while the device copies leaves nothing: the device stops writing, and the
+/// next process can use it at once, with all addresses.
 pub(super) fn killed(interface: Interface) -> TestResult {
     const TARGET: u8 = 0x11;
     const NEW: u8 = 0xe7;
     let folder = interface.prepare()?;
-    // Whatever was opened first stays: the kernel pins pages for its own.
+    // Opens and closes once, because the kernel pins some pages of its own at the first time.
     drop(interface.domain_and_device()?);
     for is_awaited in [true, false] {
         let file = memfd::create("target", Backing::Shmem)?;
@@ -165,7 +167,7 @@ pub(super) fn killed(interface: Interface) -> TestResult {
             }
         };
         if is_awaited {
-            // Without a kill it arrives, so it is the kill that stops it.
+            // Without the kill the transfer arrives, so in the other turn the kill stops it.
             thread::sleep(COPY_TIME * 3);
         } else {
             ensure!(target()? == [TARGET; TARGET_BYTES], "the transfer has ended before the kill");
@@ -184,23 +186,24 @@ pub(super) fn killed(interface: Interface) -> TestResult {
         thread::sleep(COPY_TIME * 10);
         ensure!(target()? == after, "the device has written after the kill");
 
-        // The next one has it at once, and all of its addresses; there is nothing at the old one.
+        // The next process can open it at once, with all of its addresses; nothing is mapped at the old
+        // one.
         let (builder, device) = interface.domain_and_device()?;
         let domain = builder.build();
         ensure!(domain.iovas().free_bytes() == domain.iovas().all_bytes(), "addresses are taken");
         device.store(Iova::new(iova), &[0x99; 64]);
-        ensure!(target()? == after, "what was mapped for the killed process still is");
+        ensure!(target()? == after, "the mapping of the killed process still exists");
         let buffer = Heap::Memfd.allocate(TRANSFER_BYTES)?;
         let mapping = domain.map_at(Iova::new(iova), buffer, Direction::Bidirectional)?;
         device.store(mapping.iova(), b"mine");
         let buffer = mapping.unmap().map_err(|failed| failed.error)?;
         ensure!(buffer.read()?[..5] == *b"mine\0", "the address is not free for the next");
-        ensure!(target()? == after, "another's memory changed");
+        ensure!(target()? == after, "the memory of another process changed");
     }
     Ok(Passed::Yes)
 }
 
-/// Where the device has begun to write.
+/// Waits until the device has begun to write, and returns the address.
 fn begun(owner: &mut Child) -> Result<u64, Box<dyn Error>> {
     let output = owner.stdout.as_mut().ok_or("its output is not caught")?;
     let mut line = String::new();

@@ -1,10 +1,10 @@
-//! Another process that has the device: what it does in its roles.
+//! Another process that owns the device, in its roles.
 //!
 //! ```text
 //!   test ── interface, address, limit, a memfd ──► owner ── Domain ── edu
-//!   test ◄── standard output: how far it is; standard error, exit status: what went wrong
+//!   test ◄── progress on standard output; errors on standard error and as exit status
 //! ```
-#![expect(unsafe_code, reason = "lends mapped memory of another process's to a domain")]
+#![expect(unsafe_code, reason = "maps shared memory of another process in a domain")]
 
 use std::error::Error;
 use std::fmt::Display;
@@ -30,10 +30,10 @@ pub(crate) const OPEN: &str = "open-device";
 pub(crate) const PIN: &str = "pin-memory";
 pub(crate) const TRANSFER: &str = "transfer";
 
-/// What it says when the device has begun to write.
+/// The line that it prints when the device has begun to write.
 pub(super) const BEGUN: &str = "begun";
 
-/// What has the memory of a transfer: the target, and what is written to it.
+/// The length of the target, and of the memory of a transfer: the target and its new content.
 pub(super) const TARGET_BYTES: usize = 4096;
 pub(super) const TRANSFER_BYTES: u64 = 2 * TARGET_BYTES as u64;
 
@@ -73,14 +73,14 @@ fn ensure_says_how(refused: impl Display) -> Done {
     Ok(())
 }
 
-/// Maps as much as may be locked, and more.
+/// Maps as much memory as may be locked, and more.
 pub(crate) fn play_pin(told: &Value, _: Option<OwnedFd>) -> Done {
     let limit_bytes = told["limit_bytes"].as_u64().ok_or("no limit is named")?;
     let limit = Rlimit { current: Some(limit_bytes), maximum: Some(limit_bytes) };
     setrlimit(Resource::Memlock, limit)?;
     let (builder, device) = open(told)?;
     let edu = Edu::new(device)?;
-    // Chunks are larger than the limit.
+    // The pool's chunks are larger than the limit.
     let domain = builder.pool_limit(u64::MAX, WhenFull::MapDirectly).bounce(Bounce::Never).build();
     let free_bytes = domain.iovas().free_bytes();
 
@@ -92,7 +92,7 @@ pub(crate) fn play_pin(told: &Value, _: Option<OwnedFd>) -> Done {
     ensure!(refused.value.host().len() as u64 == limit_bytes, "another buffer came back");
     ensure!(refused.value.read()?.iter().all(|byte| *byte == 0x62), "the buffer has changed");
     ensure!(domain.iovas().free_bytes() == left_bytes, "addresses were lost");
-    // Nothing of it counts, so as much as is left can be mapped, again and again.
+    // The refused mapping does not count, so the remaining limit can be used again and again.
     for turn in 0..4 {
         let second = domain.map(filled(limit_bytes / 4, 0)?, Direction::FromDevice)?;
         edu.fetch(first.iova().raw(), COPY_BYTES);
@@ -102,7 +102,7 @@ pub(crate) fn play_pin(told: &Value, _: Option<OwnedFd>) -> Done {
         ensure!(second.read()?[COPY_BYTES] == 0, "turn {turn}: a byte more was written");
     }
 
-    // Without room for a chunk a transfer is mapped, or refused where it must be bounced.
+    // If there is no room for a chunk, a transfer is mapped, or refused if it must be bounced.
     domain.set_bounce(Bounce::Always);
     let direct = domain.map(filled(4096, 0x63)?, Direction::ToDevice)?;
     ensure!(!direct.is_bounced(), "{direct:?}");
@@ -117,7 +117,7 @@ pub(crate) fn play_pin(told: &Value, _: Option<OwnedFd>) -> Done {
     Ok(())
 }
 
-/// A file that somebody else looks at.
+/// A file that another process reads.
 struct Lent {
     mapped: Mapped,
     file: OwnedFd,
@@ -140,7 +140,8 @@ unsafe impl DmaMemory for Lent {
     }
 }
 
-/// Has the device write to the file's first page what the second has, says so, and stays there.
+/// Makes the device copy the file's second page to the first one, prints a line when it has begun, and
+/// sleeps.
 pub(crate) fn play_transfer(told: &Value, file: Option<OwnedFd>) -> Done {
     let file = file.ok_or("no descriptor came")?;
     let lent = Lent { mapped: Mapped::new(&file, TRANSFER_BYTES)?, file };

@@ -1,15 +1,15 @@
-//! A backend that remembers what it has mapped, and a device behind it that is judged by the bytes.
+//! A backend that records its mappings, and a device behind it that is checked by comparing bytes.
 //!
 //! ```text
-//!   Domain ─► Watched ─► Vfio or Iommufd          Journal   which file's bytes lie, or lay, at an IOVA
+//!   Domain ─► Watched ─► Vfio or Iommufd          Journal   the file whose bytes are, or were, at an IOVA
 //!                │                                   ▲
 //!                └── each mapping, its file ─────────┤
 //!   suite ─► Passed ── DMA by edu ──► IOMMU          │
-//!                └── looks whether bytes changed ────┘
+//!                └── checks whether bytes changed ───┘
 //! ```
 //!
-//! A stray access of a device is blocked without a word: the device goes on as if it had been done. So
-//! a write is looked for in the memory, also in memory that was unmapped: the journal keeps its file.
+//! The IOMMU blocks a stray access without a report: the device continues as if it had been done. So a
+//! test looks for a write in the memory, including unmapped memory, whose file the journal keeps.
 #![expect(unsafe_code, reason = "passes on what a domain maps, and maps a mailbox")]
 
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ use longshore_pagetable::Prot;
 use super::conformance;
 use super::edu::{self, COPY_BYTES, Edu};
 
-/// Which of the kernel's interfaces.
+/// The kernel's interface to the IOMMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interface {
     Vfio,
@@ -36,7 +36,7 @@ pub(super) enum Interface {
 }
 
 impl Interface {
-    /// As another process is told.
+    /// Returns the name, which is passed to another process.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Vfio => "vfio",
@@ -48,7 +48,7 @@ impl Interface {
         [Self::Vfio, Self::Iommufd].into_iter().find(|interface| interface.name() == name)
     }
 
-    /// The device as it is, given to vfio-pci and otherwise untouched.
+    /// Opens the device without watching it; it must be bound to vfio-pci.
     pub(super) fn open(
         self,
         address: &str,
@@ -65,7 +65,8 @@ impl Interface {
         })
     }
 
-    /// Where the administrator allows what virtio-iommu cannot isolate.
+    /// Returns the file in which the administrator allows devices without interrupt isolation, as behind
+    /// virtio-iommu.
     pub(super) fn unsafe_interrupts(self) -> &'static str {
         match self {
             Self::Vfio => "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts",
@@ -73,7 +74,7 @@ impl Interface {
         }
     }
 
-    /// All that must be done before a device can be opened; where sysfs has the device.
+    /// Prepares the device for opening, and returns its folder in sysfs.
     pub(super) fn prepare(self) -> Result<std::path::PathBuf, Box<dyn Error>> {
         let folder = edu::folder()?;
         if !fs::read_link(folder.join("driver")).is_ok_and(|driver| driver.ends_with("vfio-pci")) {
@@ -90,7 +91,7 @@ impl Interface {
     }
 }
 
-/// Whether the machine's IOMMU is one that isolates interrupts: here VT-d, and not virtio-iommu.
+/// Returns `true` if the machine's IOMMU isolates interrupts: VT-d does, virtio-iommu does not.
 pub(super) fn remaps_interrupts() -> bool {
     Path::new("/sys/class/iommu/dmar0").exists()
 }
@@ -111,20 +112,20 @@ impl Interface {
         let mailbox = Arc::new(Mailbox::new()?);
         let journal = Arc::new(Mutex::default());
         let watched = Watched::new(backend, Arc::clone(&mailbox), Arc::clone(&journal))?;
-        // Most tests look into the memory while it is mapped.
+        // Most tests access the memory while it is mapped.
         let builder = Domain::builder(watched).bounce(Bounce::Never);
         Ok((builder, Passed { edu, mailbox, journal }))
     }
 }
 
-/// Memory that the device and the test exchange bytes by, mapped beside what the domain maps.
+/// Memory through which the device and the test exchange bytes, mapped beside the domain's mappings.
 struct Mailbox {
     buffer: Buffer,
-    /// The same memory, for calls.
+    /// The same memory as a file.
     file: File,
 }
 
-/// Below 4 GiB, and where no test of the suite maps anything.
+/// Below 4 GiB, at an address that no test of the suite maps.
 const MAILBOX: Iova = Iova::new(0x7000_0000);
 const MAILBOX_BYTES: u64 = 4096;
 
@@ -136,7 +137,7 @@ impl Mailbox {
     }
 }
 
-/// The memfd behind a buffer.
+/// Returns the memfd of a buffer.
 fn file_of(buffer: &Buffer) -> Result<File, Box<dyn Error>> {
     // SAFETY: no slice of the buffer is borrowed while the file is written.
     let file = unsafe { buffer.file() };
@@ -144,22 +145,22 @@ fn file_of(buffer: &Buffer) -> Result<File, Box<dyn Error>> {
     Ok(File::from(file.try_clone_to_owned()?))
 }
 
-/// A mapping that is, or was.
+/// An existing or earlier mapping.
 struct Entry {
     range: AddrRange<Iova>,
-    /// What the bytes can be seen in: the memory's own file, or this process.
+    /// A file through which the bytes can be read: the memory's own file, or this process's memory.
     file: File,
     file_offset: u64,
-    /// The file keeps the memory, so it can be looked at after it was unmapped.
+    /// `true` if the file keeps the memory, so that it can be read after the unmap.
     keeps: bool,
     is_mapped: bool,
 }
 
-/// What was mapped, the last first.
+/// The mappings, the latest first.
 #[derive(Default)]
 struct Journal(VecDeque<Entry>);
 
-/// As many are looked at after they were unmapped; each keeps a descriptor and its memory.
+/// The maximum number of unmapped entries; each keeps a descriptor and its memory.
 const PAST_MAX: usize = 64;
 
 impl Journal {
@@ -181,7 +182,7 @@ impl Journal {
         });
     }
 
-    /// Where the bytes are seen that lie at `wanted`, or lay there last.
+    /// Returns the place of the bytes that are at `wanted`, or were there last.
     fn find(&self, wanted: AddrRange<Iova>) -> Option<Place<'_>> {
         let entry = self.0.iter().find(|entry| entry.range.contains_range(wanted))?;
         let at = entry.file_offset + (wanted.start().raw() - entry.range.start().raw());
@@ -189,7 +190,7 @@ impl Journal {
     }
 }
 
-/// Bytes that a device may reach.
+/// Bytes that a device may access.
 struct Place<'a> {
     file: &'a File,
     at: u64,
@@ -228,8 +229,8 @@ impl Watched {
     ) -> Result<Self, BackendError> {
         let host = mailbox.buffer.host().cast();
         let piece = Piece::new(host, MAILBOX_BYTES, None);
-        // SAFETY: the mailbox lives until it is unmapped, when `self` is dropped, and nobody borrows
-        // its bytes.
+        // SAFETY: the mailbox lives until it is unmapped, when `self` is dropped, and its bytes are
+        // never borrowed.
         unsafe { backend.map(MAILBOX, piece, Prot::READ_WRITE) }?;
         Ok(Self { backend, mailbox, journal })
     }
@@ -241,16 +242,16 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // SAFETY: mapped when this was made, and not unmapped since.
+        // SAFETY: mapped when `self` was created, and not unmapped since.
         let unmapped = unsafe { self.backend.unmap(&[Self::window()]) };
         if unmapped.is_err() {
-            // The device may write to it for ever.
+            // The device may still write to it, so it is never freed.
             std::mem::forget(Arc::clone(&self.mailbox));
         }
     }
 }
 
-// SAFETY: the calls are passed on.
+// SAFETY: all calls are passed on.
 unsafe impl Backend for Watched {
     fn name(&self) -> &'static str {
         self.backend.name()
@@ -263,7 +264,7 @@ unsafe impl Backend for Watched {
     }
 
     unsafe fn map(&self, iova: Iova, piece: Piece<'_>, prot: Prot) -> Result<(), BackendError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.backend.map(iova, piece, prot) }?;
         let (file, file_offset) = match piece.file {
             Some((file, at)) => (file.try_clone_to_owned().map(File::from), at.raw()),
@@ -280,7 +281,7 @@ unsafe impl Backend for Watched {
     }
 
     unsafe fn unmap(&self, ranges: &[AddrRange<Iova>]) -> Result<(), BackendError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.backend.unmap(ranges) }?;
         ranges.iter().for_each(|range| lock(&self.journal).remove(*range));
         Ok(())
@@ -295,7 +296,7 @@ fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
     journal.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is in the device's buffer before it reads: each once.
+/// The contents of the device's buffer before it reads, one after the other.
 const PRIMERS: [u8; 2] = [0xa5, 0x5a];
 
 /// A device that was passed through to this process.
@@ -306,15 +307,15 @@ pub(super) struct Passed {
 }
 
 impl Passed {
-    /// Puts bytes into the device's buffer.
+    /// Copies bytes into the device's buffer.
     fn load(&self, bytes: &[u8]) {
         self.mailbox.file.write_all_at(bytes, 0).expect("a memfd");
         self.edu.fetch(MAILBOX.raw(), bytes.len());
     }
 
-    /// What the device sees at `iova`, if it may look.
+    /// Reads at `iova` with the device; returns `true` if the access was allowed.
     fn read_some(&self, iova: Iova, into: &mut [u8]) -> bool {
-        // A device that is refused keeps what it had, or gets zeros.
+        // After a refused read, the device's buffer is unchanged or has zeros.
         let seen = PRIMERS.map(|primer| {
             self.load(&vec![primer; into.len()]);
             self.edu.fetch(iova.raw(), into.len());
@@ -328,7 +329,8 @@ impl Passed {
         self.are_zeros_there(iova, into.len())
     }
 
-    /// Whether zeros that were read are those of the memory: then it sees what is put there instead.
+    /// Returns `true` if zeros that were read come from the memory: then the device also reads another
+    /// content from there.
     fn are_zeros_there(&self, iova: Iova, len: usize) -> bool {
         let journal = lock(&self.journal);
         let Some(place) = journal.find(range_of(iova, len)).filter(|place| place.is_mapped) else {
@@ -348,7 +350,8 @@ impl Passed {
         seen == marker
     }
 
-    /// Whether the bytes arrived where they are, or were, mapped, or anywhere that can be read.
+    /// Writes with the device; returns `true` if the bytes arrived in the present or earlier mapping, or
+    /// in any readable memory.
     fn write_some(&self, iova: Iova, from: &[u8]) -> bool {
         self.load(from);
         let journal = lock(&self.journal);
@@ -359,7 +362,7 @@ impl Passed {
             return self.read_some(iova, &mut seen) && seen == from;
         };
         let before = place.read(from.len());
-        // Each byte something else than what is to arrive.
+        // Each byte differs from the one that is to arrive.
         let other: Vec<u8> = from.iter().map(|byte| !byte).collect();
         place.write(&other);
         self.edu.store(iova.raw(), from.len());
@@ -372,13 +375,13 @@ impl Passed {
         false
     }
 
-    /// Has the device write without asking whether it could.
+    /// Makes the device write, without a check of the result.
     pub(super) fn store(&self, iova: Iova, bytes: &[u8]) {
         self.load(bytes);
         self.edu.store(iova.raw(), bytes.len());
     }
 
-    /// As [`conformance::Device::read`].
+    /// Like [`conformance::Device::read`].
     pub(super) fn fetch(&self, iova: Iova, into: &mut [u8]) -> bool {
         let mut at = iova;
         into.chunks_mut(COPY_BYTES).all(|part| {
@@ -404,5 +407,5 @@ impl conformance::Device for Passed {
     }
 }
 
-/// What the machine's pages are like: the granule of both backends here.
+/// The page size of the machine, which is the granule of both backends.
 pub(super) const GRANULE: Granule = Granule::SIZE_4K;

@@ -1,4 +1,4 @@
-//! DMA to where nothing is mapped, or not for writing.
+//! DMA to addresses that are not mapped, or not writable.
 
 use longshore_domain::Direction;
 use longshore_heap::{Buffer, Heap};
@@ -10,8 +10,8 @@ use crate::outcome::{Passed, TestResult, ensure};
 const PAGE: u64 = 4096;
 const STRAY: [u8; 16] = [0xee; 16];
 
-/// A device that writes where it may not changes no byte of any memory that is, or was, mapped; and it
-/// reads nothing there.
+/// A device's forbidden write changes no byte of any memory that is, or was, mapped; and a forbidden
+/// read returns nothing.
 pub(super) fn leaves_all(interface: Interface) -> TestResult {
     let (builder, device) = interface.domain_and_device()?;
     let domain = builder.guard_bytes(PAGE).build();
@@ -35,7 +35,7 @@ pub(super) fn leaves_all(interface: Interface) -> TestResult {
     let for_writing = domain.map(for_writing, Direction::FromDevice)?;
     let to_unmap = domain.map(to_unmap, Direction::Bidirectional)?;
 
-    // The device has just used it, so the IOMMU remembers where it was.
+    // The device has just used this mapping, so the IOMMU caches it.
     let just_unmapped = to_unmap.iova();
     device.store(just_unmapped, &[unmapped_fill; 16]);
     let mut seen = [0; 16];
@@ -61,18 +61,18 @@ pub(super) fn leaves_all(interface: Interface) -> TestResult {
         }
         ensure!(whole(&unmapped, unmapped_fill)?, "{what}: a byte of unmapped memory changed");
     }
-    // Across the end of a page, the part that is mapped may arrive.
+    // A write across the end of a page may arrive in the mapped part.
     device.store(at(one_page.iova(), PAGE - 8), &STRAY);
     let mut seen = [0; 16];
     let is_read = device.fetch(for_writing.iova(), &mut seen);
-    // Linux sets the bit for reading in every entry of VT-d's second stage.
-    ensure!(!is_read || remaps_interrupts(), "read what is for writing: {seen:x?}");
-    // And it still works.
+    // Linux sets the read bit in every entry of VT-d's second stage.
+    ensure!(!is_read || remaps_interrupts(), "write-only memory was read: {seen:x?}");
+    // A write to the same mapping still works.
     device.store(at(for_writing.iova(), PAGE), &STRAY);
 
     ensure!(
         whole(&for_reading.unmap().map_err(|failed| failed.error)?, reading_fill)?,
-        "memory for reading changed"
+        "read-only memory changed"
     );
     ensure!(whole(&unmapped, unmapped_fill)?, "unmapped memory changed");
     let one_page = one_page.unmap().map_err(|failed| failed.error)?;
@@ -82,7 +82,7 @@ pub(super) fn leaves_all(interface: Interface) -> TestResult {
     ensure!(tail == [0xee; 8] || tail == [one_fill; 8], "a part of a word arrived: {tail:x?}");
     let for_writing = for_writing.unmap().map_err(|failed| failed.error)?;
     let for_writing = for_writing.read()?;
-    ensure!(for_writing[4096..4112] == STRAY, "a write that is allowed did not arrive");
+    ensure!(for_writing[4096..4112] == STRAY, "an allowed write did not arrive");
     let others = for_writing[..4096].iter().chain(&for_writing[4112..]);
     ensure!(others.into_iter().all(|byte| *byte == writing_fill), "another byte changed");
     Ok(Passed::Yes)

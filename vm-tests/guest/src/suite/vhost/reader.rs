@@ -1,4 +1,4 @@
-//! A thread that reads from the disk into a buffer, all over, and notes what is where.
+//! A thread that reads blocks of the disk at random into a buffer, and records which block is where.
 
 use std::{
     fs::File,
@@ -26,22 +26,22 @@ use super::Result;
 use crate::{mapped::Mapped, outcome::ensure};
 
 const PAGE_BYTES: u64 = 4096;
-/// The buffer, in pages; behind it is one for the control block.
+/// The pages of the buffer; another page for the control block follows.
 const PAGES: u64 = 4096;
-/// The most that is read at once.
+/// The maximum pages of a read.
 const READ_PAGES_MAX: u64 = 16;
-/// How many reads there are from one look at the control block to the next.
+/// The number of reads between two checks of the control block.
 const LOOK_EVERY: u64 = 32;
 const BLOCKS: u64 = VHOST_CONTENT_BYTES / PAGE_BYTES;
-/// Notes of a page: nothing was read into it yet; something is being read into it.
+/// Notes of a page: no read into it has begun; a read into it is in flight.
 const NOTHING: u64 = u64::MAX;
 const BUSY: u64 = u64::MAX - 1;
 const POLL: Duration = Duration::from_millis(20);
 
-/// How reading has ended.
+/// The reason why reading has ended.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// The host says that the machine has moved.
+    /// The control block says that the machine has migrated.
     Moved,
     /// A read failed.
     Failed(#[expect(dead_code, reason = "shown")] io::Error),
@@ -49,26 +49,26 @@ pub(super) enum Ended {
     Stuck,
 }
 
-/// What the pages hold, held against what was read into them last.
+/// The comparison of the pages with their last reads.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) looked_at: u64,
-    /// Something else.
+    /// The pages with other content.
     pub(super) stale: u64,
-    /// They were being read into.
+    /// The pages with a read in flight.
     pub(super) busy: u64,
 }
 
 struct Notes {
-    /// Which block of the disk each page holds.
+    /// The disk block that each page holds.
     blocks: Vec<AtomicU64>,
-    /// How many reads have ended.
+    /// The number of completed reads.
     reads: AtomicU64,
 }
 
 pub(super) struct Reader {
     notes: Arc<Notes>,
-    /// The same memory as the thread's.
+    /// Another mapping of the thread's buffer.
     buffer: Mapped,
     ended: Receiver<Ended>,
 }
@@ -97,20 +97,21 @@ impl Reader {
         self.notes.reads.load(Ordering::Acquire)
     }
 
-    /// Waits until something was read into each page.
+    /// Waits until there was a read into each page.
     pub(super) fn wait_until_each_was_read(&self, limit: Duration) -> Result<()> {
         let is_read = |block: &AtomicU64| block.load(Ordering::Acquire) != NOTHING;
         let ended = self.wait_until(limit, || self.notes.blocks.iter().all(is_read));
-        ensure!(ended.is_none(), "reads do not go on: {ended:?}");
+        ensure!(ended.is_none(), "reading has ended: {ended:?}");
         Ok(())
     }
 
-    /// Waits until the host says that the machine has moved, or until no read has ended for `limit`.
+    /// Waits until the control block says that the machine has migrated, or until no read has completed
+    /// for `limit`.
     pub(super) fn wait_for_the_move(&self, limit: Duration) -> Ended {
         self.wait_until(limit, || false).unwrap_or(Ended::Stuck)
     }
 
-    /// Waits until `is_over`; else how reading has ended.
+    /// Waits until `is_over`; returns the reason if reading has ended before.
     fn wait_until(&self, limit: Duration, is_over: impl Fn() -> bool) -> Option<Ended> {
         let (mut reads, mut since) = (self.reads(), Instant::now());
         while !is_over() {
@@ -124,7 +125,7 @@ impl Reader {
         None
     }
 
-    /// Looks at each page.
+    /// Compares each page with its last read.
     pub(super) fn look(&self) -> Result<Found> {
         let mut found = Found::default();
         let mut bytes = vec![0; PAGE_BYTES as usize];
@@ -144,7 +145,7 @@ impl Reader {
     }
 }
 
-/// Reads until the control block says that the machine has moved.
+/// Reads until the control block says that the machine has migrated.
 fn read_on(disk: &File, buffer: &mut Mapped, notes: &Notes) -> io::Result<()> {
     let mut random = 1_u64;
     let (mut page, mut pages) = (0, READ_PAGES_MAX);
@@ -169,7 +170,7 @@ fn read_on(disk: &File, buffer: &mut Mapped, notes: &Notes) -> io::Result<()> {
     }
 }
 
-/// What the control block says, read as everything else.
+/// Reads the control block like any other block, and returns `true` if the machine has migrated.
 fn has_moved(disk: &File, buffer: &mut Mapped) -> io::Result<bool> {
     read(disk, buffer, PAGES, 1, VHOST_CONTROL_AT)?;
     let mut word = [0; 8];
