@@ -101,7 +101,7 @@ impl Receiver {
     ) -> Result<(), MessageError> {
         if self.is_shared && !closing::may_receive(self.user) {
             wait(socket, Interest::Receive, stop, deadline)?;
-            if !closing::may_receive(self.user) {
+            if !closing::catch_up(self.user) {
                 return Err(closing::too_many_closing().into());
             }
         }

@@ -21,9 +21,6 @@ use crate::{memfd, statmount};
 /// The magic number of the kernel's file system of DMA-bufs, which nobody can mount (`linux/magic.h`).
 const DMA_BUF_MAGIC: u32 = 0x444d_4142;
 
-/// The magic number of FUSE, also on a block device or by virtio (`linux/magic.h`).
-const FUSE_MAGIC: u64 = 0x6573_5546;
-
 /// File systems without a block device that only the kernel answers for: their names and magic numbers.
 ///
 /// The numbers are those of `linux/magic.h`, and of OpenZFS (`sys/fs/zfs.h`). `devtmpfs` and `rootfs` are
@@ -39,6 +36,30 @@ const LOCAL: [(&[u8], u64); 8] = [
     (b"zfs", 0x2fc1_2fc1),
 ];
 
+/// File systems on block devices for which the kernel alone answers: their names and magic numbers, as in
+/// [`LOCAL`], or in the sources of Linux (`ntfs3`). Those of networks can have device numbers that look like
+/// those of disks (Lustre).
+const ON_DISK: [(&[u8], u64); 14] = [
+    (b"ext2", 0xef53),
+    (b"ext3", 0xef53),
+    (b"ext4", 0xef53),
+    (b"xfs", 0x5846_5342),
+    (b"f2fs", 0xf2f5_2010),
+    (b"vfat", 0x4d44),
+    (b"msdos", 0x4d44),
+    (b"exfat", 0x2011_bab0),
+    (b"ntfs3", 0x7366_746e),
+    (b"iso9660", 0x9660),
+    (b"udf", 0x1501_3346),
+    (b"squashfs", 0x7371_7368),
+    (b"erofs", 0xe0f5_e1e2),
+    (b"jfs", 0x3153_464a),
+];
+
+/// The major numbers of block devices for which a process or another machine may answer: loop devices, whose
+/// file can be on FUSE, and NBD (`linux/major.h`).
+const NO_DISKS: [u32; 2] = [7, 43];
+
 /// How many bytes of `/proc/self/mountinfo` are read at most: 5,000 mounts with names of 200 bytes. A user
 /// who may mount FUSE file systems can make it as long as 47 MB.
 const LIST_BYTES_MAX: u64 = 1 << 20;
@@ -48,10 +69,10 @@ const LIST_BYTES_MAX: u64 = 1 << 20;
 enum Answers {
     /// The kernel alone, with or without a block device.
     Kernel,
-    /// The kernel alone if the files are on a block device: all other file systems, and those that are not
+    /// The kernel alone if the files are on a block device: those of [`ON_DISK`], and those that are not
     /// mounted in this process's mount namespace.
     KernelOnDisk,
-    /// Another process (FUSE), or it is not known who.
+    /// Another process or machine (FUSE, network file systems), or it is not known who.
     Others,
 }
 
@@ -59,18 +80,19 @@ enum Answers {
 /// closing of it waits for another process or machine. Asking does not wait either. Of other kinds of
 /// files it says nothing, and returns `false`.
 ///
-/// It returns `true` for shared memory and the hugetlb pool; for files on
-/// a block device; and for files of bcachefs, Btrfs, overlayfs, ramfs, tmpfs and ZFS that are mounted
-/// in this process's mount namespace. It does not hold for FUSE, network file systems and `/proc`,
+/// It returns `true` for shared memory and the hugetlb pool; for files on a block device, but a loop device or
+/// NBD, of ext2 to ext4, XFS, F2FS, FAT, exFAT, NTFS, ISO 9660, UDF, SquashFS, EROFS and JFS, and of any file
+/// system that is not mounted in this process's mount namespace; and for files of bcachefs, Btrfs, overlayfs,
+/// ramfs, tmpfs and ZFS that are mounted there. It does not hold for FUSE, network file systems and `/proc`,
 /// whose `/proc/PID/mem` may wait for a handler of page faults (`userfaultfd(2)`). It returns `false` if
 /// the kernel does not report the mount of a file (`STATX_MNT_ID`, Linux 5.8).
 ///
 /// If the kernel does not have `statmount(2)` (Linux 6.8) or refuses it, the mount is looked up in
 /// `/proc/self/mountinfo`. It returns `false` if the mount is not in the first MiB of that list.
 ///
-/// Two cases are not noticed, which take root to mount: a block device that a process or another machine
-/// answers for, such as a loop device whose file is on FUSE, or an NBD; and FUSE on a block device
-/// (`fuseblk`) that is mounted in another mount namespace.
+/// Two cases are not noticed, which take root to mount: another block device for which a process or machine
+/// answers (ublk, iSCSI); and FUSE on a block device (`fuseblk`), or a network file system whose device number
+/// looks like that of a disk, that is mounted in another mount namespace.
 ///
 /// # Errors
 /// Those of `statx(2)`, and of reading `/proc/self/fd` and `/proc/self/mountinfo`.
@@ -88,7 +110,9 @@ pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
     Ok(match by_mount(file, &status)? {
         Answers::Kernel => true,
         // File systems without a block device have device numbers with the major number 0.
-        Answers::KernelOnDisk => status.stx_dev_major != 0,
+        Answers::KernelOnDisk => {
+            status.stx_dev_major != 0 && !NO_DISKS.contains(&status.stx_dev_major)
+        }
         Answers::Others => false,
     })
 }
@@ -110,19 +134,25 @@ fn by_mount(file: BorrowedFd<'_>, status: &Statx) -> io::Result<Answers> {
 }
 
 fn by_magic(magic: u64) -> Answers {
-    match magic {
-        FUSE_MAGIC => Answers::Others,
-        _ if LOCAL.iter().any(|(_, local)| *local == magic) => Answers::Kernel,
-        _ => Answers::KernelOnDisk,
+    let is_in = |all: &[(&[u8], u64)]| all.iter().any(|(_, known)| *known == magic);
+    if is_in(&LOCAL) {
+        Answers::Kernel
+    } else if is_in(&ON_DISK) {
+        Answers::KernelOnDisk
+    } else {
+        Answers::Others
     }
 }
 
-/// Returns who answers for the files of a file system by its type. That of FUSE may have a subtype.
+/// Returns who answers for the files of a file system by its type.
 fn by_name(name: &[u8]) -> Answers {
-    match name.split(|byte| *byte == b'.').next() {
-        Some(b"fuse" | b"fuseblk" | b"virtiofs") => Answers::Others,
-        _ if LOCAL.iter().any(|(local, _)| *local == name) => Answers::Kernel,
-        _ => Answers::KernelOnDisk,
+    let is_in = |all: &[(&[u8], u64)]| all.iter().any(|(known, _)| *known == name);
+    if is_in(&LOCAL) {
+        Answers::Kernel
+    } else if is_in(&ON_DISK) {
+        Answers::KernelOnDisk
+    } else {
+        Answers::Others
     }
 }
 
@@ -289,10 +319,12 @@ mod tests {
     }
 
     #[test]
-    fn fuse_is_not_local_whether_on_a_disk_or_not() {
+    fn only_known_file_systems_are_local() {
         for (name, magic, expected) in [
             ("ext4", 0xef53, Answers::KernelOnDisk),
-            ("nfs4", 0x6969, Answers::KernelOnDisk),
+            ("nfs4", 0x6969, Answers::Others),
+            ("lustre", 0x0bd0_0bd0, Answers::Others),
+            ("xfs", 0x5846_5342, Answers::KernelOnDisk),
             ("fuse", 0x6573_5546, Answers::Others),
             ("fuseblk", 0x6573_5546, Answers::Others),
             ("fuse.sshfs", 0x6573_5546, Answers::Others),

@@ -37,7 +37,7 @@ use self::accounts::{Accounts, HELD_PER_USER_MAX};
 
 mod accounts;
 
-/// How long a call that receives from a user waits for closes of that user's files.
+/// How long a call that receives a descriptor of a user waits for closes of that user's files.
 const CATCH_UP_TIME: Duration = Duration::from_secs(1);
 /// How long both, that call and a thread that closes files, sleep before they look again.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -50,10 +50,14 @@ static ACCOUNTS: Mutex<Accounts> = Mutex::new(Accounts::new());
 
 /// Returns `true` if few enough files of this user wait to be closed that more descriptors can be
 /// received from it, all of which may have to be closed by [`close_without_waiting`].
-///
-/// If many files for which the kernel answers wait, their closes have a second to catch up: a client that
-/// sends many files at once does nothing wrong.
 pub fn may_receive(user: User) -> bool {
+    lock().may_receive(user)
+}
+
+/// Waits for up to a second until more descriptors of this user can be received, and returns `true` if they
+/// can. A client that sends many files at once does nothing wrong, so their closes have time to catch up. Call
+/// it only if a descriptor is to be received.
+pub fn catch_up(user: User) -> bool {
     let begin = Instant::now();
     while lock().files.held(user) >= HELD_PER_USER_MAX && begin.elapsed() < CATCH_UP_TIME {
         // They may wait because no thread could be started.
@@ -362,6 +366,16 @@ pub(crate) mod tests {
             close_without_waiting(user, vec![tempfile::tempfile().unwrap().into()]);
         }
         assert_eq!(lock().files.held(user), HELD_PER_USER_MAX);
+        // Bytes without descriptors are received at once: waiting for each would take a minute.
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let begin = Instant::now();
+        for _ in 0..60 {
+            io::Write::write_all(&mut &theirs, b"x").unwrap();
+            let mut byte = [0];
+            let mut none = Vec::new();
+            crate::unix_socket::receive(&ours, user, &mut byte, &mut none, None).unwrap();
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
         lock().files.release(user);
         close_without_waiting(user, vec![tempfile::tempfile().unwrap().into()]);
         wait_until(|| !has_files(user));

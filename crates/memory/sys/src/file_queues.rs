@@ -8,13 +8,15 @@
 //! a pause is slower if a third thread runs each time.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::mem;
 use std::os::fd::OwnedFd;
 
 use crate::user::User;
 
 /// How many threads close files. Files of further users wait.
 const THREADS_MAX: usize = 64;
+
+/// How many files a thread takes at once. They count until the last of them is closed.
+const TAKEN_MAX: usize = 16;
 
 /// The files of all users, and the threads that close them.
 #[derive(Debug)]
@@ -67,9 +69,9 @@ impl FileQueues {
     pub(crate) fn take(&mut self) -> Option<(User, Vec<OwnedFd>)> {
         let user = self.waiting.pop_front()?;
         let queue = self.by_user.entry(user).or_default();
-        queue.taken = queue.files.len();
+        queue.taken = queue.files.len().min(TAKEN_MAX);
         self.looking -= 1;
-        Some((user, mem::take(&mut queue.files)))
+        Some((user, queue.files.drain(..queue.taken).collect()))
     }
 
     /// Notes that a thread has closed all files that [`Self::take`] returned, and will look for more.
@@ -152,6 +154,20 @@ mod tests {
         assert!(!queues.add(one, Vec::new()));
         assert!(queues.by_user.is_empty() && queues.end() && queues.end());
         assert_eq!((queues.threads, queues.looking), (0, 0));
+    }
+
+    #[test]
+    fn files_are_counted_less_before_all_of_them_are_closed() {
+        let mut queues = FileQueues::new();
+        let user = User::from_uid(1);
+        assert!(queues.add(user, files(TAKEN_MAX + 2)));
+        assert_eq!(take(&mut queues), Some((user, TAKEN_MAX)));
+        assert_eq!(queues.held(user), TAKEN_MAX + 2);
+        queues.closed(user);
+        assert_eq!(queues.held(user), 2);
+        assert_eq!(take(&mut queues), Some((user, 2)));
+        queues.closed(user);
+        assert!(!queues.has_any(user));
     }
 
     #[test]

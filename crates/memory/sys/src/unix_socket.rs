@@ -78,7 +78,13 @@ pub fn receive(
 ) -> io::Result<Received> {
     let socket = socket.as_fd();
     let into = if !closing::may_receive(user) {
-        without_descriptors(socket, into, closing::too_many_closing)?
+        let bytes = without_descriptors(socket, into, closing::too_many_closing);
+        match bytes.map(|bytes| bytes.len()) {
+            Ok(len_bytes) => &mut into[..len_bytes],
+            Err(error) if error.kind() != io::ErrorKind::ResourceBusy => return Err(error),
+            Err(error) if !closing::catch_up(user) => return Err(error),
+            Err(_) => into,
+        }
     } else if !descriptors::has_room_for_message() {
         // The kernel would close descriptors for which there is no room, on this thread.
         without_descriptors(socket, into, || Errno::MFILE.into())?
