@@ -400,6 +400,37 @@ mod tests {
     }
 
     #[test]
+    fn a_version_does_not_change_with_the_names_of_the_file() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let [first, second, third] = ["first", "second", "third"].map(|name| dir.path().join(name));
+        std::fs::write(&first, b"model").unwrap();
+        let file = std::fs::File::open(&first).unwrap();
+        let status_changed = || {
+            let metadata = file.metadata().unwrap();
+            (metadata.ctime(), metadata.ctime_nsec())
+        };
+        let check = |change_names: &dyn Fn()| {
+            let (version, before) = (status(&file).unwrap().version, status_changed());
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+            // The clock of the file system is coarse, so the time moves only after some changes.
+            while status_changed() == before {
+                assert!(std::time::Instant::now() < deadline, "the time never changes");
+                change_names();
+            }
+            assert_eq!(status(&file).unwrap().version, version);
+        };
+        check(&|| {
+            let _ = std::fs::remove_file(&second);
+            std::fs::hard_link(&first, &second).unwrap();
+        });
+        check(&|| {
+            std::fs::rename(&first, &third).unwrap();
+            std::fs::rename(&third, &first).unwrap();
+        });
+    }
+
+    #[test]
     fn a_read_stops_at_the_end_of_the_file() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"0123456789").unwrap();
