@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Barrier;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longshore_formats::safetensors::Header;
 use longshore_load::CancelToken;
@@ -16,7 +17,7 @@ use longshore_serve::{
     Attachment, Client, Error, Event, HeldState, Keep, NoServerCause, Options, Reason, Wanted,
 };
 
-use crate::rig::{Rig, content, refused};
+use crate::rig::{PATIENCE, Rig, content, refused};
 
 #[test]
 fn many_clients_load_once_and_the_memory_goes_with_the_last() {
@@ -130,6 +131,31 @@ fn a_file_that_changed_is_loaded_anew_and_the_old_stays_with_those_who_have_it()
     let old_id = old.id();
     old.release().unwrap();
     assert_eq!(rig.wait_freed(), old_id);
+}
+
+#[test]
+fn a_renamed_file_is_the_same_model() {
+    let rig = Rig::new(Options::new().keep(Keep::Always));
+    let path = rig.file("model.bin", b"weights");
+    let renamed = rig.path("renamed.bin");
+    let first = rig.attach_path(&path).unwrap();
+    let status_changed = |path: &Path| {
+        let metadata = fs::metadata(path).unwrap();
+        (metadata.ctime(), metadata.ctime_nsec())
+    };
+    let before = status_changed(&path);
+    let deadline = Instant::now() + PATIENCE;
+    fs::rename(&path, &renamed).unwrap();
+    // The clock of the file system is coarse, so the time moves only after some changes.
+    while status_changed(&renamed) == before {
+        assert!(Instant::now() < deadline, "the time never changes");
+        fs::rename(&renamed, &path).unwrap();
+        fs::rename(&path, &renamed).unwrap();
+    }
+    let second = rig.attach_path(&renamed).unwrap();
+    assert_eq!((first.id(), second.id()), (1, 1));
+    let held = rig.list().held;
+    assert_eq!((held.len(), held[0].is_stale), (1, false));
 }
 
 #[test]
