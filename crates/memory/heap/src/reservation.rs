@@ -178,6 +178,8 @@ pub struct Filling<'a> {
 
 #[cfg(test)]
 mod tests {
+    use longshore_mem::Granule;
+
     use super::*;
 
     #[test]
@@ -195,6 +197,33 @@ mod tests {
         let file = shared.memfd().unwrap();
         assert_eq!(rustix::io::pread(file, &mut page, 4096).unwrap(), 904);
         assert_eq!(page[..904], [0xff; 904]);
+    }
+
+    #[test]
+    fn bytes_behind_the_content_are_zero_for_a_process_that_maps_the_file() {
+        let heaps = [Heap::Auto, Heap::Memfd, Heap::MemfdBasePages];
+        for (heap, len_bytes) in heaps.iter().flat_map(|heap| [(heap, 5000), (heap, 1)]) {
+            let reservation = heap.reserve(len_bytes).unwrap();
+            let end = reservation.capacity_bytes();
+            reservation.populate(0..end).unwrap();
+            // SAFETY: the only window.
+            let mut window = unsafe { reservation.window(0..end) }.unwrap();
+            // As a read of a whole block leaves it.
+            window.write(0, &vec![0xff; end as usize]).unwrap();
+            let shared = reservation.finish().unwrap().share(crate::Sealing::Size).unwrap();
+            let access = longshore_sys::mapping::Access::Read;
+            let memfd = shared.memfd().unwrap();
+            let mapping =
+                longshore_sys::mapping::Mapping::of_file(memfd, end, Granule::SIZE_4K, access)
+                    .unwrap();
+            // SAFETY: mapped for reading, and no code writes to it any more.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(mapping.start().as_ptr(), mapping.len_bytes())
+            };
+            let (content, tail) = bytes.split_at(len_bytes as usize);
+            assert!(content.iter().all(|byte| *byte == 0xff), "{heap} {len_bytes}");
+            assert!(!tail.is_empty() && tail.iter().all(|byte| *byte == 0), "{heap} {len_bytes}");
+        }
     }
 
     #[test]
