@@ -48,16 +48,22 @@ impl Trust {
     pub fn from_env() -> Result<Self> {
         let listed = env::var_os(TRUST_VARIABLE).unwrap_or_default();
         let listed = parse_list(&listed.to_string_lossy())?;
-        let system = passwd::uid_of(SYSTEM_USER, &passwd::text());
-        let default = [Some(0), Some(longshore_sys::effective_uid()), system];
         let ambiguous = ambiguous_uid(
             &fs::read_to_string("/proc/self/uid_map").unwrap_or_default(),
             &fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default(),
         );
+        let own = longshore_sys::effective_uid();
+        Ok(Self::default_of(own, &passwd::text(), ambiguous).and(listed))
+    }
+
+    /// Returns the default of the user `own` without the variable. `passwd` is the text of `/etc/passwd`;
+    /// `ambiguous` is the id that may stand for several users, which is not trusted.
+    fn default_of(own: u32, passwd: &str, ambiguous: Option<u32>) -> Self {
+        let system = passwd::uid_of(SYSTEM_USER, passwd);
+        let default = [Some(0), Some(own), system];
         let default = default.into_iter().flatten().filter(|uid| Some(*uid) != ambiguous);
-        let own = [0, longshore_sys::effective_uid()];
-        let by_path_only = system.filter(|uid| !own.contains(uid));
-        Ok(Self { by_path_only, ..Self::only(default) }.and(listed))
+        let by_path_only = system.filter(|uid| ![0, own].contains(uid));
+        Self { by_path_only, ..Self::only(default) }
     }
 
     /// Returns the trust in these users, and in no other.
@@ -124,6 +130,24 @@ mod tests {
         assert_eq!(ambiguous_uid("0 1000 1\n1 100000 65536\n", "65534\n"), Some(65534));
         assert_eq!(ambiguous_uid("65534 65534 1\n", "77\n"), Some(77));
         assert_eq!(ambiguous_uid("", ""), Some(65534), "without /proc nothing is known");
+    }
+
+    #[test]
+    fn root_the_own_user_and_the_system_user_are_trusted_and_no_other() {
+        let passwd = "root:x:0:0:root:/root:/bin/bash\n\
+                      alice:x:1001:1001::/:/bin/sh\n\
+                      notlongshore:x:5:5::/:/bin/sh\n\
+                      longshore:x:993:990::/var/lib/longshore:/usr/sbin/nologin\n";
+        let uids = |trust: &Trust| trust.uids.iter().copied().collect::<Vec<_>>();
+        let trust = Trust::default_of(1000, passwd, None);
+        assert_eq!(uids(&trust), [0, 993, 1000]);
+        assert!([0, 1000].iter().all(|uid| trust.may_choose_files(*uid)));
+        assert!(!trust.may_choose_files(993), "only files whose paths the caller gave");
+        assert_eq!(uids(&Trust::default_of(1000, "", None)), [0, 1000]);
+        // A server of its own user, and one in a user namespace that maps no other.
+        let own = Trust::default_of(993, passwd, None);
+        assert_eq!((uids(&own), own.may_choose_files(993)), (vec![0, 993], true));
+        assert_eq!(uids(&Trust::default_of(65534, passwd, Some(65534))), [0, 993]);
     }
 
     #[test]
