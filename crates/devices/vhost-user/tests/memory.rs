@@ -7,7 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use longshore_access::{Error, ReadOnly, Reason, Session, Space, SpaceConfig};
+use longshore_access::{
+    CLIENT_TABLE_BYTES_MAX, Error, ReadOnly, Reason, Session, Space, SpaceConfig,
+};
 use longshore_mem::{FileOffset, GuestPhys, Iova};
 use longshore_pagetable::Prot;
 use longshore_sys::memfd::{self, Backing};
@@ -316,6 +318,25 @@ fn translations_beyond_the_limit_of_tables_replace_all_others() {
         forgotten += usize::from(memory.mapped_count() <= before);
     }
     assert_eq!(forgotten, 6, "15 at a time");
+}
+
+#[test]
+fn a_space_without_a_limit_gets_that_of_a_client() {
+    let file = file(2 * LEN);
+    let mut memory = translated(&file);
+    let mut count = 0;
+    // Translations that share no table, until one replaces all others.
+    while memory.mapped_count() == count {
+        let iova = Iova::new((count as u64) << 30);
+        memory.iotlb_update(iova, PAGE, UserAddr::new(USER), Prot::READ).unwrap();
+        assert!(memory.space().table_bytes() <= CLIENT_TABLE_BYTES_MAX);
+        count += 1;
+    }
+    assert_eq!(memory.mapped_count(), 1);
+    // Two tables each.
+    assert!(count > 8_000 && count < IOTLB_ENTRIES_MAX, "{count}");
+    memory.reset().unwrap();
+    assert_eq!(memory.space().table_bytes(), TABLE);
 }
 
 #[test]
