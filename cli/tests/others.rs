@@ -207,6 +207,8 @@ fn help_completions_and_man_pages_are_printed() {
         assert!(help.stdout.contains(word), "{word} in {}", help.stdout);
     }
     assert!(longshore(&["--help"]).stdout.contains("Exit codes:"));
+    let serve = longshore(&["serve", "--help"]).stdout;
+    assert!(serve.contains("--socket-mode 0666 --memory-mode 0444"), "{serve}");
     for shell in ["bash", "zsh", "fish"] {
         assert!(longshore(&["completions", shell]).stdout.contains("populate-ahead"), "{shell}");
     }
