@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests the counts of steps.sh, and that a filter without a test is an error. A function replaces cargo
-# and prints the output of a test program.
+# and prints the output of a test program. At the end, tests that rustdoc.sh checks the codes of errors.
 set -uo pipefail
 work=$(mktemp -d) || exit
 trap 'rm -rf "$work"' EXIT
@@ -56,6 +56,20 @@ check 1 'a_tests() { printf "%s\n" "test x ... FAILED: gcc" "  and why" "test y 
     "test result: FAILED. 1 passed; 1 failed; 0 ignored"; }; run a_tests' \
     '^  a tests: test x ... FAILED: gcc$' '^  a tests:   and why$'
 check 1 'exit 3' '^0 passed, 1 failed'
+
+# Whether the `compile_fail` test of a program with the error E0425 passes that names the error $1.
+expects() {
+    # shellcheck disable=SC2016 # These are no commands.
+    printf '//! ```compile_fail,%s\n//! absent();\n//! ```\n' "$1" >"$work/lib.rs"
+    scripts/rustdoc.sh --test "$work/lib.rs" >"$work/said" 2>&1
+}
+
+checked=$((checked + 1))
+if ! expects E0425 || expects E0277 || ! grep --quiet 'codes were not found.*E0277' "$work/said"; then
+    printf 'error: rustdoc.sh does not check the codes of errors:\n'
+    sed 's/^/  | /' "$work/said"
+    wrong=$((wrong + 1))
+fi
 
 printf 'test result: %s. %d passed; %d failed; 0 ignored\n' \
     "$([[ $wrong -eq 0 ]] && echo ok || echo FAILED)" $((checked - wrong)) "$wrong"

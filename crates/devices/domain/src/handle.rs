@@ -13,7 +13,7 @@ use crate::pool::reclaim_thread::Reclaim as _;
 ///
 /// No other type can implement it, and its operations are not for other crates:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0061
 /// use longshore_domain::Handle;
 /// use longshore_domain::iova::IovaRange;
 ///

@@ -140,7 +140,7 @@ pub struct IovaUsage {
 /// It is read-only: a program that could take and give back the addresses of a domain could free those
 /// of a mapping.
 ///
-/// ```compile_fail
+/// ```compile_fail,E0599
 /// use longshore_domain::Domain;
 /// use longshore_domain::iova::IovaRange;
 ///
