@@ -15,7 +15,7 @@ use longshore_serve::{Client, Error, Event, Listener, Options, Server, Stop, Wan
 use longshore_sys::packet_socket;
 
 use crate::closing::sockets::without_sockets;
-use crate::others::{Mounted, mount_hung};
+use crate::fuse::{Mounted, mount_hung};
 use crate::rig::Raw;
 
 /// The directory of a server that a test has started in a process of its own.

@@ -2,6 +2,7 @@
 
 mod clients;
 mod closing;
+mod fuse;
 mod hostile;
 mod killed;
 mod lying;

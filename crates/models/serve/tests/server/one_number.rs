@@ -12,7 +12,8 @@ use std::thread;
 use longshore_serve::{Keep, Options};
 use rustix::mount::MountFlags;
 
-use crate::others::{ALICE, MALLORY, Mounted, as_user, attach, shared};
+use crate::fuse::Mounted;
+use crate::others::{ALICE, MALLORY, as_user, attach, shared};
 
 /// Files of one length, one time of modification and one number.
 const SECRET: &[u8] = b"the weights of alice";

@@ -1,11 +1,10 @@
 //! Users of one server who may not read each other's files. No user is given the bytes of another, or
 //! puts its own in their place, or learns anything about files that it cannot open.
 
-use std::ffi::CString;
 use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,11 +14,11 @@ use std::time::{Duration, Instant};
 use longshore_serve::protocol::{Reply, Request};
 use longshore_serve::{Event, Keep, Options, Reason};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::closing::is_child;
 use crate::closing::sockets::without_sockets;
+use crate::fuse::{Mounted, mount_hung};
 use crate::rig::{Raw, Rig, content};
 
 pub(crate) const ALICE: u32 = 2001;
@@ -109,16 +108,6 @@ pub(crate) fn attach_by(
         other => panic!("{other:?}"),
     };
     (client, outcome)
-}
-
-/// A file system that is mounted for as long as this lives.
-pub(crate) struct Mounted(pub(crate) PathBuf);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // Files that the server still has open go with it.
-        let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
-    }
 }
 
 /// Mounts an ext4 of its own, which gives the number of a deleted inode to the next file.
@@ -449,41 +438,6 @@ fn a_link_to_the_file_itself_is_followed_as_in_a_cache_of_snapshots() {
             }
         }
     });
-}
-
-/// Mounts a file system that answers no request but the first.
-pub(crate) fn mount_hung(at: &Path) -> Option<(Mounted, File)> {
-    let device = match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-        Ok(device) => device,
-        Err(error) => {
-            println!("SKIPPED: no FUSE: {error}");
-            return None;
-        }
-    };
-    let fd = device.as_raw_fd();
-    let options =
-        format!("fd={fd},rootmode=40755,user_id={MALLORY},group_id={MALLORY},allow_other");
-    let options = CString::new(options).unwrap();
-    let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    if let Err(error) = rustix::mount::mount("hung", at, "fuse", flags, options.as_c_str()) {
-        println!("SKIPPED: no FUSE: {error}");
-        return None;
-    }
-    let mounted = Mounted(at.to_owned());
-    let mut request = [0; 1 << 16];
-    let request_bytes = (&device).read(&mut request).unwrap();
-    assert!(request_bytes >= 16);
-    // FUSE_INIT is answered: 7.31, 64 KiB ahead, and nothing special.
-    let (opcode, unique) = (&request[4..8], &request[8..16]);
-    assert_eq!(opcode, 26u32.to_le_bytes());
-    let mut answer = [0; 16 + 64];
-    answer[..4].copy_from_slice(&80u32.to_le_bytes());
-    answer[8..16].copy_from_slice(unique);
-    for (at, value) in [(16, 7u32), (20, 31), (24, 1 << 16), (36, 4096), (40, 1)] {
-        answer[at..at + 4].copy_from_slice(&value.to_le_bytes());
-    }
-    (&device).write_all(&answer).unwrap();
-    Some((mounted, device))
 }
 
 #[test]

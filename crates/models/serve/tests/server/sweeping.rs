@@ -11,7 +11,8 @@ use longshore_serve::{Event, Options, ServerProblem};
 
 use rustix::mount::UnmountFlags;
 
-use crate::others::{ALICE, MALLORY, Mounted, as_user, attach, mount_hung, private, shared};
+use crate::fuse::{Mounted, mount_hung};
+use crate::others::{ALICE, MALLORY, as_user, attach, private, shared};
 use crate::rig::Rig;
 
 const CONTENT: &[u8] = b"of mallory";
