@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use longshore_serve::protocol::{Reply, Request};
 use longshore_serve::{Event, Keep, Options, Reason};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::mount::UnmountFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::closing::is_child;
 use crate::closing::sockets::without_sockets;
 use crate::fuse::{Mounted, mount_hung};
-use crate::rig::{PATIENCE, Raw, Rig, content};
+use crate::rig::{PATIENCE, Raw, Rig, content, refused};
 
 pub(crate) const ALICE: u32 = 2001;
 pub(crate) const MALLORY: u32 = 2002;
@@ -475,6 +475,32 @@ fn a_link_to_the_file_itself_is_followed_as_in_a_cache_of_snapshots() {
             }
         }
     });
+}
+
+#[test]
+fn a_mount_beneath_a_root_is_served_if_it_is_a_root_of_its_own() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let outer = dir.path().canonicalize().unwrap();
+    let inner = outer.join("inner");
+    fs::create_dir(&inner).unwrap();
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    if let Err(error) = rustix::mount::mount("inner", &inner, "tmpfs", flags, None) {
+        return println!("SKIPPED: no file system can be mounted: {error}");
+    }
+    let _mounted = Mounted(inner.clone());
+    let paths = [outer.join("model.bin"), inner.join("model.bin")];
+    paths.iter().for_each(|path| fs::write(path, path.as_os_str().as_encoded_bytes()).unwrap());
+    for [first, second] in [[&outer, &inner], [&inner, &outer]] {
+        let mut rig = Rig::new(Options::new().root(first).root(second));
+        for path in &paths {
+            let attached = rig.attach_path(path).unwrap();
+            assert_eq!(attached.as_slice(), path.as_os_str().as_encoded_bytes());
+        }
+        rig.stop();
+    }
+    let rig = Rig::new(Options::new().root(&outer));
+    rig.attach_path(&paths[0]).unwrap().release().unwrap();
+    assert_eq!(refused(rig.attach_path(&paths[1])), Reason::NotServed);
 }
 
 #[test]
