@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use longshore_serve::protocol::{Reply, Request};
 use longshore_serve::{Event, Keep, Options, Reason};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -376,30 +377,52 @@ fn nothing_is_learned_of_files_that_an_index_of_ones_own_names() {
     assert!(opens.is_none(), "none of them was opened");
 }
 
+/// Makes a node of `/dev/null`, and tries that [`Opens`] sees when it is opened.
+fn make_device(path: &Path) -> Result<(), String> {
+    let (mode, null) = (Mode::from(0o600), rustix::fs::makedev(1, 3));
+    mknodat(CWD, path, FileType::CharacterDevice, mode, null).map_err(|error| error.to_string())?;
+    let opens = Opens::of(&[path]);
+    // It cannot be opened in a file system that is mounted with `nodev`.
+    File::open(path).map_err(|error| error.to_string())?;
+    assert!(!opens.is_none());
+    Ok(())
+}
+
 #[test]
 fn what_was_not_shown_is_not_opened() {
     let Some(rig) = shared(Options::default(), |_| {}) else { return };
     let alice = rig.path("alice").canonicalize().unwrap();
-    let (pipe, file) = (alice.join("pipe"), alice.join("model.bin"));
-    let mode = rustix::fs::Mode::from(0o600);
-    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let [pipe, file, device] = ["pipe", "model.bin", "device"].map(|name| alice.join(name));
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::from(0o600), 0).unwrap();
     private(&file, b"of alice");
-    let opens = Opens::of(&[&pipe, &file]);
+    let mut special = vec![(pipe.as_path(), "a FIFO")];
+    match make_device(&device) {
+        Ok(()) => special.push((&device, "a device")),
+        Err(why) => println!("SKIPPED: no node of a device can be made and opened: {why}"),
+    }
+    let present: Vec<&Path> = special.iter().map(|(path, _)| *path).chain([&*file]).collect();
+    let opens = Opens::of(&present);
     as_user(MALLORY, || {
         let own = private(&rig.path("mallory").join("own"), b"of mallory");
-        let told = [&pipe, &file, &alice.join("absent")].map(|path| {
+        let refusal = |path: &Path| {
             let refused = attach(&rig, path, &own).1.unwrap_err();
             refused.replace(&*path.to_string_lossy(), "")
-        });
-        assert!(told[0] == told[1] && told[1] == told[2], "{told:?}");
+        };
+        let absent = refusal(&alice.join("absent"));
+        for path in &present {
+            assert_eq!(refusal(path), absent, "{}", path.display());
+        }
     });
     assert!(opens.is_none(), "a writer of the FIFO would have seen a reader");
     // One that is shown is opened neither: it is no file.
-    let shown = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
-    let opens = Opens::of(&[&pipe]);
-    let refused = attach(&rig, &pipe, shown).1.unwrap_err();
-    assert!(refused.contains("a FIFO, not a regular file"), "{refused}");
-    assert!(opens.is_none());
+    for (path, kind) in special {
+        let mut options = OpenOptions::new();
+        let shown = options.read(true).custom_flags(libc::O_NONBLOCK).open(path).unwrap();
+        let opens = Opens::of(&[path]);
+        let refused = attach(&rig, path, shown).1.unwrap_err();
+        assert!(refused.contains(&format!("{kind}, not a regular file")), "{refused}");
+        assert!(opens.is_none(), "{kind}");
+    }
 }
 
 #[test]
