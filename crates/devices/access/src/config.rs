@@ -1,4 +1,4 @@
-//! How a space is set up.
+//! The configuration of a space.
 
 use longshore_sync::Barrier;
 
@@ -6,33 +6,34 @@ use longshore_sync::Barrier;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SpaceConfig {
-    /// Bits of an IOVA that are translated: 31 to 57. More than 48 cost a fifth level.
+    /// The number of bits of an IOVA that are translated: 31 to 57. More than 48 need a fifth level.
     pub input_bits: u32,
-    /// How unmapping makes sure that sessions see it; `None` for `membarrier` if the kernel has it, and
-    /// fences otherwise.
+    /// The barrier with which unmapping makes sure that all sessions see the change. `None` selects
+    /// `membarrier` if the kernel has it, and fences otherwise.
     pub barrier: Option<Barrier>,
-    /// Gives the page tables dirty bits, which sessions set as hardware does
-    /// ([`Space::read_dirty`](crate::Space::read_dirty)). A write that finds its page clean costs a walk; unmapping takes each
-    /// entry by an exchange.
+    /// `true` to have dirty bits in the page tables, which sessions set as hardware does
+    /// ([`Space::read_dirty`](crate::Space::read_dirty)). Each write to a clean page costs a page-table
+    /// walk, and unmapping clears each entry with an atomic exchange.
     pub dirty_bits: bool,
-    /// Refuses the safe methods that map and unmap: for an owner that lends out sessions of a space,
-    /// and whose raw mappings must stay the only ones.
+    /// `true` to let the safe methods that map and unmap fail with
+    /// [`Error::RawOnly`](crate::Error::RawOnly). This is for an owner that gives others access to its
+    /// space, but must be the only one to map in it.
     pub raw_only: bool,
-    /// The largest number of bytes that the page tables may take. Mapping fails with
+    /// The maximum size of the page tables in bytes. Mapping fails with
     /// [`Error::TableLimit`](crate::Error::TableLimit) if it would need more. `None` sets no limit.
     ///
-    /// A table is 4 KiB. A mapping that is not congruent to its target modulo 2 MiB needs a table for
-    /// each 2 MiB, so the tables of 2^38 bytes take 512 MiB.
+    /// A table has 4 KiB. If an IOVA and its target differ modulo 2 MiB, the mapping needs a table for
+    /// each 2 MiB, so the tables for 2^38 bytes take 512 MiB.
     pub table_bytes_max: Option<u64>,
-    /// Frees page tables as soon as the safe methods that unmap leave them empty. Otherwise an empty
-    /// table stays for the next mapping there, which makes mapping and unmapping of the same addresses
-    /// faster.
+    /// `true` to free page tables as soon as the safe methods that unmap leave them empty. Otherwise an
+    /// empty table stays for the next mapping there, which makes mapping and unmapping of the same
+    /// addresses faster.
     pub frees_tables: bool,
 }
 
 impl SpaceConfig {
-    /// Returns a configuration of 48 bits, with the best barrier there is, without dirty bits, with
-    /// safe and raw methods, and without a limit of tables.
+    /// Returns a configuration with 48 bits, the fastest barrier that the kernel has, safe and raw
+    /// methods, no dirty bits, and no limit on page tables.
     pub const fn new() -> Self {
         Self {
             input_bits: 48,
@@ -44,8 +45,8 @@ impl SpaceConfig {
         }
     }
 
-    /// Returns the same for a space in which an untrusted client maps: page tables of at most
-    /// [`CLIENT_TABLE_BYTES_MAX`], which unmapping frees.
+    /// Returns a configuration for a space in which an untrusted client maps: at most
+    /// [`CLIENT_TABLE_BYTES_MAX`] of page tables, which unmapping frees.
     pub const fn for_client() -> Self {
         let table_bytes_max = Some(CLIENT_TABLE_BYTES_MAX);
         Self { table_bytes_max, frees_tables: true, ..Self::new() }
@@ -88,8 +89,8 @@ impl SpaceConfig {
     }
 }
 
-/// The number of bytes of page tables that a client may cause if
-/// [`SpaceConfig::table_bytes_max`] does not say otherwise.
+/// The default limit, in bytes, on the page tables of a space in which a client maps
+/// ([`SpaceConfig::table_bytes_max`]).
 ///
 /// It is enough for 16,000 mappings that share no table, and for 32 GiB in single pages. A virtual
 /// machine maps its memory in a few dozen ranges, which need a few tables each.

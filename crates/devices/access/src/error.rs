@@ -1,4 +1,4 @@
-//! What can go wrong with a space itself.
+//! The errors of spaces and regions.
 
 use std::io;
 
@@ -7,20 +7,20 @@ use thiserror::Error;
 
 use crate::client::QuotaExceeded;
 
-/// Why a space or a region could not be made or changed. Nothing has changed then.
+/// The error if a space or a region cannot be made or changed. Nothing has changed then.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The page table refused.
+    /// The page table returned an error.
     #[error("{operation} {len_bytes:#x} bytes at IOVA {iova:#x}: {source}")]
     Table {
-        /// What was to be done: `map`, `unmap`, …
+        /// The operation that failed: `mapping`, `unmapping`, …
         operation: &'static str,
-        /// Its first address.
+        /// The first address of the range.
         iova: Iova,
-        /// Its length.
+        /// The length of the range.
         len_bytes: u64,
-        /// Why.
+        /// The cause.
         #[source]
         source: longshore_pagetable::Error,
     },
@@ -32,41 +32,41 @@ pub enum Error {
     TableLimit {
         /// The first address of the mapping.
         iova: Iova,
-        /// Its length.
+        /// The length of the mapping.
         len_bytes: u64,
         /// The limit.
         limit_bytes: u64,
     },
-    /// Page tables cannot be set up so.
+    /// The page-table format does not support the configuration.
     #[error("a space with {input_bits} bits of IOVA: {source}")]
     Config {
-        /// Bits asked for.
+        /// The number of bits that was asked for.
         input_bits: u32,
-        /// Why.
+        /// The cause.
         #[source]
         source: longshore_pagetable::format::Unsupported,
     },
-    /// There is no memory for page tables.
+    /// There is no memory for the root page table.
     #[error("no memory for the root page table")]
     OutOfMemory,
-    /// The calling thread is itself in the middle of an access (a pin, a lease, a callback), which
-    /// it would have to wait for.
+    /// The calling thread holds a pin or a lease, or runs in the callback of an access, and would have
+    /// to wait for itself.
     #[error(
         "{operation} at IOVA {iova:#x}: this thread holds a pin or lease, or is in an access's \
          callback, and would wait for itself; end that first"
     )]
     PinnedByCaller {
-        /// What was to be done.
+        /// The operation that failed.
         operation: &'static str,
-        /// Its first address.
+        /// The first address of the range.
         iova: Iova,
     },
-    /// A host address is above what an entry can hold, or the range passes the end.
+    /// A host address is too large for an entry, or the range ends beyond the largest one.
     #[error("host memory of {len_bytes:#x} bytes at {bus:#x} does not end below 2^48")]
     HostAddress {
-        /// Its first address.
+        /// The first address of the memory.
         bus: BusAddr,
-        /// Its length.
+        /// The length of the memory.
         len_bytes: u64,
     },
     /// The region is not attached to this space.
@@ -75,58 +75,58 @@ pub enum Error {
     /// The region is attached to this space already.
     #[error("the region is attached to this space already")]
     AlreadyAttached,
-    /// Some of the region is still mapped.
+    /// Parts of the region are still mapped.
     #[error("{mapped_bytes:#x} bytes of the region are mapped; unmap them before it is detached")]
     StillMapped {
-        /// How much.
+        /// The number of bytes that are mapped.
         mapped_bytes: u64,
     },
-    /// The part is not inside the region.
+    /// The range is not inside the region.
     #[error(
         "{len_bytes:#x} bytes at offset {offset:#x} are not inside a region of {region_bytes:#x}"
     )]
     OutsideRegion {
-        /// Where the part begins.
+        /// The offset at which the range begins.
         offset: u64,
-        /// Its length.
+        /// The length of the range.
         len_bytes: u64,
         /// The region's length.
         region_bytes: u64,
     },
-    /// The region is read-only, and a permission to write was asked for.
+    /// The region is read-only, and write permission was requested.
     #[error("the region can only be read, so it cannot be mapped for writing")]
     ReadOnlyRegion,
-    /// A log has no bits for a part of a region.
+    /// A log does not cover all of a region.
     #[error("a region of {region_bytes:#x} bytes: {source}")]
     BeyondLog {
         /// The region's length.
         region_bytes: u64,
-        /// Where the log ends.
+        /// The cause, with the end of the log.
         #[source]
         source: crate::dirty::BeyondLog,
     },
-    /// Space for windows is used up.
+    /// There are not enough free bus addresses for the region.
     #[error("no window of {region_bytes:#x} bytes is left; detach regions that are not used")]
     NoWindow {
         /// The region's length.
         region_bytes: u64,
     },
-    /// Too many files or addresses are mapped for clients of one user, or of all users. Unmap some, or give
-    /// the clients a process of their own.
+    /// Too many files or addresses are mapped for clients of one user, or of all users. Unmap some, or
+    /// give the clients a process of their own.
     #[error("mapping a client's memory: {0}")]
     ClientLimit(#[from] QuotaExceeded),
-    /// The space was made for its owner's raw mappings alone.
+    /// The space allows only the methods `map_raw` and `unmap_raw` of its owner.
     #[error("only its owner maps and unmaps in this space (SpaceConfig::raw_only)")]
     RawOnly,
-    /// A region's memory is empty or not made of whole pages of 4 KiB.
+    /// A region's memory is empty or does not consist of whole pages of 4 KiB.
     #[error("a region of {len_bytes:#x} bytes at {start:#x} is not made of whole pages of 4 KiB")]
     RegionAlignment {
-        /// Where it begins: a host address, or an offset into the file.
+        /// The start of the memory: a host address, or an offset into the file.
         start: u64,
-        /// Its length.
+        /// The length of the memory.
         len_bytes: u64,
     },
-    /// A file ends before the range that a region is to have of it.
+    /// A file ends before the end of the range that was to be mapped.
     #[error("a region that ends at byte {end} of a file of {file_bytes} bytes")]
     BeyondFile {
         /// The end of the region's range in the file.
@@ -134,12 +134,12 @@ pub enum Error {
         /// The length of the file.
         file_bytes: u64,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("{operation}: {source}")]
     Io {
-        /// What was to be done.
+        /// The operation that failed.
         operation: &'static str,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },

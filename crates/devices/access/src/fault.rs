@@ -1,52 +1,52 @@
-//! What a device's access can end in.
+//! The faults of accesses by IOVA.
 
 use std::fmt;
 
 use longshore_mem::Iova;
 
-/// An access that could not be done, or not all of it.
+/// The failure of an access by IOVA.
 ///
-/// `done` bytes were transferred before it. What lies behind them is untouched: on the side that was
-/// written nothing changed.
+/// The first `done` bytes were transferred. No byte after them was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fault {
-    /// The first address that could not be accessed: where the access began, plus `done`.
+    /// The first address that could not be accessed: the start of the access plus `done`.
     pub iova: Iova,
-    /// Bytes done before it.
+    /// The number of bytes that were transferred.
     pub done: usize,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
-/// Why an address could not be accessed.
+/// The reason why an address could not be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
     /// Nothing is mapped there.
     Unmapped,
-    /// What is mapped there may not be accessed in this way.
+    /// The mapping does not permit this access.
     Permission,
-    /// It was unmapped during the access, which was cancelled or had to end.
+    /// The memory was unmapped during the access, and the access was cancelled.
     Revoked,
-    /// It is mapped, but the memory behind it is gone: a file was truncated, a process has ended, a
-    /// connection was closed, a page of memory failed.
+    /// The address is mapped, but the memory behind it is gone: a file was truncated, a process has
+    /// ended, a connection was closed, or a page of memory failed.
     BackingLost,
     /// The other side of remote memory did not answer in time.
     TimedOut,
-    /// It was not tried: too many accesses were abandoned whose calls to the other process have not
-    /// returned ([`ProcessMemory`](crate::ProcessMemory)), or there is no thread for one more.
+    /// The access was not tried. Either the limit of abandoned calls is reached that have not returned
+    /// from the other process ([`ProcessMemory`](crate::ProcessMemory)), or no more threads can be
+    /// started.
     Unavailable,
-    /// It is not memory of this process, so it can be copied and not pinned, leased or changed
+    /// The memory is not of this process, so it can be copied, but not pinned, leased or accessed
     /// atomically.
     NotDirect,
     /// The range passes the end of the address space.
     Overflow,
-    /// The address is no multiple of the size of an atomic access.
+    /// The address of an atomic access is not a multiple of its size.
     Misaligned,
-    /// The other side, memory that the caller's cursor lists, is not there.
+    /// The memory of the caller's cursor is missing.
     Cursor,
-    /// The caller's cursor lists memory that overlaps what is mapped there.
+    /// The memory of the caller's cursor overlaps the mapped memory.
     Overlap,
 }
 
@@ -56,7 +56,7 @@ impl Fault {
         Self { iova, done, reason }
     }
 
-    /// The same at `done` bytes from `start`.
+    /// Returns a fault at `done` bytes from `start`.
     pub(crate) const fn at(start: Iova, done: usize, reason: Reason) -> Self {
         Self { iova: Iova::new(start.raw().wrapping_add(done as u64)), done, reason }
     }

@@ -1,26 +1,26 @@
-//! Leases: access that goes on while its session's slot is left.
+//! Leases: memory that stays accessible after its session has left the slot.
 //!
-//! Leases are on a list that the unmapping thread reads after the grace period. A lease that was made
-//! with the old translation is on the list by then, because it was put there before the slot was left.
+//! All leases are on a list, which the unmapping thread reads after the grace period. A lease with the
+//! old translation is on the list by then, because it was added before its session left the slot.
 //!
-//! | what is on the list | until | when it is unmapped |
+//! | entry | removed when | if its memory is unmapped |
 //! | --- | --- | --- |
-//! | a lease of the user's | it is dropped | it is notified once, if so chosen |
-//! | a call to a remote region | it returns | it is cancelled, again and again until it does |
+//! | a lease of the user | it is dropped | it is notified once, with [`OnUnmap::Notify`] |
+//! | a call to a remote region | it returns | it is cancelled repeatedly until it returns |
 //! | a pin whose session has left its slot for a call to a remote region | the pin ends | that call is cancelled |
 //!
 //! # No deadlock
 //!
-//! A thread that unmaps, or waits for a grace period for another reason, never waits for a lease or a
-//! call that it could have ended: it notifies leases and cancels calls already while it waits for a
-//! busy slot. It also cancels calls that are not in its way themselves, but keep their thread from
-//! ending the access that is. A call that begins only after it was to be cancelled is cancelled in
-//! the next round.
+//! A thread that unmaps, or waits for a grace period for another reason, never waits for a lease or call
+//! that it could end: it notifies leases and cancels calls already while it waits for a busy slot. It
+//! also cancels calls to other memory if their thread must return from them to end the access that
+//! blocks the unmapping. A call that begins only after a round of cancellation is cancelled in the next
+//! round.
 //!
 //! # Writes
 //!
-//! While a lease lives nobody knows what is written through it, so each harvest of a dirty log and
-//! each reading of dirty bits counts all of it as written ([`Leases::written`]).
+//! Writes through a lease are not observed. So while a writable lease lives, each harvest of a dirty log
+//! and each read of the dirty bits reports all of its pages ([`Leases::written`]).
 
 use std::fmt;
 use std::ops::Range;
@@ -33,16 +33,16 @@ use longshore_mem::{AddrRange, GuestPhys, Iova};
 use crate::page_runs::PageRuns;
 use crate::region::RemoteMemory;
 
-/// What happens to a lease when its memory is unmapped. Either way the unmapping returns when the
+/// The reaction of a lease to the unmapping of its memory. In each case the unmapping waits until the
 /// lease is dropped.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum OnUnmap {
-    /// It is waited for.
+    /// The unmapping only waits.
     Wait,
-    /// This is called once, from the thread that unmaps, and should have the lease dropped soon; it
-    /// may do that itself. It should not panic: what is being unmapped would count as mapped for
-    /// ever.
+    /// The unmapping thread calls this once. The function should make sure that the lease is dropped
+    /// soon, and may drop it itself. It should not panic, because the memory would then count as mapped
+    /// for ever.
     Notify(Arc<dyn Fn() + Send + Sync>),
 }
 
@@ -55,16 +55,16 @@ impl fmt::Debug for OnUnmap {
     }
 }
 
-/// What is done to have a lease end.
+/// The way to end a lease.
 pub(crate) enum Revoke {
     Chosen(OnUnmap),
     /// A call to a remote region, which can be cancelled in this range of it.
     Cancel(Arc<dyn RemoteMemory>, Range<u64>),
-    /// A pin. It ends when its thread is through, which is in a call to a remote region.
+    /// A pin. Its thread is in a call to a remote region, and ends it afterwards.
     Pin,
 }
 
-/// Leased memory that is written.
+/// Leased memory that may be written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Written {
     pub(crate) iova: u64,
@@ -75,18 +75,18 @@ pub(crate) struct Written {
 impl Written {
     /// Returns the first and the last address; `None` if it has no bytes.
     pub(crate) fn addresses(&self) -> Option<(u64, u64)> {
-        // All of it is mapped, so it does not end beyond the address space.
+        // Mapped memory does not end beyond the address space.
         Some((self.iova, self.iova + (self.len as u64).checked_sub(1)?))
     }
 }
 
 /// The ranges that a thread unmaps.
 pub(crate) trait Ranges {
-    /// Whether any of them has an address from `first` to `last`.
+    /// Returns `true` if any of them has an address from `first` to `last`.
     fn meet(&self, first: u64, last: u64) -> bool;
 }
 
-/// First and last addresses.
+/// Each range is given by its first and its last address.
 impl<const N: usize> Ranges for [(u64, u64); N] {
     fn meet(&self, first: u64, last: u64) -> bool {
         (&self[..]).meet(first, last)
@@ -107,14 +107,14 @@ impl Ranges for &[AddrRange<Iova>] {
     }
 }
 
-/// What a lease is of.
+/// The description of a lease.
 pub(crate) struct Leased {
     pub(crate) first: u64,
     pub(crate) last: u64,
-    /// The thread that makes it.
+    /// The thread that made it.
     pub(crate) owner: usize,
     pub(crate) revoke: Revoke,
-    /// Empty where it is only read, and of a call, which notes its write itself.
+    /// Empty for a read-only lease, and for a call, which logs its write itself.
     pub(crate) written: Arc<[Written]>,
 }
 
@@ -122,7 +122,7 @@ struct Held {
     id: u64,
     leased: Leased,
     is_revoked: bool,
-    /// Of a call: whether its thread has a slot that stays busy until it returns.
+    /// `true` for a call whose thread has a slot that stays busy until the call returns.
     keeps_busy: bool,
 }
 
@@ -131,7 +131,7 @@ struct Held {
 pub(crate) struct Leases {
     list: Mutex<List>,
     dropped: Condvar,
-    /// As many as the list has, for those who have nothing to wait for.
+    /// The length of the list, for a fast path without the lock.
     live: AtomicUsize,
     locks: AtomicU64,
 }
@@ -140,25 +140,26 @@ pub(crate) struct Leases {
 struct List {
     held: Vec<Held>,
     next_id: u64,
-    /// Unmappings that want to know what was written through leases that ended meanwhile.
+    /// The number of unmappings that need the written pages of leases that end meanwhile.
     watchers: usize,
-    /// Bounded, because a batch that is leaked with `mem::forget` keeps watching.
+    /// The written pages of leases that have ended. Bounded, because a batch that is leaked with
+    /// `mem::forget` watches for ever.
     ended: PageRuns,
 }
 
-/// Something that is called to have a lease end, without the list locked.
+/// A function to call to end a lease. It is called without the lock on the list.
 enum Call {
     Notify(Arc<dyn Fn() + Send + Sync>),
     Cancel(Arc<dyn RemoteMemory>, Range<u64>),
 }
 
-/// How long a call that was cancelled is left alone before it is cancelled again: it may have begun
-/// only after it was.
+/// The times to wait before a call is cancelled again, because it may have begun only after the
+/// cancellation.
 const AGAIN_MIN: Duration = Duration::from_micros(100);
 const AGAIN_MAX: Duration = Duration::from_millis(10);
 
 impl Leases {
-    /// Puts a lease on the list. The session must be in its slot, with the translation.
+    /// Adds a lease to the list. The session must not have left its slot since the translation.
     pub(crate) fn register(&self, leased: Leased) -> u64 {
         let mut list = self.lock_with_room();
         let id = list.next_id;
@@ -168,7 +169,7 @@ impl Leases {
         id
     }
 
-    /// Takes a lease off the list. Whether it was revoked.
+    /// Removes a lease from the list. Returns `true` if it was revoked.
     pub(crate) fn unregister(&self, id: u64) -> bool {
         let mut list = self.lock();
         let Some(at) = list.held.iter().position(|held| held.id == id) else { return false };
@@ -184,7 +185,7 @@ impl Leases {
         held.is_revoked
     }
 
-    /// Notes of a call that its thread has a slot which stays busy until it returns.
+    /// Records that the thread of a call has a slot that stays busy until the call returns.
     pub(crate) fn keeps_busy(&self, id: u64) {
         let mut list = self.lock();
         if let Some(held) = list.held.iter_mut().find(|held| held.id == id) {
@@ -201,7 +202,7 @@ impl Leases {
         self.live.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether the thread `owner` would wait for itself if `first..=last` were unmapped.
+    /// Returns `true` if the thread `owner` would wait for itself by unmapping `first..=last`.
     pub(crate) fn is_held_by(&self, owner: usize, first: u64, last: u64) -> bool {
         if self.is_empty() {
             return false;
@@ -211,7 +212,7 @@ impl Leases {
         self.lock().held.iter().any(|held| is_own(held) && waits(held))
     }
 
-    /// What is written through leases that are live.
+    /// Returns the memory that may be written through live leases.
     pub(crate) fn written(&self) -> Vec<Arc<[Written]>> {
         if self.is_empty() {
             return Vec::new();
@@ -221,21 +222,22 @@ impl Leases {
         written.filter(|written| !written.is_empty()).cloned().collect()
     }
 
-    /// Has leases that end be noted, until [`unwatch`](Self::unwatch).
+    /// Starts to record the written pages of leases that end, until [`unwatch`](Self::unwatch).
     pub(crate) fn watch(&self) {
         self.lock().watchers += 1;
     }
 
-    /// Returns the pages that were written through leases that ended since [`watch`](Self::watch), or
-    /// before that. They may be more than were written, if they are in many places.
+    /// Returns the pages that may have been written through leases that ended since
+    /// [`watch`](Self::watch). It may return additional pages: of leases that ended earlier, and between
+    /// the runs if there are many.
     pub(crate) fn unwatch(&self) -> PageRuns {
         let mut list = self.lock();
         list.watchers -= 1;
         if list.watchers == 0 { std::mem::take(&mut list.ended) } else { list.ended.clone() }
     }
 
-    /// Has all leases that meet one of `ranges` end, and calls that keep busy a slot of the thread
-    /// `waited_for`. Does not wait.
+    /// Asks all leases that overlap one of `ranges` to end, and calls that keep a slot of the thread
+    /// `waited_for` busy. Does not wait.
     pub(crate) fn ask(&self, ranges: &dyn Ranges, waited_for: Option<usize>) {
         if self.is_empty() {
             return;
@@ -253,8 +255,8 @@ impl Leases {
         }
     }
 
-    /// Revokes all leases that meet one of `ranges`, and returns when they are gone. Called after a
-    /// grace period; those that are made later are of what is mapped later.
+    /// Revokes all leases that overlap one of `ranges`, and waits until they are gone. The caller has
+    /// waited for a grace period, so leases that are made later have newer translations.
     pub(crate) fn revoke(&self, ranges: &dyn Ranges) {
         if self.is_empty() {
             return;
@@ -274,7 +276,7 @@ impl Leases {
             if waited_for.peek().is_none() {
                 return;
             }
-            // Whatever is not a call, or waits for one, was told once and for all.
+            // Leases of the user are notified only once. Calls are cancelled again.
             list = if waited_for.all(|held| matches!(held.leased.revoke, Revoke::Chosen(_))) {
                 self.dropped.wait(list).unwrap_or_else(PoisonError::into_inner)
             } else {
@@ -285,7 +287,7 @@ impl Leases {
         }
     }
 
-    /// Locks the list when it has room for one more. Memory is allocated and freed without the lock,
+    /// Locks the list, with room for one more entry. Memory is allocated and freed without the lock,
     /// because the program's allocator can make a lease.
     fn lock_with_room(&self) -> MutexGuard<'_, List> {
         loop {
@@ -305,25 +307,25 @@ impl Leases {
         }
     }
 
-    /// How often the list was locked.
+    /// Returns how often the list was locked.
     pub(crate) fn locks(&self) -> u64 {
         self.locks.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
         self.locks.fetch_add(1, Ordering::Relaxed);
-        // What is done under the lock does not panic halfway.
+        // No code that holds the lock can panic halfway through a change.
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl List {
-    /// Marks as revoked what [`Leases::ask`] says of what was made before `bound`, and returns what
-    /// must be called for it.
+    /// Marks as revoked the leases that [`Leases::ask`] describes, of those with an id below `bound`,
+    /// and returns the functions to call for them.
     fn revoke(&mut self, ranges: &dyn Ranges, bound: u64, waited_for: Option<usize>) -> Vec<Call> {
         let is_pin = |held: &&Held| matches!(held.leased.revoke, Revoke::Pin);
         let pins = self.held.iter().filter(is_pin).filter(|held| held.meets(ranges));
-        // Threads that cannot end a pin before their call returns.
+        // The threads that cannot end a pin before their call returns.
         let pinning: Vec<usize> = pins.map(|held| held.leased.owner).collect();
         let mut calls = Vec::new();
         for held in &mut self.held {
@@ -365,9 +367,9 @@ mod tests {
     use super::*;
     use crate::region::PAGE_BYTES;
 
-    /// As a batch that is leaked with `mem::forget` does.
+    /// A batch that is leaked with `mem::forget` never ends.
     #[test]
-    fn an_unmapping_that_never_ends_keeps_a_bounded_list_of_what_was_written() {
+    fn an_unmapping_that_never_ends_keeps_a_bounded_list_of_written_pages() {
         let leases = Leases::default();
         leases.watch();
         for at in 0..10_000 {
@@ -379,7 +381,7 @@ mod tests {
         }
         let kept = leases.lock().ended.clone();
         assert!(kept.iter().count() <= 1024, "{}", kept.iter().count());
-        // A later unmapping still learns of each page.
+        // A later unmapping still gets each page.
         leases.watch();
         let pages = leases.unwatch();
         let has = |page: u64| pages.iter().any(|(first, last)| (first..=last).contains(&page));

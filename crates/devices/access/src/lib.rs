@@ -1,22 +1,22 @@
 //! Reading and writing memory by IOVA, as a device does.
 //!
-//! A [`Space`] holds the translations of one address space, in page tables as an IOMMU has them. A
-//! [`Session`] is a walker of one thread, with a TLB of its own, that reads them without a lock.
-//! Unmapping returns when no session can reach the old translation any more.
+//! A [`Space`] holds the translations of one address space, in page tables like those of an IOMMU. A
+//! [`Session`] belongs to one thread and walks these tables without a lock; it has a TLB of its own.
+//! Unmapping returns when no session can use the old translation any more.
 //!
-//! * [`Region`] is memory that can be mapped: of this process ([`Region::map_file`],
-//!   [`Region::from_memory`]), of another ([`ProcessMemory`]), or of a device or peer that
-//!   answers each access ([`RemoteMemory`]). [`Space::map`] maps parts of one.
+//! * A [`Region`] is memory that can be mapped: memory of this process ([`Region::map_file`],
+//!   [`Region::from_memory`]), of another process ([`ProcessMemory`]), or of a device or peer that
+//!   answers each access ([`RemoteMemory`]). [`Space::map`] maps parts of a region.
 //! * [`Session::read`], [`write`](Session::write), [`read_obj`](Session::read_obj),
-//!   [`read_iter`](Session::read_iter), [`compare_exchange`](Session::compare_exchange) and so on
-//!   access it, or return a [`Fault`]. [`Session::pin`] translates once for many accesses, a
-//!   [`Lease`] for longer than a scope.
-//! * [`Space::map_raw`] and [`Space::unmap_raw`] are for those who keep the memory themselves: no
-//!   lock, no allocation.
+//!   [`read_iter`](Session::read_iter), [`compare_exchange`](Session::compare_exchange) and so on access
+//!   mapped memory, or return a [`Fault`]. [`Session::pin`] translates once for many accesses, and a
+//!   [`Lease`] is a pin that can outlive a scope.
+//! * [`Space::map_raw`] and [`Space::unmap_raw`] are for callers that keep the memory alive themselves.
+//!   They take no lock, and allocate nothing but page tables.
 //! * Module [`client`] limits what untrusted clients make a process map. The crates
 //!   `longshore-vfio-user` and `longshore-vhost-user` serve such clients.
-//! * With feature `vm-memory`, code written for rust-vmm runs on a session, a pin or a lease: module
-//!   `vm_memory`.
+//! * With the feature `vm-memory`, code written for rust-vmm runs on a session, a pin or a lease; see
+//!   the module `vm_memory`.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -27,7 +27,7 @@
 //! use longshore_sys::memfd;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // What a client sends: a descriptor of its memory, and where its device finds it.
+//! // A client sends a descriptor of its memory, and the IOVA at which its device finds it.
 //! let memory = memfd::create("guest", memfd::Backing::Shmem)?;
 //! memfd::set_len(&memory, 1 << 20)?;
 //! let region = Region::map_file(&memory, FileOffset::new(0), 1 << 20, RegionAccess::ReadWrite)?;
@@ -37,7 +37,7 @@
 //! space.attach(&region)?;
 //! space.map(Iova::new(0x4000_0000), &region, 0, 1 << 20, Prot::READ_WRITE)?;
 //!
-//! // One of these for each thread of the device model.
+//! // Each thread of the device model makes a session.
 //! let session = space.session();
 //! session.write(Iova::new(0x4000_1000), b"by IOVA")?;
 //! session.write_obj(Iova::new(0x4000_2000), 7u32)?;
@@ -54,26 +54,29 @@
 //! # }
 //! ```
 //!
-//! # Which pages were written
+//! # Dirty tracking
 //!
-//! Four ways, of which none costs anything while it is off: a log of this process or of another, by
-//! IOVA or by guest-physical address ([`Space::set_logs`], [`dirty`]), and dirty bits in the page
-//! tables as hardware sets them ([`SpaceConfig::dirty_bits`]). What a lease writes, nobody sees: while
-//! it lives, each harvest and each look at dirty bits counts all of it as written.
+//! There are two ways to find the pages that were written, and neither costs anything while it is off:
+//! logs, which this process or another one reads, by IOVA or by guest-physical address
+//! ([`Space::set_logs`], [`dirty`]); and dirty bits in the page tables, as hardware sets them
+//! ([`SpaceConfig::dirty_bits`]). The writes through a lease are not observed: while a writable lease
+//! lives, each harvest and each read of the dirty bits reports all of its pages as written.
 //!
 //! # Threads
 //!
-//! A [`Space`] is shared by any number of threads; each has its own [`Session`]. A session that waits
-//! for something else should [`park`](Session::park), so that unmapping meanwhile costs no barrier.
+//! Any number of threads can share a [`Space`]; each has its own [`Session`]. A thread that waits for
+//! something else should [`park`](Session::park) its session, so that unmapping meanwhile needs no
+//! barrier.
 //!
-//! A thread cannot wait for itself: within a pin, or while there is a lease that it made and that
-//! waits, unmapping returns [`Error::PinnedByCaller`]. A thread that was handed such a lease by
-//! another must drop it first.
+//! A thread cannot wait for itself: unmapping returns [`Error::PinnedByCaller`] within a pin, and while
+//! a lease of the range exists that the thread made with [`OnUnmap::Wait`]. A thread that received such
+//! a lease from another thread must drop it first.
 //!
-//! Unmapping waits for accesses, pins and leases of others, but not for a remote region's answer: the
-//! call is cancelled. So the other side may answer calls after it was told that its memory is free.
+//! Unmapping waits for accesses, pins and leases of other threads, but not for a remote region's answer:
+//! it cancels the call. So the other side may still answer calls after it was notified that its memory
+//! is free.
 
-// With loom, `tests/loom_dirty.rs` has `dirty/` alone.
+// Under loom, `tests/loom_dirty.rs` includes `dirty/` as source; nothing else is built.
 #![cfg(not(loom))]
 
 pub mod client;

@@ -1,4 +1,4 @@
-//! Which writes are logged, and where: see [`Logs`].
+//! The dirty logs of a space ([`Logs`]).
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,29 +8,28 @@ use longshore_mem::{AddrRange, GuestPhys, Iova};
 use crate::dirty::{BeyondLog, Log};
 use crate::region::Region;
 
-/// The logs of a space. Several spaces may have the same.
+/// The dirty logs of a space. Several spaces may share a log.
 ///
-/// A session looks up which logs a page has when it fills its TLB, so that writes to pages with no log
-/// cost nothing more. A change of the logs therefore empties the TLBs of all sessions, and waits until
-/// the accesses that were going on are over.
+/// A session checks when it fills its TLB whether logs are set, so that writes without logs cost
+/// nothing. So a change of the logs empties the TLBs of all sessions, and waits until the accesses that
+/// were running have ended.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Logs {
-    /// By the address the device wrote to.
+    /// The log by IOVA, the address that the device wrote to.
     pub by_iova: Log<Iova>,
-    /// By the machine's address of the memory: of regions that have one
-    /// ([`Region::at_guest_phys`]).
+    /// The log by guest-physical address, for regions that have one ([`Region::at_guest_phys`]).
     pub by_guest_phys: Log<GuestPhys>,
 }
 
 impl Logs {
-    /// Returns the same with a log by the addresses that devices write to.
+    /// Returns the same with a log by IOVA.
     #[must_use]
     pub fn with_iova(self, by_iova: Log<Iova>) -> Self {
         Self { by_iova, ..self }
     }
 
-    /// Returns the same with a log by guest-physical addresses.
+    /// Returns the same with a log by guest-physical address.
     #[must_use]
     pub fn with_guest_phys(self, by_guest_phys: Log<GuestPhys>) -> Self {
         Self { by_guest_phys, ..self }
@@ -40,12 +39,12 @@ impl Logs {
         self.by_iova.is_off() && self.by_guest_phys.is_off()
     }
 
-    /// That the log has a bit for each page of a region.
+    /// Returns an error if an external log does not cover a region.
     pub(crate) fn check(&self, region: &Region) -> Result<(), BeyondLog> {
         match (&self.by_guest_phys, region.guest_phys()) {
             (Log::External(log), Some(at)) => match AddrRange::new(at, region.len()) {
                 Ok(range) => log.check(range),
-                // It passes the end of the address space.
+                // The region passes the end of the address space.
                 Err(_) => {
                     Err(BeyondLog { at: at.raw(), len_bytes: region.len(), log_pages: log.pages() })
                 }
@@ -55,18 +54,18 @@ impl Logs {
     }
 }
 
-/// What a space keeps of its logs.
+/// The current logs of a space.
 #[derive(Debug, Default)]
 pub(crate) struct Current {
-    /// What `kept` holds, for sessions in their slots; null where all are off.
+    /// A pointer into `kept` for sessions that have entered their slots; null if all logs are off.
     pub(crate) active: AtomicPtr<Logs>,
     pub(crate) kept: Mutex<Arc<Logs>>,
-    /// Writes that a log had no bits for.
+    /// The number of writes that a log did not cover.
     unlogged: AtomicU64,
 }
 
 impl Current {
-    /// Whether writes must be noted.
+    /// Returns `true` if writes must be logged.
     #[inline]
     pub(crate) fn are_on(&self) -> bool {
         !self.active.load(Ordering::Acquire).is_null()

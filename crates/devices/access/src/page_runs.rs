@@ -1,18 +1,18 @@
-//! Pages of an address space, as a bounded number of runs.
+//! A set of pages of an address space, stored as a bounded number of runs.
 
 use std::collections::BTreeMap;
 
 use crate::region::PAGE_BYTES;
 
-/// How many runs are kept apart, 16 bytes each and as much again for the map: more than leases that
-/// write are usually held during one unmapping.
+/// The maximum number of runs. Each takes 16 bytes, and about as much for the map. Usually fewer
+/// writable leases end during one unmapping.
 const RUNS_MAX: usize = 1024;
 
-/// A set of pages, which may gain pages that were never added: if there are too many runs, the pages
-/// between two of them are added as well.
+/// A set of pages. It may contain pages that were not added: if there are too many runs, it merges two
+/// of them and so adds the pages between them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PageRuns {
-    /// The last address of each run, by its first. No two runs touch.
+    /// The last address of each run, by its first address. No two runs touch.
     runs: BTreeMap<u64, u64>,
 }
 
@@ -20,7 +20,7 @@ impl PageRuns {
     /// Adds all pages that have an address from `first` to `last`.
     pub(crate) fn add(&mut self, first: u64, last: u64) {
         let (mut first, mut last) = (first & !(PAGE_BYTES - 1), last | (PAGE_BYTES - 1));
-        // All runs that begin in the new one or touch it, and one that begins before it.
+        // Absorb all runs that overlap the new one or touch it.
         let touching = last.saturating_add(1);
         while let Some((&at, &end)) = self.runs.range(..=touching).next_back()
             && end.saturating_add(1) >= first

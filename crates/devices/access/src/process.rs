@@ -1,7 +1,7 @@
-//! Another process's memory as a region.
+//! Memory of another process as a region.
 #![expect(
     unsafe_code,
-    reason = "copies from and to views, and writes to memory that a caller of unsafe code answers for"
+    reason = "copies from and to views, and writes memory for which the caller has made a promise"
 )]
 
 mod calls;
@@ -22,86 +22,85 @@ use self::calls::{Callee, Calls, Target};
 use crate::fault::Reason;
 use crate::region::{RemoteFault, RemoteMemory};
 
-/// The time that an access to a [`ProcessMemory`] takes at most, unless
-/// [`timeout`](ProcessMemory::timeout) sets another.
+/// The default timeout of an access to a [`ProcessMemory`] ([`timeout`](ProcessMemory::timeout)).
 pub const PROCESS_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
-/// Bytes of one call on another thread. An abandoned call keeps as much memory.
+/// The maximum number of bytes of one call on another thread. An abandoned call keeps as much memory.
 const PART_BYTES: usize = 64 << 10;
-/// The smallest page of a process.
+/// The size of the smallest page of any process.
 const PAGE_BYTES: u64 = 4096;
 
-/// Memory of another process from an address on, which is read and written by
-/// `process_vm_readv(2)` and `process_vm_writev(2)`. Once the process is gone, accesses fault with
-/// [`Reason::BackingLost`].
+/// Memory of another process from an address on, accessed by `process_vm_readv(2)` and
+/// `process_vm_writev(2)`. After the process has ended, accesses fail with [`Reason::BackingLost`].
 ///
-/// A write is refused with [`Reason::Permission`] unless the memory is [`writable`](Self::writable).
-/// To write to memory of this process, map the file that it lies in, or lend it
-/// ([`Region::from_memory`](crate::Region::from_memory)).
+/// A write fails with [`Reason::Permission`] unless the memory is [`writable`](Self::writable). To write
+/// to memory of this process, map its file, or use [`Region::from_memory`](crate::Region::from_memory).
 ///
 /// # Processes that do not answer
 ///
-/// A process can handle its page faults itself (`userfaultfd(2)`), or have pages of a file that another
-/// program provides (FUSE). Then an access waits for it in the kernel, where no signal but SIGKILL ends
-/// the wait. So the calls run on threads of this library, and the access waits for them:
+/// A process can handle its page faults itself (`userfaultfd(2)`), or map a file whose pages another
+/// program provides (FUSE). Then an access waits in the kernel for that process or program, and no
+/// signal but SIGKILL ends the wait. So the calls run on threads of this library, and the access waits
+/// for these:
 ///
 /// * Unmapping the memory ends the access with [`Reason::Revoked`]. If the call does not return within
 ///   half a second of that, it is abandoned.
-/// * An access that takes longer than [`PROCESS_TIMEOUT_DEFAULT`] faults with [`Reason::TimedOut`], and
-///   its call is abandoned.
-/// * An abandoned call keeps a thread, 64 KiB of memory and the address space of the process until the
-///   kernel lets go of it: when the page is there, or the program that was to provide it closes its
-///   descriptors or ends. That need not be the process itself.
-/// * A process has at most four calls at a time, abandoned ones included, all processes of one user
-///   together have 64, and those of all users 256. Other accesses wait for their turn. If all calls are
-///   abandoned, the next access faults with [`Reason::Unavailable`] at once. Before Linux 6.13 the
-///   kernel does not report the user of a process: set it by [`with_uid`](Self::with_uid).
+/// * An access that takes longer than the [`timeout`](Self::timeout) fails with [`Reason::TimedOut`],
+///   and its call is abandoned.
+/// * An abandoned call keeps a thread, 64 KiB of memory and the address space of the process until it
+///   returns: when the page is provided, or the program that should provide it closes its descriptors or
+///   ends. That program need not be the process itself.
+/// * There are at most four calls to a process at a time, abandoned ones included, 64 to all processes
+///   of one user, and 256 in all. Other accesses wait for their turn. If one of these limits is reached
+///   by abandoned calls alone, the next access fails with [`Reason::Unavailable`] at once. Before Linux
+///   6.13 the kernel does not report the user of a process: set it by [`with_uid`](Self::with_uid).
 ///
-/// Pages are brought in before a write. If the other process keeps that waiting and the write is
-/// abandoned, none of it is done later. A write that the process delays after that, as by write
-/// protection, may be done later, after the memory was unmapped. Dirty logs mark all of an abandoned
-/// write.
+/// A write first reads from each page to fault it in. If the other process blocks that and the write is
+/// abandoned, nothing is written later. If the process blocks the write itself, for example by write
+/// protection, the write may still happen after the memory was unmapped. Dirty logs mark all bytes of an
+/// abandoned write.
 ///
-/// An access needs at least two switches between threads. For a process that is trusted,
+/// An access needs at least two context switches. For a trusted process,
 /// [`on_calling_thread`](Self::on_calling_thread) avoids them.
 ///
-/// The threads have the credentials and filters of the thread whose access started them. If threads of
-/// your program have different ones, use [`on_calling_thread`](Self::on_calling_thread). The C library's
-/// `setuid(3)` and its relatives wait for all threads of a process, abandoned ones as well.
+/// The threads inherit the credentials and seccomp filters of the thread whose access started them. If
+/// threads of your program differ in these, use [`on_calling_thread`](Self::on_calling_thread). The C
+/// library's `setuid(3)` and similar functions wait for all threads of a process, also for those in
+/// abandoned calls.
 #[derive(Debug)]
 pub struct ProcessMemory {
     process: Arc<Process>,
     address: u64,
     is_writable: bool,
-    /// `None`: on the calling thread.
+    /// `None` if calls run on the calling thread.
     threads: Option<Threads>,
 }
 
-/// How calls on other threads are waited for.
+/// The settings of calls on other threads.
 #[derive(Clone, Copy, Debug)]
 struct Threads {
-    /// No two memories have the same.
+    /// A number that is unique to this memory.
     memory: u64,
-    /// For whom calls are counted.
+    /// The user for whom calls are counted.
     user: User,
     timeout: Duration,
 }
 
 impl ProcessMemory {
-    /// Returns the memory of the process with the number `pid`, from `address` on, for reading only.
+    /// Returns the memory of the process `pid` from `address` on, for reading only.
     ///
     /// # Errors
-    /// `ESRCH` if there is no such process, `EINVAL` for a number that no process can have.
+    /// `ESRCH` if there is no such process, `EINVAL` if `pid` is not a valid process ID.
     pub fn open(pid: u32, address: u64) -> io::Result<Self> {
         Ok(Self::new(Process::open(pid)?, address))
     }
 
-    /// Returns the memory of the process that `pidfd` refers to, as from `SO_PEERPIDFD`, from `address`
-    /// on, for reading only.
+    /// Returns the memory of the process that `pidfd` refers to (for example one from `SO_PEERPIDFD`),
+    /// from `address` on, for reading only.
     ///
     /// # Errors
-    /// `ESRCH` if the process has ended, `EINVAL` if the descriptor is not a pidfd or is one of a thread;
-    /// `Unsupported` if `/proc` is of another namespace of process numbers than this process is in.
+    /// `ESRCH` if the process has ended, `EINVAL` if the descriptor is not a pidfd or is one of a
+    /// thread; `Unsupported` if `/proc` belongs to another PID namespace than this process.
     pub fn from_pidfd(pidfd: OwnedFd, address: u64) -> io::Result<Self> {
         Ok(Self::new(Process::from_pidfd(pidfd)?, address))
     }
@@ -114,9 +113,8 @@ impl ProcessMemory {
         Self { process: Arc::new(process), address, is_writable: false, threads }
     }
 
-    /// Returns the same memory, whose accesses take as long at most, instead of
-    /// [`PROCESS_TIMEOUT_DEFAULT`]. It has no effect on accesses [on the calling
-    /// thread](Self::on_calling_thread).
+    /// Returns the same memory with another timeout for accesses than [`PROCESS_TIMEOUT_DEFAULT`]. It
+    /// has no effect on accesses [on the calling thread](Self::on_calling_thread).
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         if let Some(threads) = &mut self.threads {
@@ -125,10 +123,10 @@ impl ProcessMemory {
         self
     }
 
-    /// Returns the same memory, whose accesses are counted for the user with id `uid`, as from
-    /// `SO_PEERCRED`. Otherwise they are counted for the real user of the process when this was made, or for
-    /// the user of this process if the kernel does not report it. It has no effect on accesses [on the
-    /// calling thread](Self::on_calling_thread).
+    /// Returns the same memory, whose accesses are counted for the user `uid` (for example one from
+    /// `SO_PEERCRED`). By default they are counted for the real user of the process when this was made,
+    /// or for the user of this process if the kernel does not report it. It has no effect on accesses
+    /// [on the calling thread](Self::on_calling_thread).
     #[must_use]
     pub fn with_uid(mut self, uid: u32) -> Self {
         if let Some(threads) = &mut self.threads {
@@ -137,12 +135,12 @@ impl ProcessMemory {
         self
     }
 
-    /// Returns the same memory, which is accessed by the calling thread itself, without a copy by way of
-    /// another thread: a read of 4 KiB took about 3 µs instead of 30 in a virtual machine with two
+    /// Returns the same memory, which the calling thread accesses itself, without an extra copy through
+    /// another thread: a read of 4 KiB took about 3 µs instead of 30 µs in a virtual machine with two
     /// processors.
     ///
-    /// The process must be trusted to have its pages at hand, as a child that runs a program of yours is.
-    /// If it has not, an access lasts until it has: nothing cancels it, and unmapping waits for it.
+    /// The process must be trusted not to block page faults; a child that runs your own program usually
+    /// is. If it does block one, nothing cancels the access, and unmapping waits for it.
     #[must_use]
     pub fn on_calling_thread(mut self) -> Self {
         self.threads = None;
@@ -159,14 +157,14 @@ impl ProcessMemory {
     /// ```
     ///
     /// # Safety
-    /// Until the process has ended or calls `exec`, no byte of its memory from the address on that a
-    /// region has may be memory to which Rust code of this process has references. So the memory must
-    /// not be this process's own, which its threads and `CLONE_VM` children have, too. Nor may it be
-    /// shared with memory that this process uses through references: until it calls `exec`, a forked
-    /// child has every shared mapping of its parent, such as that of a buffer (`longshore_heap`).
+    /// Until the process ends or calls `exec`, Rust code of this process must not have references to any
+    /// byte of the memory that a region covers. So the memory must not be this process's own; its
+    /// threads and `CLONE_VM` children share it. Nor may it be a shared mapping that this process uses
+    /// through references: until it calls `exec`, a forked child has every shared mapping of its parent,
+    /// such as that of a buffer (`longshore_heap`).
     ///
-    /// If a write is abandoned, this holds for its bytes until the kernel lets go of the call, even after
-    /// the region is dropped and the process has ended.
+    /// If a write is abandoned, this holds for its bytes until the call returns, even after the region
+    /// is dropped and the process has ended.
     #[must_use]
     pub const unsafe fn writable(self) -> Self {
         let mut writable = self;
@@ -174,8 +172,9 @@ impl ProcessMemory {
         writable
     }
 
-    /// Accesses `len` bytes from `offset` on by calls of at most `part_max` bytes. `call` is given the
-    /// address in the process, how many bytes are done, and how many to do, and returns how many it did.
+    /// Accesses `len` bytes from `offset` on by calls of at most `part_max` bytes. `call` gets the
+    /// address in the process, the number of bytes done before, and the number to do, and returns how
+    /// many it did.
     fn by_calls(
         &self,
         offset: u64,
@@ -222,8 +221,8 @@ impl<'m> OnThreads<'m> {
         }
     }
 
-    /// Has a thread do one call with the first `len` of the bytes. It is given a function that tells
-    /// whether this access still waits for it.
+    /// Runs one call on a thread, with a buffer of `len` bytes. The call gets a function that returns
+    /// `true` while this access waits for it.
     fn run(
         &mut self,
         len: usize,
@@ -265,7 +264,7 @@ impl RemoteMemory for ProcessMemory {
             })?;
             let mut part = into.subslice_mut(done, read).map_err(lost)?;
             let bytes = &calls.bytes[..read];
-            // SAFETY: the view is of memory that may be written, and the bytes are ours.
+            // SAFETY: the memory of the view may be written, and the bytes are private.
             let copied = unsafe { copy_bytes(bytes.as_ptr(), part.as_mut_ptr(), read) };
             Ok(copied.map_or_else(|stop| stop.done_bytes, |()| read))
         })
@@ -280,7 +279,7 @@ impl RemoteMemory for ProcessMemory {
         let Some(threads) = self.threads else {
             return self.by_calls(offset, len, usize::MAX, |address, done, part| {
                 let part = from.subslice(done, part).map_err(lost)?;
-                // SAFETY: the caller of `writable` has promised that nothing refers to the memory.
+                // SAFETY: the caller of `writable` has promised that no reference to the memory exists.
                 moved(unsafe { self.process.write(address, part) })
             });
         };
@@ -288,7 +287,7 @@ impl RemoteMemory for ProcessMemory {
         self.by_calls(offset, len, PART_BYTES, |address, done, part| {
             let view = from.subslice(done, part).map_err(lost)?;
             calls.bytes.resize(part, 0);
-            // SAFETY: the view is of memory that may be read, and the bytes are ours.
+            // SAFETY: the memory of the view may be read, and the bytes are private.
             let copied = unsafe { copy_bytes(view.as_ptr(), calls.bytes.as_mut_ptr(), part) };
             let part = copied.map_or_else(|stop| stop.done_bytes, |()| part);
             if part == 0 {
@@ -299,7 +298,7 @@ impl RemoteMemory for ProcessMemory {
                     return Err(Reason::Revoked);
                 }
                 let bytes = VolatileSliceMut::from(bytes);
-                // SAFETY: the caller of `writable` has promised that nothing refers to the memory.
+                // SAFETY: the caller of `writable` has promised that no reference to the memory exists.
                 moved(unsafe { process.write(address, bytes.as_readable()) })
             })
         })
@@ -312,10 +311,10 @@ impl RemoteMemory for ProcessMemory {
     }
 }
 
-/// Reads a byte of each page of a range, so that a write to it will not wait for the pages. Returns
-/// whether it is wanted still.
+/// Reads a byte of each page of a range, so that a write to it need not wait for the pages. Returns
+/// `true` if the access still waits for the call.
 ///
-/// It ends at a page that cannot be read. A write ends there too, unless the page can only be written.
+/// It stops at a page that cannot be read. A write would stop there too, unless the page is write-only.
 fn bring_in(process: &Process, address: u64, len: u64, is_wanted: &dyn Fn() -> bool) -> bool {
     let last = address.saturating_add(len - 1);
     let next_page = |at: &u64| (at | (PAGE_BYTES - 1)).checked_add(1).filter(|at| *at <= last);
@@ -327,7 +326,7 @@ fn bring_in(process: &Process, address: u64, len: u64, is_wanted: &dyn Fn() -> b
     is_wanted()
 }
 
-/// The bytes of one call.
+/// Converts the outcome of one call.
 fn moved(outcome: io::Result<usize>) -> Result<usize, Reason> {
     outcome.map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => Reason::Permission,

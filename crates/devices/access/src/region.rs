@@ -1,4 +1,4 @@
-//! Memory that can be mapped into a space: this process's own, or somebody else's.
+//! Memory that can be mapped into a space: memory of this process, or remote memory.
 #![expect(unsafe_code, reason = "keeps memory whose owner is moved in, and trusts raw addresses")]
 
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::fault::Reason;
 
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
-/// How a region's file may be accessed.
+/// The permitted accesses to a region's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegionAccess {
     /// The file is only read. It may have been opened for reading only.
@@ -37,74 +37,74 @@ impl RegionAccess {
     }
 }
 
-/// A piece of memory that spaces map parts of: what a client calls a DMA region.
+/// A range of memory of which spaces map parts; a client calls it a DMA region.
 pub struct Region {
     memory: Memory,
     len_bytes: u64,
     guest_phys: Option<GuestPhys>,
     read_only: bool,
-    /// How many bytes of addresses were taken for it.
+    /// The number of bytes of addresses that were reserved for it.
     address_bytes: u64,
     is_guarded: bool,
-    /// While it lives, copies survive that pages of the file behind the memory are missing.
+    /// While it lives, copies survive missing pages of the file behind the memory.
     #[expect(dead_code, reason = "held, not looked at")]
     guard: Option<FaultGuard>,
 }
 
 pub(crate) enum Memory {
-    /// Of this process, from here on; its owner is kept with it.
+    /// Memory of this process from this address on, and its owner.
     Host(NonNull<u8>, Keep),
-    /// Somebody else's.
+    /// Memory that is accessed by calls.
     Remote(Arc<dyn RemoteMemory>),
 }
 
-/// The owner of memory. It is looked at no more, only dropped.
+/// The owner of memory. It is kept only to be dropped.
 pub(crate) struct Keep(#[expect(dead_code, reason = "only dropped")] Option<Box<dyn Send>>);
 
-// SAFETY: nothing is done through a shared reference to it.
+// SAFETY: a shared reference to it gives no access to the owner.
 unsafe impl Sync for Keep {}
-// SAFETY: the address is valid in every thread, and all access through it is as foreign memory.
+// SAFETY: the address is valid in every thread, and it is only accessed as foreign memory.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-/// Memory that this process reaches by asking for it: another process's, or a client's that answers
-/// messages. Offsets are from the region's start.
+/// Memory that this process reads and writes by calls: memory of another process, or of a client that
+/// answers messages. Offsets count from the region's start.
 ///
-/// The calls may block, and may come from several threads at once. While one runs, the range may be
-/// unmapped: [`cancel`](Self::cancel) is called then, from the thread that unmaps, which waits until
-/// the call has returned. It is called too where whoever waits for a session would wait for the call:
-/// where what is pinned around the call is unmapped.
+/// The calls may block, and may come from several threads at once. If the range is unmapped while a call
+/// runs, the unmapping thread calls [`cancel`](Self::cancel) and waits until the call has returned. It
+/// also does so if it waits for a session that is inside such a call, for example because it unmaps
+/// memory that is pinned around the call.
 pub trait RemoteMemory: Send + Sync {
     /// Reads from `offset` into all of `into`.
     ///
     /// # Errors
-    /// [`RemoteFault`]: how many bytes were read, and why not more.
+    /// [`RemoteFault`], with the number of bytes that were read and the reason.
     fn read(&self, offset: u64, into: VolatileSliceMut<'_>) -> Result<(), RemoteFault>;
 
     /// Writes all of `from` to `offset`.
     ///
     /// # Errors
-    /// [`RemoteFault`]: how many bytes were written, and why not more.
+    /// [`RemoteFault`], with the number of bytes that were written and the reason.
     fn write(&self, offset: u64, from: VolatileSlice<'_>) -> Result<(), RemoteFault>;
 
-    /// Has calls that are going on in `range` end soon. Where they end soon anyway, nothing needs to
-    /// be done.
+    /// Makes running calls that access any of `range` return soon. If calls always return soon, this may
+    /// do nothing.
     ///
-    /// A call may be about to begin, or between two steps, and not be known of yet. So this is called
-    /// again and again until each has returned: it need not remember anything.
+    /// The unmapping thread repeats this until each call has returned. So the implementation need not
+    /// remember the cancellation for a call that begins only later.
     fn cancel(&self, range: Range<u64>);
 }
 
-/// A remote access that was not done, or not all of it.
+/// The failure of a remote access. A part of the bytes may be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RemoteFault {
-    /// Bytes done.
+    /// The number of bytes that were read or written.
     pub done: usize,
-    /// Why not more: [`Reason::BackingLost`] where the other side is gone, [`Reason::Permission`]
-    /// where it refused, [`Reason::TimedOut`] where it did not answer, [`Reason::Revoked`] where the call
-    /// was cancelled. After the last two all of a write counts as written in dirty logs.
+    /// The reason: [`Reason::BackingLost`] if the other side is gone, [`Reason::Permission`] if it
+    /// refused, [`Reason::TimedOut`] if it did not answer, [`Reason::Revoked`] if the call was
+    /// cancelled. After the last two, dirty logs mark all bytes of a write.
     pub reason: Reason,
 }
 
@@ -117,8 +117,8 @@ impl RemoteFault {
 
 #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
 impl Region {
-    /// Maps `len_bytes` of a file from `offset` on, shared, into this process: a memfd, a hugetlb
-    /// file, a dma-buf, a client's memory.
+    /// Maps `len_bytes` of a file from `offset` on into this process, shared. The file can be a memfd, a
+    /// hugetlb file or a dma-buf, and it can be a client's.
     ///
     /// Pages of the file may be missing at any moment. Another process can truncate it, or punch a hole
     /// into it, and no seal guarantees that the kernel can fill a hole: memory can be committed
@@ -129,25 +129,25 @@ impl Region {
     /// [`fault::handle`](longshore_mem::fault::handle) itself: otherwise a missing page ends the
     /// process.
     ///
-    /// Takes as many addresses as the part has, in whole huge pages, wherever it lies in the file.
+    /// For a regular file it reserves addresses for the whole huge pages (2 MiB) around the range.
     ///
     /// # Errors
-    /// [`Error::RegionAlignment`] for an offset or a length that is no multiple of 4 KiB, or no
-    /// length; [`Error::BeyondFile`] where the file ends before; [`Error::Io`] where it cannot be
-    /// mapped.
+    /// [`Error::RegionAlignment`] if the offset or the length is not a multiple of 4 KiB, or the length
+    /// is zero; [`Error::BeyondFile`] if the file ends before the range does; [`Error::Io`] if the file
+    /// cannot be mapped.
     pub fn map_file(
         of: impl AsFd,
         offset: FileOffset,
         len_bytes: u64,
         access: RegionAccess,
     ) -> Result<Self, Error> {
-        // Asked once: the file that is checked has to be the one that is mapped.
+        // `as_fd` is called only once, so that the file that is checked is the one that is mapped.
         let of = of.as_fd();
         check_pages(offset.raw(), len_bytes)?;
         let io = |operation| move |source| Error::Io { operation, source };
         let is_regular = check_file(of, offset, len_bytes)?;
         let guard = FaultGuard::install().map_err(io("installing a handler of SIGBUS"))?;
-        // A device or a dma-buf lets no more be mapped than it has.
+        // A mapping of a device or a dma-buf cannot be larger than the file.
         let page = Granule::new(longshore_sys::page_size_bytes() as u64);
         let alignment =
             if is_regular { Granule::SIZE_2M } else { page.unwrap_or(Granule::SIZE_4K) };
@@ -166,8 +166,9 @@ impl Region {
         })
     }
 
-    /// Returns `len_bytes` of `whole` from `offset` on as a region of its own, which keeps `whole`;
-    /// `None` if `whole` is remote, or the part is not inside of it or not in whole pages of 4 KiB.
+    /// Returns `len_bytes` of `whole` from `offset` on as a region of its own, which keeps `whole`
+    /// alive. Returns `None` if `whole` is remote, or if the part is not inside of it or does not
+    /// consist of whole pages of 4 KiB.
     pub fn part(whole: &Arc<Self>, offset: u64, len_bytes: u64) -> Option<Self> {
         let Memory::Host(start, _) = &whole.memory else { return None };
         check_pages(offset, len_bytes).ok()?;
@@ -188,11 +189,11 @@ impl Region {
         })
     }
 
-    /// Makes a region of all of `memory`, and keeps `memory` until the region is dropped.
+    /// Makes a region of all of `memory`, which it keeps until it is dropped.
     ///
     /// If the memory is not [writable](DmaMemory::is_writable), the region is
-    /// [read-only](Self::is_read_only). If another process could punch a hole into its file, which is of
-    /// the hugetlb pool then, copies are guarded as for [`map_file`](Self::map_file).
+    /// [read-only](Self::is_read_only). If its file is in the hugetlb pool and another process could
+    /// punch a hole into it, copies are guarded as for [`map_file`](Self::map_file).
     ///
     /// # Errors
     /// [`Error::RegionAlignment`] if the memory does not consist of whole pages of 4 KiB;
@@ -203,7 +204,7 @@ impl Region {
         // `read_only` is set, and no reference exists that an access would contradict.
         let region = unsafe { Self::at(host.cast(), host.len() as u64, read_only) }?;
         let Memory::Host(start, _) = region.memory else { return Ok(region) };
-        // SAFETY: looks at its seals, and does not keep it.
+        // SAFETY: the file is only asked for its seals, and is not kept.
         let file = unsafe { memory.file() };
         let can_be_punched = file.is_some_and(|(file, _)| can_be_punched(file));
         let guard = can_be_punched.then(FaultGuard::install).transpose();
@@ -223,8 +224,8 @@ impl Region {
     /// [`Error::RegionAlignment`] if the memory does not consist of whole pages of 4 KiB.
     ///
     /// # Safety
-    /// While the region lives the memory must stay mapped, readable and writable, and no reference
-    /// to it may exist: devices read and write it.
+    /// While the region lives, the memory must stay mapped, readable and writable, and no reference to
+    /// it may exist, because devices read and write it.
     pub unsafe fn from_raw_parts(start: NonNull<u8>, len_bytes: u64) -> Result<Self, Error> {
         // SAFETY: the caller makes the same promise.
         unsafe { Self::at(start, len_bytes, false) }
@@ -246,10 +247,10 @@ impl Region {
         })
     }
 
-    /// `len_bytes` of memory that is asked for.
+    /// Makes a region of `len_bytes` of remote memory.
     ///
     /// # Errors
-    /// [`Error::RegionAlignment`] for a length that is zero or not in whole pages of 4 KiB.
+    /// [`Error::RegionAlignment`] if the length is zero or not a multiple of 4 KiB.
     pub fn remote(memory: Arc<dyn RemoteMemory>, len_bytes: u64) -> Result<Self, Error> {
         check_pages(0, len_bytes)?;
         Ok(Self {
@@ -263,13 +264,13 @@ impl Region {
         })
     }
 
-    /// The same, known to be a machine's memory from `address` on.
+    /// Returns the same region with its guest-physical address.
     #[must_use]
     pub fn at_guest_phys(self, address: GuestPhys) -> Self {
         Self { guest_phys: Some(address), ..self }
     }
 
-    /// The same, to be mapped for reading only: ROM.
+    /// Returns the same region as ROM: it cannot be mapped for writing.
     #[must_use]
     pub fn read_only(self) -> Self {
         Self { read_only: true, ..self }
@@ -280,33 +281,34 @@ impl Region {
         self.len_bytes
     }
 
-    /// Where it lies in a machine's memory, if that was said.
+    /// Returns its guest-physical address if [`at_guest_phys`](Self::at_guest_phys) has set one.
     pub fn guest_phys(&self) -> Option<GuestPhys> {
         self.guest_phys
     }
 
-    /// Whether it can only be read.
+    /// Returns `true` if it cannot be mapped for writing.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Whether it is memory of this process.
+    /// Returns `true` if it is memory of this process.
     pub fn is_direct(&self) -> bool {
         matches!(self.memory, Memory::Host(..))
     }
 
-    /// Returns whether copies are guarded, because pages of the memory may be missing.
+    /// Returns `true` if copies are guarded, because pages of the memory may be missing.
     pub fn is_guarded(&self) -> bool {
         self.is_guarded
     }
 
-    /// Returns how many bytes of this process's addresses [`map_file`](Self::map_file) took: more than
-    /// the length, by the rest of the huge pages at the ends. Of another region it is zero.
+    /// Returns the number of bytes of addresses that [`map_file`](Self::map_file) reserved: the length,
+    /// rounded out to whole huge pages. It is zero for other regions.
     pub fn address_bytes(&self) -> u64 {
         self.address_bytes
     }
 
-    /// Keeps `kept` until the memory is unmapped, and drops it then. A remote region drops it here.
+    /// Returns the same region, which drops `kept` after the memory is unmapped. A remote region drops
+    /// it at once.
     #[must_use]
     pub fn keeping(self, kept: impl Send + 'static) -> Self {
         let memory = match self.memory {
@@ -338,15 +340,15 @@ impl fmt::Debug for Region {
     }
 }
 
-/// Returns whether a file is of the hugetlb pool, where a hole may have no page to be filled with, and
-/// not sealed against writing, which rules out holes.
+/// Returns `true` if a file is in the hugetlb pool, which may have no page to fill a hole, and is not
+/// sealed against writing, which prevents holes.
 fn can_be_punched(of: BorrowedFd<'_>) -> bool {
     matches!(file::file_system(of), Ok(FileSystem::Hugetlb { .. }))
         && !memfd::seals(of).is_ok_and(|seals| seals.write)
 }
 
-/// Checks that a regular file is as long as the range that is to be mapped of it, and returns whether
-/// it is regular. Other files refuse by themselves.
+/// Checks that a regular file is not shorter than the range to map, and returns `true` if it is regular.
+/// For other files, `mmap` itself fails.
 fn check_file(of: BorrowedFd<'_>, offset: FileOffset, len_bytes: u64) -> Result<bool, Error> {
     let operation = "looking at a region's file";
     let status = file::status(of).map_err(|source| Error::Io { operation, source })?;

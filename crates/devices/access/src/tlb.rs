@@ -1,7 +1,7 @@
-//! A session's TLB: extents of adjacent leaves whose memory is adjacent too.
+//! The TLB of a session. Its entries are extents: adjacent leaves whose memory is adjacent, too.
 //!
 //! ```text
-//!   IOVA          ┌── in units of 64 KiB ──► windows[256]   the extent last walked to there
+//!   IOVA          ┌── in units of 64 KiB ──► windows[256]   the extent of the last walk there
 //!   63 … 0   ─────┼── in units of 4 KiB ───► pages[2048]    extents shorter than 64 KiB
 //!                 └── in units of 2 MiB ───► blocks[512]    extents of 2 MiB and more
 //!
@@ -10,32 +10,33 @@
 //!                        └──────┴─────┴──────┴─────────────────┘
 //! ```
 //!
-//! The first probe is the window's: 256 last-extent hints instead of one, so that going back and
-//! forth between extents costs nothing. It needs no more than one hint would but to work out the index.
-//! What is pushed out of a window is found in the other tables: long extents by the block, where more
-//! of their windows are in use than the first table holds (as when a guest's memory is accessed all
-//! over), and short ones by the page, where a window has several. The first two are looked at inline,
-//! the third by a call. Higher bits are folded into the indices, because buffers are often aligned
-//! alike.
+//! The first probe is that of the window. It has 256 hints for the last extent instead of one, so that
+//! alternating between extents costs nothing; compared with a single hint, it only has to compute the
+//! index. Extents that were evicted from a window are found in the other tables: long ones by their
+//! block, if more of their windows are in use than the first table holds (for example if accesses are
+//! spread over a guest's memory), and short ones by their page, if a window has several. The first two
+//! probes are inlined, the third is a call. Higher bits are folded into the indices, because buffers
+//! often have the same alignment.
 
 use std::cell::Cell;
 use std::ptr;
 
-/// The host memory may be read.
+/// Flag: the memory may be read.
 pub(crate) const READ: u64 = 1;
-/// It may be written, but the write must be logged.
+/// Flag: the memory may be written, but the write must be logged unless [`WRITE_FAST`] is set.
 pub(crate) const WRITE: u64 = 2;
-/// It may be written, and nobody needs to know.
+/// Flag: the memory may be written, and the write need not be logged.
 pub(crate) const WRITE_FAST: u64 = 4;
-/// [`READ`] and [`WRITE_FAST`], as one flag to look at.
+/// Flag: both [`READ`] and [`WRITE_FAST`] hold.
 pub(crate) const BOTH_FAST: u64 = 8;
-/// Before it is written, its page's dirty bit must be set or seen.
+/// Flag: before a write, the dirty bit of the page must be set or found set.
 pub(crate) const CLEAN: u64 = 16;
-/// The memory can be written in this process, whatever the mapping permits.
+/// Flag: the memory is writable in this process, whatever the mapping permits.
 pub(crate) const WRITABLE: u64 = 32;
 const FLAGS: u64 = 0xfff;
 
-/// What the first table is indexed by: also the most that leaves of 4 KiB are merged to.
+/// The unit by which the first table is indexed, and the largest extent that leaves of 4 KiB are merged
+/// to.
 pub(crate) const WINDOW_LOG2: u32 = 16;
 const PAGE_LOG2: u32 = 12;
 const BLOCK_LOG2: u32 = 21;
@@ -43,43 +44,45 @@ const WINDOWS: usize = 256;
 const PAGES: usize = 2048;
 const BLOCKS: usize = 512;
 
-/// An extent.
+/// An extent of adjacent IOVAs and adjacent memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     /// Its first IOVA.
     pub(crate) base: u64,
     /// Its length in bytes, a multiple of 4 KiB.
     pub(crate) len: u64,
-    /// Where it is in this process.
+    /// Its address in this process.
     pub(crate) host: *mut u8,
     /// Its bus address, and flags in the low 12 bits.
     pub(crate) bus_flags: u64,
 }
 
 impl Entry {
-    /// Its first bus address.
+    /// Returns its first bus address.
     pub(crate) const fn bus(&self) -> u64 {
         self.bus_flags & !FLAGS
     }
 
-    /// The bus address of `iova`, which lies in the extent.
+    /// Returns the bus address of `iova`, which must be in the extent.
     pub(crate) const fn bus_of(&self, iova: u64) -> u64 {
         self.bus() + (iova - self.base)
     }
 
-    /// Whether all of `flags` hold.
+    /// Returns `true` if all of `flags` are set.
     pub(crate) const fn permits(&self, flags: u64) -> bool {
         self.bus_flags & flags == flags
     }
 
-    /// Where `iova` is, and how many bytes follow it; it lies in the extent.
+    /// Returns the address of `iova`, which must be in the extent, and the number of bytes from there to
+    /// its end.
     pub(crate) fn place(&self, iova: u64) -> (*mut u8, u64) {
         let offset = iova - self.base;
         (self.host.wrapping_add(offset as usize), self.len - offset)
     }
 }
 
-/// An entry in place. Each field is a cell, so that only those that are looked at are loaded.
+/// An entry in a table. Each field is a cell of its own, so that a probe loads only the fields that it
+/// needs.
 #[derive(Debug)]
 struct Line {
     base: Cell<u64>,
@@ -131,7 +134,7 @@ impl Line {
     }
 }
 
-/// The tables, and which of their lines are in use.
+/// The tables, and bitmaps of their lines that are in use.
 #[derive(Debug)]
 pub(crate) struct Tlb {
     windows: [Line; WINDOWS],
@@ -154,8 +157,8 @@ impl Tlb {
         }
     }
 
-    /// The first two probes, the window's and the block's: where `len` bytes from `iova` are, if one
-    /// extent has them all and its flag `flag` is set.
+    /// Does the first two probes, of the window and of the block. Returns the address of `len` bytes
+    /// from `iova` if one extent contains them all and its flag `flag` is set.
     #[inline(always)]
     pub(crate) fn hit(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
         let in_window = self.windows[window(iova)].hit(iova, len, flag);
@@ -165,20 +168,20 @@ impl Tlb {
         self.blocks[block(iova)].hit(iova, len, flag)
     }
 
-    /// The third probe, the page's.
+    /// Does the third probe, of the page.
     #[inline]
     pub(crate) fn hit_page(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
         self.pages[page(iova)].hit(iova, len, flag)
     }
 
-    /// Whether the last extent walked to in the window of `iova` is a part of that window: one more
-    /// there is a sign that many follow.
+    /// Returns `true` if the last walk in the window of `iova` found an extent within that window. A
+    /// second walk there is a sign that many follow.
     pub(crate) fn was_in_window(&self, iova: u64) -> bool {
         let line = &self.windows[window(iova)];
         line.len.get() != 0 && line.base.get() >> WINDOW_LOG2 == iova >> WINDOW_LOG2
     }
 
-    /// The extent that has `iova`, by all probes.
+    /// Returns the extent that contains `iova`, found by all probes.
     #[inline]
     pub(crate) fn find(&self, iova: u64) -> Option<Entry> {
         let lines =
@@ -186,7 +189,7 @@ impl Tlb {
         lines.into_iter().find(|line| line.has(iova)).map(Line::get)
     }
 
-    /// Takes in an extent that `iova` lies in.
+    /// Inserts an extent that contains `iova`.
     pub(crate) fn insert(&self, iova: u64, entry: &Entry) {
         let at = window(iova);
         self.windows[at].set(entry);
@@ -202,7 +205,7 @@ impl Tlb {
         }
     }
 
-    /// Forgets everything, at the cost of what there is.
+    /// Removes all entries. The cost grows with the number of lines in use.
     pub(crate) fn clear(&self) {
         drain(&self.windows_used, &self.windows);
         drain(&self.pages_used, &self.pages);
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn short_extents_of_one_window_are_found_by_the_second_probe() {
+    fn short_extents_of_one_window_are_found_by_the_page_probe() {
         let tlb = Tlb::new();
         for page in 0..16 {
             tlb.insert(page << 12, &entry(page << 12, 0x1000));
@@ -282,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_extent_is_found_in_each_window_it_was_used_in() {
+    fn a_long_extent_is_found_in_its_windows_and_blocks() {
         let tlb = Tlb::new();
         let long = entry(0, 1 << 30);
         tlb.insert(0x12_3456, &long);
@@ -298,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_that_are_aligned_alike_do_not_push_each_other_out() {
+    fn buffers_with_the_same_alignment_do_not_evict_each_other() {
         for distance_log2 in [24, 26, 28] {
             let tlb = Tlb::new();
             let bases: Vec<u64> = (0..16).map(|nth| nth << distance_log2).collect();

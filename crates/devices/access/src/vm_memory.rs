@@ -1,21 +1,21 @@
-//! Memory for code written for rust-vmm: vm-memory's `GuestMemory` and `Bytes` by IOVA. Feature
-//! `vm-memory`, for vm-memory 0.18.
+//! Support for code written for rust-vmm: vm-memory's `GuestMemory` and `Bytes` by IOVA. It needs the
+//! feature `vm-memory`, and is for vm-memory 0.18.
 //!
-//! No other version will do: until 0.17 `GuestMemory` is a collection of regions at fixed addresses,
-//! without permissions and without memory that is translated. That trait is called
-//! `GuestMemoryBackend` in 0.18.
+//! Earlier versions cannot be supported: until 0.17, `GuestMemory` is a collection of regions at fixed
+//! addresses, without permissions and without translation. That trait is called `GuestMemoryBackend` in
+//! 0.18.
 //!
-//! Three types, all addressed by IOVA as vm-memory's [`GuestAddress`]:
+//! There are three types. All are addressed by IOVA, as vm-memory's [`GuestAddress`]:
 //!
-//! | type | made by | what it reaches | lasts |
+//! | type | made by | memory | lifetime |
 //! | --- | --- | --- | --- |
-//! | [`SessionMemory`] | [`Session::guest_memory`] | the whole space, translated as it is accessed; holes may be in it | for a scope |
+//! | [`SessionMemory`] | [`Session::guest_memory`] | the whole space, translated at each access; it may have holes | a scope |
 //! | [`SpaceMemory`] | `memory()` of a [`Space`], which is a `GuestAddressSpace` | the same | until it is dropped, on its thread |
-//! | [`PinnedMemory`] | `from` a [`View`] or a [`Lease`] | one range, translated once | as the pin or the lease |
+//! | [`PinnedMemory`] | `from` a [`View`] or a [`Lease`] | one range, translated once | that of the pin or the lease |
 //!
-//! A virtqueue is best served from one of the first two: its descriptors lie anywhere. A device that
-//! owns its memory owns a clone of the [`Space`], on any thread, and asks it for memory whenever it
-//! serves the queue; the session's scope costs less.
+//! One of the first two is best for a virtqueue, because its buffers can be anywhere. A device that owns
+//! its memory can own a clone of the [`Space`], on any thread, and call `memory()` each time that it
+//! serves the queue; a scope of a session costs less.
 //!
 //! ```
 //! # #[cfg(not(miri))] {
@@ -29,7 +29,7 @@
 //! use longshore_sys::memfd;
 //! use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemory};
 //!
-//! /// Written for rust-vmm: it knows nothing of Longshore.
+//! /// Written for rust-vmm, without any dependency on Longshore.
 //! fn next_available<M: GuestMemory>(memory: &M, ring: GuestAddress) -> u16 {
 //!     memory.load(GuestAddress(ring.0 + 2), Ordering::Acquire).map(u16::from_le).unwrap_or(0)
 //! }
@@ -44,17 +44,17 @@
 //! let session = space.session();
 //! let ring = GuestAddress(0x4000_3000);
 //!
-//! // The space, for as long as the scope.
+//! // The whole space, for a scope.
 //! session.guest_memory(|memory| {
 //!     memory.write_obj(7u16, GuestAddress(ring.0 + 2))?;
 //!     assert_eq!(next_available(memory, ring), 7);
 //!     Ok::<_, vm_memory::GuestMemoryError>(())
 //! })?;
 //!
-//! // The space, for as long as the value; `space.clone()` can be given to a device to own.
+//! // The whole space, for the lifetime of the value. A device can own `space.clone()`.
 //! assert_eq!(next_available(&*space.memory(), ring), 7);
 //!
-//! // One range: pinned for a scope, or leased to keep and to send to other threads.
+//! // One range: pinned for a scope, or leased, so that it can be kept and sent to other threads.
 //! let seen = session.pin(Iova::new(ring.0), 4096, ReadOnly, |view| {
 //!     next_available(&PinnedMemory::from(view), ring)
 //! })?;
@@ -67,50 +67,49 @@
 //! # }
 //! ```
 //!
-//! # Which writes are logged, and when
+//! # Dirty logs
 //!
-//! Of a [`SessionMemory`] or [`SpaceMemory`], exactly the bytes that were written: each of vm-memory's
-//! methods that writes marks the bytes in the [`Logs`](crate::Logs) right after. What is written through a raw pointer
-//! or an atomic reference (`ptr_guard_mut`, `get_atomic_ref`) is not seen, as with any memory of
-//! rust-vmm: call `bitmap().mark_dirty()` then, while the slice lives. Harvests wait for the scope's
-//! end, or until the memory is dropped, so no write is lost between it and its mark. `dirty_at` looks into a log by IOVA of this process,
-//! and says no where there is none.
+//! For a [`SessionMemory`] or [`SpaceMemory`], exactly the written bytes are logged: each of vm-memory's
+//! methods that write marks the bytes in the [`Logs`](crate::Logs) after the write. As with any memory
+//! of rust-vmm, writes through a raw pointer or an atomic reference (`ptr_guard_mut`, `get_atomic_ref`)
+//! are not observed: call `bitmap().mark_dirty()` after them, while the slice lives. Harvests wait for
+//! the end of the scope, or until the memory is dropped, so no write is lost before it is marked.
+//! `dirty_at` reads this process's log by IOVA, and returns `false` if there is none.
 //!
-//! Of a [`PinnedMemory`], all of the range when the pin or the lease ends, if that permits writes,
-//! whether it was written or not; of a lease also each time that a harvest asks. So have small ones,
-//! or a [`SessionMemory`], while pages are logged.
+//! For a [`PinnedMemory`] that permits writes, all of the range is logged when the pin or the lease
+//! ends, whether it was written or not; for a lease, also at each harvest. So use small ranges, or a
+//! [`SessionMemory`], while writes are logged.
 //!
-//! Dirty bits in the page tables are set as hardware sets them: where writing is permitted, so when
-//! slices to write are asked for, when a range is checked for it, or when it is pinned or leased.
+//! Dirty bits in the page tables are set before any write: when writable slices are requested, when a
+//! range is checked for write permission, or when it is pinned or leased for writing.
 //!
 //! # Errors
 //!
-//! | vm-memory's error | what it says here |
+//! | vm-memory's error | meaning |
 //! | --- | --- |
-//! | `InvalidGuestAddress` | nothing is mapped there, or it lies outside the pin |
-//! | `IOError` with `PermissionDenied` | the mapping, or the pin, does not permit it; its source is the [`Fault`] |
+//! | `InvalidGuestAddress` | nothing is mapped there, or the address is outside the pin |
+//! | `IOError` with `PermissionDenied` | the mapping or the pin does not permit the access; its source is the [`Fault`] |
 //! | `IOError` with `OutOfMemory` | too much read-only memory was read, see below |
-//! | `HostAddressNotAvailable` | it is mapped to a remote region |
+//! | `HostAddressNotAvailable` | the address is mapped to a remote region |
 //! | `GuestAddressOverflow` | the range passes the end of the address space |
-//! | `PartialBuffer` | one of these after so many bytes; they are done |
+//! | `PartialBuffer` | one of these errors occurred after the given number of bytes, which are done |
 //! | `InvalidBackendAddress` | an atomic access is not aligned |
 //!
-//! # What it cannot do
+//! # Limitations
 //!
-//! * Remote regions: vm-memory's slices are addresses of this process. [`Session::read`] and
-//!   [`write`](Session::write) reach them.
-//! * Guarded copies: vm-memory copies by itself, so if a page of a client's file is missing during a
-//!   copy this process gets SIGBUS. A client can truncate its file, unless it is sealed against that; if
-//!   memory is not overcommitted (`vm.overcommit_memory=2`), it can also have the kernel refuse a page of
-//!   a sealed file. Serve clients that are not trusted by the methods of a session.
-//! * Permissions of a slice: vm-memory has one type to read and to write. Permissions are checked
-//!   when slices are handed out, against those that are asked for; all its `Bytes` methods ask for
-//!   the right ones. Safe code can write to a slice that it asked for to read, so there is no slice
-//!   of memory that cannot be written in this process: a [read-only region](crate::Region::is_read_only), and
-//!   memory of [`Space::map_raw`] that is mapped for reading only. Slices of the first two types are
-//!   of a private copy then, which is freed with the scope or the memory; after 16 MiB of copies
-//!   they end with [`io::ErrorKind::OutOfMemory`]. A [`PinnedMemory`] refuses access to such
-//!   memory; read it by [`View::read`].
+//! * Remote regions are not accessible, because vm-memory's slices are addresses in this process. Use
+//!   [`Session::read`] and [`write`](Session::write).
+//! * Copies are not guarded: vm-memory copies by itself, so if a page of a client's file is missing
+//!   during a copy, this process gets SIGBUS. A client can truncate its file unless it is sealed against
+//!   shrinking; without overcommit (`vm.overcommit_memory=2`), it can also make the kernel refuse a page
+//!   of a sealed file. Serve untrusted clients by the methods of a session.
+//! * Slices have no permissions: vm-memory has one type for reading and writing. Permissions are checked
+//!   when a slice is requested; all `Bytes` methods request the right ones. Safe code can write to a
+//!   slice that it requested for reading. So memory that this process must not write never gets a slice:
+//!   a [read-only region](crate::Region::is_read_only), and memory of [`Space::map_raw`] that is mapped
+//!   for reading only. The first two types return slices of a private copy instead, which is freed with
+//!   the scope or the memory; after 16 MiB of copies they fail with [`io::ErrorKind::OutOfMemory`]. A
+//!   [`PinnedMemory`] refuses access to such memory; read it by [`View::read`].
 #![expect(unsafe_code, reason = "hands out pinned memory as vm-memory's slices")]
 
 mod copies;
@@ -133,14 +132,14 @@ pub use session::{DirtySlice, SessionMemory};
 #[cfg(doc)]
 use crate::{Lease, Session, Space, View};
 
-/// What an access of rust-vmm wants of an entry.
+/// Converts permissions of vm-memory to flags of a TLB entry.
 fn wanted(access: Permissions) -> u64 {
     let read = if access.allow(Permissions::Read) { tlb::READ } else { 0 };
     let write = if access.allow(Permissions::Write) { tlb::WRITE } else { 0 };
     read | write
 }
 
-/// That `count` bytes from `address` are in the address space.
+/// Returns an error if `count` bytes from `address` pass the end of the address space.
 fn check_end(address: GuestAddress, count: usize) -> Result<(), GuestMemoryError> {
     match count.checked_sub(1).map(|more| address.0.checked_add(more as u64)) {
         Some(None) => Err(GuestMemoryError::GuestAddressOverflow),
@@ -148,7 +147,7 @@ fn check_end(address: GuestAddress, count: usize) -> Result<(), GuestMemoryError
     }
 }
 
-/// Why `address` cannot be accessed, `done` bytes after the start, in vm-memory's words.
+/// Returns vm-memory's error for an access that failed at `address`, `done` bytes after its start.
 fn refused(address: u64, done: usize, reason: Reason) -> GuestMemoryError {
     match reason {
         Reason::Unmapped => GuestMemoryError::InvalidGuestAddress(GuestAddress(address)),

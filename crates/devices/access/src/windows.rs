@@ -1,22 +1,22 @@
-//! Which region a bus address above 2^48 belongs to.
+//! The lookup of the region that a bus address above 2^48 belongs to.
 //!
 //! ```text
 //!   bus address  51 … 48   47 … 36        35 … 0
 //!               ┌─────────┬──────────────┬────────┐
 //!               │ 1 … 15  │              │ offset │   a window is 64 GiB; a region takes as many
-//!               └─────────┴──────────────┴────────┘   adjacent ones as it needs, and one unused
-//!                 └── chunk ──┘└ in it ┘              behind them, so that no extent runs into
+//!               └─────────┴──────────────┴────────┘   adjacent ones as it needs, and an unused one
+//!                 └── chunk ──┘└ in it ┘              after them, so that no extent continues into
 //!                                                     another region
 //! ```
 //!
-//! A region begins in its first window where it is congruent, modulo the largest leaf, to the IOVA
-//! that it will be mapped at. So a mapping has large leaves wherever it begins: page tables of small
-//! ones at its two ends, and one table for each 512 GiB. Otherwise a client could cause a table for
-//! each 2 MiB by an address that is odd.
+//! The start of a region in its first window is congruent, modulo the largest leaf, to the IOVA at which
+//! it will be mapped. So a mapping has large leaves wherever it begins: it needs page tables for small
+//! leaves only at its two ends, and one table for each 512 GiB. Otherwise a client could cause a table
+//! for each 2 MiB by choosing an unaligned address.
 //!
-//! Readers look a window up by two loads, without a lock; a region's entries go only when nothing of
-//! it is mapped any more, which a grace period has made sure of.
-#![expect(unsafe_code, reason = "lends entries that are freed when nobody can reach them")]
+//! Readers look up a window by two loads, without a lock. The entries of a region are removed only after
+//! all of it was unmapped and a grace period has ended.
+#![expect(unsafe_code, reason = "lends entries that are freed when no session can reach them")]
 
 use std::ops::Range;
 use std::ptr;
@@ -27,14 +27,14 @@ use longshore_mem::Iova;
 
 use crate::region::Region;
 
-/// Bus addresses from here on are windows.
+/// The first bus address of the windows.
 pub(crate) const WINDOWS_START: u64 = 1 << 48;
 const WINDOW_LOG2: u32 = 36;
-/// The largest leaf, 1 GiB.
+/// The size of the largest leaf, 1 GiB.
 const LEAF_LOG2: u32 = 30;
 const CHUNK_LOG2: u32 = 8;
 const CHUNK: usize = 1 << CHUNK_LOG2;
-/// Windows between 2^48 and 2^52.
+/// The number of windows between 2^48 and 2^52.
 const WINDOWS: usize = (((1u64 << 52) - WINDOWS_START) >> WINDOW_LOG2) as usize;
 
 /// A region that is attached.
@@ -53,7 +53,7 @@ type Chunk = [AtomicPtr<Attached>; CHUNK];
 #[derive(Debug)]
 pub(crate) struct Windows {
     chunks: [AtomicPtr<Chunk>; WINDOWS / CHUNK],
-    /// Where the search for free windows begins: behind those given last.
+    /// The window at which the search for free windows begins, after those that were assigned last.
     next: AtomicUsize,
 }
 
@@ -65,23 +65,23 @@ impl Windows {
         }
     }
 
-    /// Whose window `bus` lies in.
+    /// Returns the attached region in whose window `bus` lies.
     ///
     /// # Safety
-    /// The region must stay attached while what is returned is used.
+    /// The region must stay attached while the result is used.
     pub(crate) unsafe fn get(&self, bus: u64) -> Option<&Attached> {
         let window = (bus.checked_sub(WINDOWS_START)? >> WINDOW_LOG2) as usize;
         let chunk = self.chunks.get(window >> CHUNK_LOG2)?.load(Ordering::Acquire);
-        // SAFETY: null, or a chunk, which lives as long as this.
+        // SAFETY: the pointer is null, or points to a chunk, which lives as long as `self`.
         let chunk = unsafe { chunk.as_ref() }?;
         let attached = chunk[window % CHUNK].load(Ordering::Acquire);
-        // SAFETY: null, or what is attached, by the caller's promise.
+        // SAFETY: the pointer is null, or points to an attached region by the caller's promise.
         unsafe { attached.as_ref() }
     }
 
-    /// Gives `region` windows, in which it begins congruent to `iova`, a multiple of 4 KiB. Returns
-    /// `None` where there are not enough. The caller keeps what it gets until that is detached. One
-    /// caller at a time.
+    /// Assigns windows to `region`, in which its start is congruent to `iova`, a multiple of 4 KiB.
+    /// Returns `None` if there are not enough free windows. The caller keeps the result until it is
+    /// detached. Only one thread may call this at a time.
     pub(crate) fn attach(&self, region: &Arc<Region>, iova: Iova) -> Option<Arc<Attached>> {
         let skip = iova.raw() & ((1 << LEAF_LOG2) - 1);
         let count = ((skip + (region.len() - 1)) >> WINDOW_LOG2) as usize + 2;
@@ -95,7 +95,8 @@ impl Windows {
         Some(attached)
     }
 
-    /// Takes the windows back. Nothing of the region may be mapped. One caller at a time.
+    /// Frees the windows of a region. No part of the region may be mapped. Only one thread may call this
+    /// at a time.
     pub(crate) fn detach(&self, attached: &Attached) {
         for window in attached.first..attached.first + attached.count {
             self.slot(window).store(ptr::null_mut(), Ordering::Release);
@@ -125,14 +126,15 @@ impl Windows {
         chunk.is_none_or(|chunk| chunk[window % CHUNK].load(Ordering::Relaxed).is_null())
     }
 
-    /// The slot of a window, whose chunk is made if it is missing. One caller at a time.
+    /// Returns the slot of a window, and allocates its chunk if it is missing. Only one thread may call
+    /// this at a time.
     fn slot(&self, window: usize) -> &AtomicPtr<Attached> {
         let link = &self.chunks[window >> CHUNK_LOG2];
         if link.load(Ordering::Acquire).is_null() {
             let chunk: Box<Chunk> = Box::new([const { AtomicPtr::new(ptr::null_mut()) }; CHUNK]);
             link.store(Box::into_raw(chunk), Ordering::Release);
         }
-        // SAFETY: not null, and a chunk lives as long as this.
+        // SAFETY: the pointer is not null, and a chunk lives as long as `self`.
         let chunk = unsafe { &*link.load(Ordering::Acquire) };
         &chunk[window % CHUNK]
     }
@@ -143,7 +145,7 @@ impl Drop for Windows {
         for link in &mut self.chunks {
             let chunk = *link.get_mut();
             if !chunk.is_null() {
-                // SAFETY: leaked into here by `slot`.
+                // SAFETY: `slot` made the pointer from a box.
                 drop(unsafe { Box::from_raw(chunk) });
             }
         }

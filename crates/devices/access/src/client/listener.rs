@@ -1,4 +1,4 @@
-//! A Unix socket that clients connect to.
+//! The Unix socket of a server, and the queue of its waiting clients.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,24 +20,25 @@ use longshore_sys::{descriptors, event_fd, kept_descriptors};
 use crate::client::served::Served;
 use crate::client::stop::Stop;
 
-/// How long to wait before `accept(2)` is tried again that failed for a lack of descriptors or memory.
+/// The time until `accept(2)` is tried again after it failed for a lack of descriptors or memory.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
-/// How often the queues of waiting connections are looked at.
+/// The interval at which the receive queues of waiting connections are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How many connections may wait in all, and for each user.
+/// The maximum number of waiting connections, in all and for each user.
 const WAITING_MAX: usize = 256;
 const WAITING_PER_USER_MAX: usize = 64;
-/// A waiting client that has sent as much as this is disconnected. The first message of each protocol, which
-/// the client sends before it waits for an answer, is much shorter.
+/// The number of sent bytes at which a waiting client is disconnected. The first message of each
+/// protocol, after which the client waits for an answer, is much shorter.
 const UNSERVED_BYTES_MAX: usize = 128 << 10;
 
-/// A Unix socket that clients connect to. Its name is removed when it is dropped.
+/// A Unix socket that clients connect to. Dropping it removes its path.
 #[derive(Debug)]
 pub struct Listener {
-    /// Its close also closes the connections that were not accepted, with what is queued on them.
+    /// Closing it also closes the connections that were not accepted, with the descriptors queued on
+    /// them.
     listener: Disposable<UnixListener>,
     path: PathBuf,
-    /// Device and inode of the name.
+    /// The device and inode of the socket file.
     identity: (u64, u64),
     waiting: Mutex<Waiting>,
 }
@@ -49,29 +50,30 @@ struct Waiting {
     clients: Vec<WaitingClient>,
     /// `true` while another client is served.
     is_serving: bool,
-    /// That client; `None` for a lack of descriptors, too.
+    /// The client that is served. Also `None` if there was no free descriptor for it.
     served: Option<Served>,
-    /// Accepting failed for good.
+    /// The error if accepting has failed permanently.
     error: Option<io::Error>,
 }
 
 #[derive(Debug)]
 struct WaitingClient {
     stream: Disposable<UnixStream>,
-    /// Counts its descriptor.
+    /// Counts the descriptor of the stream.
     _descriptor: Permit,
 }
 
 impl Listener {
-    /// Makes a socket at `path`, and replaces a socket there on which no process listens.
+    /// Makes a socket at `path`. Replaces an existing socket there on which no process listens.
     ///
     /// # Errors
-    /// Those of `bind(2)`: `AddrInUse` if a process listens there, or a file is there that is no socket.
+    /// Those of `bind(2)`; `AddrInUse` if a process listens there, or if `path` is a file other than a
+    /// socket.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let bound = UnixListener::bind(path).or_else(|error| {
             let is_socket = fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
             let is_deaf = || {
-                // Connections that nobody accepts may fill the backlog.
+                // Do not wait: connections that are not accepted may fill the backlog.
                 let tried = unix_socket::connect_at_once(path);
                 tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
             };
@@ -92,8 +94,8 @@ impl Listener {
         })
     }
 
-    /// Waits for the next client and returns its connection, or `None` when `stop` is used. While the
-    /// process has no free descriptor, clients wait.
+    /// Waits for the next client and returns its connection, or returns `None` after `stop` was used.
+    /// While the process has no free descriptor, clients wait.
     ///
     /// # Errors
     /// Those of `accept(2)`.
@@ -132,19 +134,19 @@ impl Listener {
 
     /// Calls `serve` with one client after the other, until `stop` is used or `serve` fails.
     ///
-    /// Meanwhile another thread accepts the clients that wait. It disconnects those that send descriptors
-    /// before they are served: the descriptor of the served client's own end can be one of them, and would
-    /// keep that connection open for ever in a queue that is not read. For the same reason it disconnects
-    /// those that send 128 KiB. At most 64 clients of a user wait and 256 in all. Beyond that, the newest
-    /// one of the user with the most is disconnected. While the process has no free descriptor, clients
-    /// wait.
+    /// Meanwhile another thread accepts waiting clients. It disconnects a waiting client that sends
+    /// descriptors: one of them can be the served client's end of its connection, which would then stay
+    /// open for ever in a queue that is not read. For the same reason it disconnects a waiting client
+    /// that has sent 128 KiB. At most 64 clients of a user wait, and 256 in all. Beyond that, the newest
+    /// client of the user with the most is disconnected. While the process has no free descriptor,
+    /// clients wait.
     ///
-    /// Serve users who do not trust each other by a process each. A client can have the kernel keep all
-    /// threads of this process waiting for memory to be mapped or unmapped, for as long as it likes, and no
-    /// code in the process can avoid that.
+    /// Serve users who do not trust each other in separate processes. A client can make all threads of
+    /// this process wait in the kernel whenever they map or unmap memory, for as long as it likes, and
+    /// no code in the process can prevent that.
     ///
     /// # Errors
-    /// Those of `serve`, of `accept(2)`, and of starting the thread.
+    /// Those of `serve` and `accept(2)`; the error if the thread cannot be started.
     pub fn serve_each(
         &self,
         stop: &Stop,
@@ -252,8 +254,8 @@ impl Waiting {
         (!self.clients.is_empty()).then(|| self.clients.remove(0).stream.into_inner())
     }
 
-    /// Adds a client. If too many wait, returns those that have to go: the ones that have gone themselves, and
-    /// else the newest of the user with the most.
+    /// Adds a client. If too many wait, returns the clients to drop: those that have hung up, and if
+    /// that is not enough, the newest client of the user with the most.
     #[must_use]
     fn add(&mut self, stream: Disposable<UnixStream>) -> Vec<WaitingClient> {
         let added = stream.user();
@@ -271,7 +273,7 @@ impl Waiting {
         ended
     }
 
-    /// Returns the user of which a client has to go after one of `added` came, if too many wait.
+    /// Returns the user that must lose a client after `added` got one, if too many wait.
     fn user_with_too_many(&self, added: User) -> Option<User> {
         let mut counts = BTreeMap::<User, usize>::new();
         for client in &self.clients {
@@ -286,8 +288,8 @@ impl Waiting {
         }
     }
 
-    /// Takes out the clients that have descriptors in their queue, while another one is served. A client
-    /// that is served next has its queue read.
+    /// Removes the clients that may have descriptors in their receive queues, while another client is
+    /// served. If none is served, the next client is served at once, and its queue is read.
     #[must_use]
     fn take_those_with_descriptors(&mut self, scratch: &mut [u8]) -> Vec<WaitingClient> {
         if !self.is_serving {
@@ -298,7 +300,7 @@ impl Waiting {
         self.clients.extract_if(.., has_some).map(WaitingClient::ended).collect()
     }
 
-    /// Ends the connection that is served, if its client has gone and others wait.
+    /// Ends the connection that is served if its client has exited and others wait.
     fn end_if_abandoned(&mut self) {
         if self.clients.is_empty() {
             return;
@@ -317,7 +319,7 @@ impl WaitingClient {
     }
 }
 
-/// Stops a thread also if this one panics.
+/// Uses a [`Stop`] on drop, so that the other thread ends also if this one panics.
 struct StopOnDrop<'s>(&'s Stop);
 
 impl Drop for StopOnDrop<'_> {
@@ -328,7 +330,7 @@ impl Drop for StopOnDrop<'_> {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Another one may have taken its name.
+        // Another listener may have replaced the file.
         let ours = fs::symlink_metadata(&self.path);
         if ours.is_ok_and(|it| (it.dev(), it.ino()) == self.identity) {
             let _ = fs::remove_file(&self.path);
@@ -348,7 +350,7 @@ mod tests {
     use super::*;
     use crate::client::served;
 
-    /// A test fails when this is over.
+    /// The timeout of each wait in a test.
     const PATIENCE: Duration = Duration::from_secs(30);
 
     #[test]
@@ -372,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_clients_are_served_in_turn_but_for_those_that_have_sent_descriptors() {
+    fn waiting_clients_are_served_in_turn_except_those_that_have_sent_descriptors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let (listener, stop) = (Listener::bind(&path).unwrap(), Stop::new().unwrap());
@@ -404,7 +406,7 @@ mod tests {
             let mut served: Vec<_> = (0..2).map(|_| is_serving.recv_timeout(PATIENCE)).collect();
             served.sort_unstable_by_key(|it| it.ok());
             assert_eq!(served, [Ok(2), Ok(4)]);
-            // It is disconnected without an answer.
+            // The client that has sent a descriptor is disconnected without an answer.
             sender.set_read_timeout(Some(PATIENCE)).unwrap();
             assert!(matches!(sender.read(&mut [0]), Ok(0) | Err(_)));
         });
@@ -412,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_of_one_user_that_wait_are_bounded() {
+    fn the_number_of_waiting_clients_of_a_user_is_limited() {
         let mut waiting = Waiting::default();
         let mut peers = Vec::new();
         let mut add = |waiting: &mut Waiting, uid| {
@@ -433,21 +435,21 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_have_gone_take_no_place() {
+    fn clients_that_have_hung_up_take_no_place() {
         let mut waiting = Waiting::default();
         let mut add = |uid| {
             let (ours, theirs) = UnixStream::pair().unwrap();
             (waiting.add(Disposable::of_user(ours, User::from_uid(uid))).len(), theirs)
         };
         for _ in 0..WAITING_PER_USER_MAX {
-            assert_eq!(add(1).0, 0, "each has gone");
+            assert_eq!(add(1).0, 0, "each has hung up");
         }
         let (ended, _last) = add(1);
         assert_eq!(ended, WAITING_PER_USER_MAX);
         assert_eq!(waiting.clients.len(), 1);
     }
 
-    /// Connects and passes the connection on, as a process of its own.
+    /// Connects and passes the connection on. The test below runs it in a process of its own.
     #[test]
     #[ignore = "a part of the test below"]
     fn connects_and_passes_the_connection_on() {
@@ -486,7 +488,7 @@ mod tests {
                 .unwrap();
             assert!(status.success());
             is_serving.recv_timeout(PATIENCE).expect("the first client is served");
-            // Its connection stays open in the queue of this one, which is not read.
+            // Its connection stays open in the queue of this socket, which is not read.
             let _queue = heir.accept().unwrap();
             let _next = UnixStream::connect(dir.path().join("device")).unwrap();
             let longer = served::HANGS_AFTER + Duration::from_secs(2);

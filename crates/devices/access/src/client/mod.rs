@@ -1,5 +1,5 @@
-//! Serving untrusted clients: limits on what they make this process map, and the socket that they connect
-//! to. `longshore-vfio-user` and `longshore-vhost-user` are built on it.
+//! Serving untrusted clients: limits on the memory that this process maps for them, and the socket that
+//! they connect to. `longshore-vfio-user` and `longshore-vhost-user` use this module.
 
 mod listener;
 mod mapping;

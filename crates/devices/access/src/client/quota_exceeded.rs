@@ -3,8 +3,8 @@
 use longshore_sys::account::OverLimit;
 use thiserror::Error;
 
-/// The error if more files or addresses would be mapped for a user, or for all users, than the limits
-/// allow.
+/// The error if the files or addresses that are mapped for a user, or for all users, would exceed a
+/// limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(transparent)]
 pub struct QuotaExceeded(pub(super) OverLimit);

@@ -1,4 +1,4 @@
-//! The client that is served, while others wait.
+//! The client that is served while others wait.
 
 use std::io;
 use std::net::Shutdown;
@@ -10,9 +10,9 @@ use longshore_sys::closing::{self, Disposable, User};
 use longshore_sys::process_memory::{self, Process};
 use longshore_sys::{kept_descriptors, packet_socket};
 
-/// For how long descriptors must have been closed or received without an end.
+/// The time after which a thread that closes or receives descriptors is considered hung.
 pub(super) const HANGS_AFTER: Duration = Duration::from_secs(5);
-/// How many descriptors a [`Served`] has.
+/// The number of descriptors that a [`Served`] keeps open.
 const DESCRIPTORS: u64 = 2;
 
 /// The connection that is served, and the process that made it.
@@ -23,7 +23,8 @@ const DESCRIPTORS: u64 = 2;
 pub(super) struct Served {
     stream: Disposable<UnixStream>,
     client: Client,
-    /// Since when threads close or receive descriptors, as far as was seen.
+    /// The first check at which threads were closing or receiving descriptors, if all later checks saw
+    /// the same.
     busy_since: Option<Instant>,
     _descriptors: Permit,
 }
@@ -32,12 +33,12 @@ pub(super) struct Served {
 enum Client {
     Process(Process),
     HasExited,
-    /// It is in a process namespace that this process does not see, or descriptors are exhausted.
+    /// The client is in a PID namespace that this process does not see, or descriptors are exhausted.
     Unknown,
 }
 
 impl Served {
-    /// Takes a copy of a connection that is going to be served.
+    /// Duplicates a connection that is going to be served.
     ///
     /// # Errors
     /// `EMFILE`.
@@ -56,9 +57,10 @@ impl Served {
         })
     }
 
-    /// Ends the connection if the process that made it has exited and threads have hung for a while that close
-    /// or receive descriptors of its user. Without such threads the connection remains: the process may
-    /// have passed it on. Threads of other users do not matter, so that none can have it ended.
+    /// Ends the connection if the process that made it has exited, and threads that close or receive
+    /// descriptors of its user have hung for [`HANGS_AFTER`]. Without such threads the connection
+    /// remains, because the process may have passed it on. Threads of other users do not matter, so that
+    /// no other user can end the connection.
     pub(super) fn end_if_abandoned(&mut self, now: Instant) {
         if !closing::is_busy(self.stream.user()) {
             self.busy_since = None;
@@ -66,7 +68,7 @@ impl Served {
         }
         let since = *self.busy_since.get_or_insert(now);
         if now.duration_since(since) >= HANGS_AFTER && self.client.has_exited() {
-            // It may have ended by itself.
+            // The connection may have ended by itself.
             let _ = self.stream.shutdown(Shutdown::Both);
         }
     }

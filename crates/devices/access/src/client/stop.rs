@@ -1,4 +1,4 @@
-//! Ending a server from another thread.
+//! Stopping a server from another thread.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,38 +7,38 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use longshore_sys::event_fd;
 
-/// Ends a server or one of its threads, from any other thread, also while it waits. Clones are the same
-/// one.
+/// A handle that stops a server or one of its threads from any other thread, also while it waits. Clones
+/// share the same state.
 ///
-/// Its descriptor becomes readable then, for those who wait with `poll(2)`.
+/// When it is used, its descriptor becomes readable, for use with `poll(2)`.
 #[derive(Clone, Debug)]
 pub struct Stop(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     is_stopped: AtomicBool,
-    /// Readable from then on.
+    /// Readable after `stop`.
     event: OwnedFd,
 }
 
 impl Stop {
-    /// Makes one that has not been used.
+    /// Makes a handle that has not been used.
     ///
     /// # Errors
-    /// Descriptors exhausted.
+    /// Those of `eventfd(2)`, if descriptors are exhausted for example.
     pub fn new() -> io::Result<Self> {
         let inner = Inner { is_stopped: AtomicBool::new(false), event: event_fd::create()? };
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Ends what was given a clone of this.
+    /// Stops every server and thread that has a clone of this.
     pub fn stop(&self) {
         self.0.is_stopped.store(true, Ordering::Release);
-        // A counter that is full is readable, too.
+        // If the counter is full, the descriptor is readable already.
         let _ = event_fd::signal(&self.0.event);
     }
 
-    /// Returns whether [`stop`](Self::stop) was called.
+    /// Returns `true` if [`stop`](Self::stop) was called.
     pub fn is_stopped(&self) -> bool {
         self.0.is_stopped.load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! A bitmap in three levels that loses no bit while it is set and harvested at once.
+//! A bitmap in three levels that loses no bit while threads set and harvest it concurrently.
 //!
 //! ```text
 //!   top      one bit for a middle word    [ 1 0 0 … ]            262,144 pages a word
@@ -8,9 +8,9 @@
 //!   pages    one bit for a page           [ 0 1 1 … ] [ 1 … ]    64 pages a word
 //! ```
 //!
-//! A set bit means that something below may be set; a clear one that nothing is, or that whoever
-//! sets it now is still on the way up. A sweep visits only what the bits lead to, and the top by
-//! words: one load for 2^18 pages, which is 1 GiB of 4 KiB pages.
+//! A set summary bit means that a bit below it may be set. A clear one means that none is, or that the
+//! thread that sets one has not come up to this level yet. A sweep visits only words whose summary bit
+//! is set. It reads the top level by words: one load for 2^18 pages, which is 1 GiB of 4 KiB pages.
 //!
 //! # Why no bit is lost
 //!
@@ -20,9 +20,9 @@
 //! `Acquire`, and a sweep never skips a word below a bit it cleared because it *loads* as zero: it
 //! always takes it by a read-modify-write.
 //!
-//! Claim: once a setter is through, its page bit has been taken by a sweep, or a sweep that cleared
-//! a bit above is on its way down to it, or the bits above it are set, so that the next sweep comes
-//! by.
+//! Claim: when a setter has returned, one of these holds: a sweep has taken its page bit; a sweep that
+//! cleared a bit above it is on its way down to it; or the bits above it are set, so that the next sweep
+//! finds it.
 //!
 //! 1. *Page and middle.* Say the setter found (or left) the middle bit set in some state of the
 //!    middle word, and let S be the next sweep that takes the word from then on. S takes the page
@@ -38,25 +38,25 @@
 //!    sequence and synchronised with S, and could not have found the top bit as it was before S
 //!    cleared it.
 //!
-//! So a setter that changed a page word always looks at *both* levels above: the other one that set
-//! the middle bit may not have come to the top yet.
+//! So a setter that changed a page word always checks *both* levels above: another setter that set the
+//! middle bit may not have come up to the top yet.
 //!
-//! A setter that finds the page bit set does nothing at all. Whoever set it may still be on the way
-//! up, so a sweep that wants to see every bit whose setter returned waits for setters under way
-//! first (a grace period); otherwise the bit is found by a later sweep.
+//! A setter that finds the page bit set does nothing at all. The thread that set it may still be on its
+//! way up. So a sweep that must find the bit of every setter that has returned first waits for a grace
+//! period, until all running setters have returned. Otherwise a later sweep finds the bit.
 
 use std::ops::Range;
 
 use crate::dirty::words::{self, Word};
 use longshore_sync::primitives::Ordering;
 
-/// Pages, or words, that one word stands for, as a logarithm.
+/// The base-2 logarithm of the number of bits in a word.
 const WORD_LOG2: usize = 6;
-/// Pages that a middle word stands for, as a logarithm.
+/// The base-2 logarithm of the number of pages that a middle word covers.
 const MIDDLE_LOG2: usize = 2 * WORD_LOG2;
-/// The same for a top word.
+/// The base-2 logarithm of the number of pages that a top word covers.
 const TOP_LOG2: usize = 3 * WORD_LOG2;
-/// Most page words that one step of a sweep takes.
+/// The maximum number of page words that one step of a sweep takes.
 pub(crate) const STEP_WORDS_MAX: usize = 1 << WORD_LOG2;
 
 /// A bit for each page, and two levels of summary above.
@@ -64,7 +64,7 @@ pub(crate) struct Bitmap {
     pages: Box<[Word]>,
     middle: Box<[Word]>,
     top: Box<[Word]>,
-    /// How many pages there are; the bits past them are never set.
+    /// The number of pages. Bits beyond them are never set.
     count: usize,
 }
 
@@ -77,42 +77,43 @@ pub(crate) struct Taken {
     pub(crate) bits: u64,
 }
 
-/// Where a sweep is.
+/// The progress of a sweep.
 pub(crate) struct Sweep {
     range: Range<usize>,
     /// The next middle word to look at.
     next: usize,
-    /// Loads of top words.
+    /// The number of loads of top words.
     pub(crate) top_words: u64,
-    /// Middle words taken.
+    /// The number of middle words that were taken.
     pub(crate) middle_words: u64,
-    /// Page words taken.
+    /// The number of page words that were taken.
     pub(crate) page_words: u64,
 }
 
 impl Bitmap {
-    /// For `count` pages, none of them set; `None` where there is no memory.
+    /// Makes a bitmap of `count` pages with no bit set. Returns `None` if there is no memory.
     pub(crate) fn new(count: usize) -> Option<Self> {
         let words = |log2: usize| words::words(count.div_ceil(1 << log2));
         let (pages, middle) = (words(WORD_LOG2)?, words(MIDDLE_LOG2)?);
         Some(Self { pages, middle, top: words(TOP_LOG2)?, count })
     }
 
-    /// Bytes of memory that a bitmap for `count` pages may come to take.
+    /// Returns the maximum number of bytes that a bitmap of `count` pages takes.
     pub(crate) fn size_bytes(count: usize) -> usize {
         [WORD_LOG2, MIDDLE_LOG2, TOP_LOG2].iter().map(|log2| 8 * count.div_ceil(1 << log2)).sum()
     }
 
-    /// Whether the bit of `page` is set; not where there is no such page.
+    /// Returns `true` if the bit of `page` is set, and `false` if there is no such page.
     ///
-    /// `Relaxed`: what the answer is used for is ordered by the grace period of a harvest.
+    /// The load is `Relaxed`, because the grace period of a harvest gives the ordering.
     #[inline]
     pub(crate) fn is_set(&self, page: usize) -> bool {
         let word = self.pages.get(page >> WORD_LOG2);
         word.is_some_and(|word| word.load(Ordering::Relaxed) >> (page % 64) & 1 != 0)
     }
 
-    /// Sets the bits of those of `pages` that there are. A word whose bits are all set is only read.
+    /// Sets the bits of `pages`; pages beyond the end are ignored. A word whose bits are all set is only
+    /// read.
     pub(crate) fn set(&self, pages: Range<usize>) {
         for (word, mask) in masks(pages.start, pages.end.min(self.count)) {
             let missing = mask & !self.pages[word].load(Ordering::Relaxed);
@@ -130,15 +131,15 @@ impl Bitmap {
         raise(&self.top[middle >> WORD_LOG2], middle % 64);
     }
 
-    /// Begins a sweep over `range`, which is cut where the pages end.
+    /// Begins a sweep over `range`, which is cut at the end of the pages.
     pub(crate) fn sweep(&self, range: Range<usize>) -> Sweep {
         let range = range.start..range.end.min(self.count);
         let next = range.start >> MIDDLE_LOG2;
         Sweep { range, next, top_words: 0, middle_words: 0, page_words: 0 }
     }
 
-    /// Goes on with a sweep until `taken` has `room` words, in ascending order, or all was seen.
-    /// Whether there may be more. There must be room for [`STEP_WORDS_MAX`] words.
+    /// Continues a sweep until `taken` has `room` words, in ascending order, or the range is done.
+    /// Returns `true` if there may be more. `room` must be at least [`STEP_WORDS_MAX`].
     pub(crate) fn advance(&self, sweep: &mut Sweep, room: usize, taken: &mut Vec<Taken>) -> bool {
         if sweep.range.is_empty() {
             return false;
@@ -158,7 +159,7 @@ impl Bitmap {
             if taken.len() + STEP_WORDS_MAX > room {
                 return true;
             }
-            // Before anything is taken, so that nothing is in hand if it should panic.
+            // Reserve before bits are taken, so that none is lost if this panics.
             taken.reserve(STEP_WORDS_MAX);
             self.take_below(sweep, taken);
             sweep.next += 1;
@@ -166,10 +167,10 @@ impl Bitmap {
         false
     }
 
-    /// Takes what is set below the middle word `sweep.next`, whose top bit is set.
+    /// Takes the set bits below the middle word `sweep.next`, whose top bit is set.
     ///
-    /// A bit of the summary is cleared only where the range covers every page it stands for: what
-    /// is outside of the range stays set and must be found later.
+    /// A summary bit is cleared only if the range covers all of its pages: bits outside of the range
+    /// stay set and must be found later.
     fn take_below(&self, sweep: &mut Sweep, taken: &mut Vec<Taken>) {
         let middle = sweep.next;
         let (low, high) = self.part_below(middle, &sweep.range);
@@ -198,7 +199,7 @@ impl Bitmap {
         }
     }
 
-    /// How many pages of `range` are set, as far as the summaries tell.
+    /// Returns the number of pages of `range` that are set and whose summary bits are set, too.
     pub(crate) fn count_set(&self, range: Range<usize>) -> u64 {
         let range = range.start..range.end.min(self.count);
         let mut set = 0;
@@ -220,8 +221,8 @@ impl Bitmap {
         set
     }
 
-    /// Which of the 4,096 pages below a middle word are in `range`; the same numbers twice if none.
-    /// A range that goes to the end of the pages covers the last words as if they were full.
+    /// Returns the range of the 4,096 pages below a middle word that are in `range`, which may be empty.
+    /// A range to the end of the pages covers the last words as if they were full.
     fn part_below(&self, middle: usize, range: &Range<usize>) -> (usize, usize) {
         let first = middle << MIDDLE_LOG2;
         let end = if range.end == self.count { usize::MAX } else { range.end };
@@ -230,7 +231,7 @@ impl Bitmap {
     }
 }
 
-/// Sets bits of a word. The one place that does.
+/// Sets bits of a word. All changes that set bits go through this function.
 fn or(word: &Word, bits: u64) {
     #[cfg(test)]
     tests::ORS.set(tests::ORS.get() + 1);
@@ -239,18 +240,18 @@ fn or(word: &Word, bits: u64) {
 
 /// Sets a bit of a summary if it is missing.
 fn raise(word: &Word, at: usize) {
-    // Acquire: see (3) in the module's text.
+    // Acquire: see (3) in the module's documentation.
     if word.load(Ordering::Acquire) >> at & 1 == 0 {
         or(word, 1 << at);
     }
 }
 
-/// The bits `low..high` of a word.
+/// Returns a mask of the bits `low..high` of a word.
 fn mask(low: usize, high: usize) -> u64 {
     if low < high { u64::MAX >> (64 - (high - low)) << low } else { 0 }
 }
 
-/// The words that the bits `low..high` of the whole bitmap lie in, each with its mask.
+/// Returns the words that contain the bits `low..high` of the bitmap, each with its mask.
 fn masks(low: usize, high: usize) -> impl Iterator<Item = (usize, u64)> {
     let end = if low < high { high.div_ceil(64) } else { 0 };
     (low >> WORD_LOG2..end).map(move |word| {
@@ -259,7 +260,7 @@ fn masks(low: usize, high: usize) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// The numbers of the bits that are set, from the lowest.
+/// Returns the numbers of the set bits, from the lowest.
 fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let at = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
@@ -278,7 +279,7 @@ pub(super) mod tests {
     use std::cell::Cell;
 
     thread_local! {
-        /// How many times this thread set bits.
+        /// The number of times that this thread has set bits.
         pub(in crate::dirty) static ORS: Cell<u64> = const { Cell::new(0) };
     }
 }

@@ -1,4 +1,4 @@
-//! A dirty log in memory that is shared with the process that reads and clears it.
+//! A dirty log in shared memory, which another process reads and clears.
 #![expect(unsafe_code, reason = "sets bits in memory that other processes change")]
 
 use std::any::Any;
@@ -19,39 +19,39 @@ use {
     std::os::fd::AsFd,
 };
 
-/// The size of a page in an [`ExternalLog`], fixed by the protocols that have one.
+/// The size of a page in an [`ExternalLog`], which the protocols fix.
 pub const LOG_PAGE: Granule = Granule::SIZE_4K;
 
-/// A shared bitmap as vhost-user has it: page n is bit n % 8 of byte n / 8, pages are 4 KiB and
-/// counted from address zero.
+/// A shared bitmap in the format of vhost-user: page n is bit n % 8 of byte n / 8. Pages have 4 KiB and
+/// are counted from address zero.
 ///
 /// Source: QEMU's `docs/interop/vhost-user.rst`, "Migration" (`VHOST_USER_SET_LOG_BASE` gives the
-/// memory, its length and where in it the log begins; addresses are guest-physical; bits are to be
-/// set atomically).
+/// memory, its length and the offset of the log; addresses are guest-physical; bits must be set
+/// atomically).
 ///
-/// Whoever reads it takes bits by an atomic exchange, at any moment, and then reads the pages. So a
-/// bit is set after each write, also where it is set already: it may be on its way out. What one
-/// call or one [`Burst`] marks in 64 pages is set at once.
+/// The reading process takes bits by an atomic exchange, at any moment, and then reads the pages. So a
+/// bit is set after each write, even if it is set already, because the reader may be taking it. All
+/// marks that one call or one [`Burst`] makes in 64 pages are set by one instruction.
 pub struct ExternalLog<A = GuestPhys> {
     start: NonNull<u8>,
     len_bytes: usize,
-    /// Bytes before the first that is a multiple of eight; set one by one, as are those after the
-    /// last whole word.
+    /// The number of bytes before the first aligned word. Bits in these bytes, and in those after the
+    /// last whole word, are set byte by byte.
     head_bytes: usize,
-    /// If `true`, pages may be missing, and bits are set by instructions that survive that.
+    /// `true` if pages may be missing, so that bits are set by instructions that survive a fault.
     is_guarded: bool,
-    /// Dropped with the log, and not before.
+    /// Keeps the memory mapped until the log is dropped.
     _keeps: Box<dyn Any + Send + Sync>,
     space: PhantomData<A>,
 }
 
-// SAFETY: all accesses are atomic, and the memory is there in every thread.
+// SAFETY: all accesses are atomic, and every thread can access the memory.
 unsafe impl<A: Send> Send for ExternalLog<A> {}
 // SAFETY: as above.
 unsafe impl<A: Sync> Sync for ExternalLog<A> {}
 
-/// A write that was to be marked in pages for which an [`ExternalLog`] has no bits, or has them no
-/// longer.
+/// The error if an [`ExternalLog`] has no bits for pages of a write, or if the memory of its bits is
+/// gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{len_bytes} bytes written at {at:#x} cannot all be marked: the shared dirty log has bits for \
@@ -61,28 +61,28 @@ unsafe impl<A: Sync> Sync for ExternalLog<A> {}
 pub struct BeyondLog {
     /// The first address of the write.
     pub at: u64,
-    /// Its length in bytes.
+    /// The length of the write in bytes.
     pub len_bytes: u64,
-    /// How many pages the log has bits for.
+    /// The number of pages for which the log has bits.
     pub log_pages: u64,
 }
 
 /// Bits of pages that are set by one atomic instruction.
 #[derive(Clone, Copy)]
 struct Bits {
-    /// The page of the lowest bit of their word or byte.
+    /// The page of the lowest bit of the word or byte.
     base: u64,
     mask: u64,
 }
 
 impl<A: Address> ExternalLog<A> {
-    /// A log in the `len_bytes` bytes at `start`, with bits for eight times as many pages.
+    /// Makes a log in the `len_bytes` bytes at `start`, with bits for eight times as many pages.
     ///
     /// # Safety
-    /// Until `keeps` is dropped, the bytes must stay mapped and writable, and the file behind them
-    /// must not shrink below them: touching memory that is gone is a SIGBUS, which nothing catches
-    /// here. In this process they may be accessed by atomics only, in eight bytes where those lie
-    /// at a multiple of eight inside the log, else in single bytes; or by system calls.
+    /// Until `keeps` is dropped, the bytes must stay mapped and writable, and the file behind them must
+    /// not shrink below them: an access to missing memory raises SIGBUS, which is not caught here. This
+    /// process may access the bytes only by atomics or by system calls. The atomics must have eight
+    /// bytes for each aligned word inside of the log, and one byte for the rest.
     pub unsafe fn from_raw_parts(
         start: NonNull<u8>,
         len_bytes: usize,
@@ -99,18 +99,18 @@ impl<A: Address> ExternalLog<A> {
         }
     }
 
-    /// A log in `len_bytes` bytes of a file from `offset` on, which another process shares.
+    /// Makes a log in `len_bytes` bytes of a file from `offset` on, which another process shares.
     ///
     /// Pages of the file may be missing at any moment, whatever its seals are, as for
-    /// [`Region::map_file`](crate::Region::map_file). Bits are set by instructions that survive that; a
-    /// log ends where memory is missing ([`BeyondLog`]).
+    /// [`Region::map_file`](crate::Region::map_file). Bits are set by instructions that survive that;
+    /// marking bits in missing memory returns [`BeyondLog`].
     ///
     /// # Errors
-    /// `InvalidInput` for a log of no bytes; `UnexpectedEof` where the file is shorter; those of
+    /// `InvalidInput` if `len_bytes` is zero; `UnexpectedEof` if the file is too short; those of
     /// `mmap(2)`, and of installing a handler of SIGBUS ([`FaultGuard`]).
     #[cfg(not(loom))]
     pub fn map_file(of: impl AsFd, offset: FileOffset, len_bytes: u64) -> io::Result<Self> {
-        // Asked once: the file that is checked has to be the one that is mapped.
+        // `as_fd` is called only once, so that the file that is checked is the one that is mapped.
         let of = of.as_fd();
         let end = offset.checked_add(len_bytes).filter(|_| len_bytes > 0);
         let end = end.ok_or(io::ErrorKind::InvalidInput)?.raw();
@@ -122,19 +122,19 @@ impl<A: Address> ExternalLog<A> {
             .map_err(|_| io::ErrorKind::Unsupported)?;
         let mapping = Mapping::of_file_part(of, offset, len_bytes, page, Access::ReadWrite)?;
         let (start, len_bytes) = (mapping.start(), mapping.len_bytes());
-        // SAFETY: the mapping stays while it is kept, and is accessed through the log alone. The guard is
-        // kept too, and bits are set by instructions that survive missing pages.
+        // SAFETY: the log keeps the mapping and is its only user. It also keeps the guard, and sets bits
+        // by instructions that survive missing pages.
         let log = unsafe { Self::from_raw_parts(start, len_bytes, (mapping, guard)) };
         Ok(Self { is_guarded: true, ..log })
     }
 
-    /// How many pages there are bits for.
+    /// Returns the number of pages for which the log has bits.
     pub fn pages(&self) -> u64 {
         self.len_bytes as u64 * 8
     }
 
-    /// Whether there is a bit for every page that `range` touches: to be asked before it is mapped,
-    /// because after a write it is too late.
+    /// Checks that there is a bit for every page that `range` touches. Call this before the range is
+    /// mapped, because after a write it is too late.
     ///
     /// # Errors
     /// [`BeyondLog`].
@@ -147,16 +147,17 @@ impl<A: Address> ExternalLog<A> {
         }
     }
 
-    /// Marks the pages that `len_bytes` from `at` touch. To be called after the bytes were written.
+    /// Marks the pages that `len_bytes` from `at` touch. Call this after the bytes were written.
     ///
     /// # Errors
-    /// [`BeyondLog`] where the log ends before; the pages that it has bits for are marked.
+    /// [`BeyondLog`] if the log does not have bits for all of the pages; those that it has are set.
     #[inline]
     pub fn mark(&self, at: A, len_bytes: u64) -> Result<(), BeyondLog> {
         self.each(at, len_bytes, |bits| self.or(bits))
     }
 
-    /// Collects marks, so that those of neighbouring pages are set at once.
+    /// Returns a [`Burst`], which collects marks so that those of neighbouring pages are set by one
+    /// instruction.
     pub fn burst(&self) -> Burst<'_, A> {
         Burst { log: self, pending: Bits { base: 0, mask: 0 } }
     }
@@ -184,7 +185,7 @@ impl<A: Address> ExternalLog<A> {
         if wanted > end { Err(self.beyond(at, len_bytes)) } else { Ok(()) }
     }
 
-    /// The first page that is in one word or byte with `page`, and how many are.
+    /// Returns the first page of the word or byte that has the bit of `page`, and its number of pages.
     #[inline]
     fn unit_of(&self, page: u64) -> (u64, u64) {
         let head = self.head_bytes as u64 * 8;
@@ -195,7 +196,7 @@ impl<A: Address> ExternalLog<A> {
         }
     }
 
-    /// Sets bits that `each` made; whether the memory was there.
+    /// Sets bits. Returns `false` if the memory is missing.
     #[inline]
     fn or(&self, bits: Bits) -> bool {
         #[cfg(all(test, not(loom)))]
@@ -205,16 +206,16 @@ impl<A: Address> ExternalLog<A> {
         let at = unsafe { self.start.add((bits.base / 8) as usize) };
         #[cfg(not(loom))]
         if self.is_guarded {
-            // SAFETY: a word or byte of the log; a guard lives as long as that.
+            // SAFETY: it is a word or byte of the log, and the guard lives as long as the log.
             return unsafe { or_surviving(at.as_ptr(), bits.mask, self.unit_of(bits.base).1) };
         }
-        // Release: whoever takes the bit sees what was written before.
+        // Release: a reader that takes the bit sees the bytes that were written before.
         if self.unit_of(bits.base).1 == 64 {
-            // SAFETY: eight bytes inside of the log at a multiple of eight, accessed by atomics only.
+            // SAFETY: it is an aligned word inside of the log, which is accessed by atomics only.
             let word = unsafe { AtomicU64::from_ptr(at.as_ptr().cast()) };
             word.fetch_or(bits.mask.to_le(), Ordering::Release);
         } else {
-            // SAFETY: a byte of the log, accessed by atomics only.
+            // SAFETY: it is a byte of the log, which is accessed by atomics only.
             let byte = unsafe { AtomicU8::from_ptr(at.as_ptr()) };
             byte.fetch_or(bits.mask as u8, Ordering::Release);
         }
@@ -235,10 +236,11 @@ impl<A: Address> fmt::Debug for ExternalLog<A> {
     }
 }
 
-/// Marks of a burst of writes, of which those in one word of the log are set at once.
+/// A collector for the marks of several writes, which sets all marks in one word of the log by one
+/// instruction.
 ///
-/// They are set when a mark in another word follows, by [`flush`](Self::flush), and on drop. That
-/// must happen before anyone is told that the writes are done.
+/// Collected marks are set when a mark in another word follows, by [`flush`](Self::flush), and on drop.
+/// That must happen before the completion of the writes is reported.
 pub struct Burst<'a, A: Address = GuestPhys> {
     log: &'a ExternalLog<A>,
     pending: Bits,
@@ -248,7 +250,7 @@ impl<A: Address> Burst<'_, A> {
     /// Marks the pages that `len_bytes` from `at` touch, at the latest on drop.
     ///
     /// # Errors
-    /// As those of [`ExternalLog::mark`].
+    /// Those of [`ExternalLog::mark`].
     #[inline]
     pub fn mark(&mut self, at: A, len_bytes: u64) -> Result<(), BeyondLog> {
         let Self { log, pending } = self;
@@ -263,8 +265,8 @@ impl<A: Address> Burst<'_, A> {
         })
     }
 
-    /// Sets what is pending. Where the memory of a log has vanished, nothing is set; each
-    /// [`mark`](Self::mark) in another word says so.
+    /// Sets the collected marks. If the memory of the log is missing, nothing is set and no error is
+    /// returned here; a [`mark`](Self::mark) that moves to another word returns the error.
     pub fn flush(&mut self) {
         if self.pending.mask != 0 {
             self.log.or(self.pending);
@@ -283,11 +285,12 @@ fn page_of(at: u64) -> u64 {
     at >> LOG_PAGE.log2()
 }
 
-/// Sets the bits of `mask` in the word, or byte, with bits for `pages` pages, as a full barrier.
-/// Whether it was there.
+/// Sets the bits of `mask` in the word or byte that has bits for `pages` pages, as a full barrier.
+/// Returns `false` if the memory is missing.
 ///
 /// # Safety
-/// The memory must be mapped and writable, or a [`FaultGuard`] live, and be accessed by atomics only.
+/// The memory must be mapped and writable unless a [`FaultGuard`] lives, and must be accessed by atomics
+/// only.
 #[cfg(not(loom))]
 unsafe fn or_surviving(at: *mut u8, mask: u64, pages: u64) -> bool {
     /// # Safety
@@ -320,19 +323,19 @@ mod tests {
     use super::*;
 
     thread_local! {
-        /// How many times this thread set bits.
+        /// The number of times that this thread has set bits.
         pub(super) static ORS: Cell<u64> = const { Cell::new(0) };
     }
 
     const PAGE: u64 = 4096;
 
     impl ExternalLog {
-        /// A log in these words, for tests.
+        /// Makes a log in `words`.
         pub(in crate::dirty) fn of_words<const N: usize>(words: &Arc<[AtomicU64; N]>) -> Self {
             Self::inside(words, 0, N * 8)
         }
 
-        /// In some bytes of these words.
+        /// Makes a log in `len` bytes of `words`.
         fn inside<const N: usize>(words: &Arc<[AtomicU64; N]>, skip: usize, len: usize) -> Self {
             assert!(skip + len <= N * 8);
             let words = Arc::clone(words);
@@ -345,13 +348,13 @@ mod tests {
         }
     }
 
-    /// Not by atomics, which might be of another size than those that wrote.
+    /// Returns the bytes without atomics, whose size might differ from those that wrote.
     fn bytes<const N: usize>(words: &Arc<[AtomicU64; N]>) -> Vec<u8> {
         let words = Arc::as_ptr(words).cast::<[u8; 8]>();
         let word = |at| {
-            // SAFETY: one of the words.
+            // SAFETY: it is one of the words.
             let word = unsafe { words.add(at) };
-            // SAFETY: as above, and no other thread has them.
+            // SAFETY: as above, and no other thread accesses them.
             unsafe { word.read() }
         };
         (0..N).flat_map(word).collect()
@@ -363,8 +366,8 @@ mod tests {
         ORS.get() - before
     }
 
-    /// Every start, length and alignment of the log, and every run of pages: bits as the protocol
-    /// says, none outside, and an error exactly where pages are beyond the log.
+    /// Tries every start, length and alignment of the log, and every run of pages. The bits must be
+    /// those of the protocol, with none outside, and an error only if pages are beyond the log.
     #[test]
     fn bits_are_where_the_protocol_has_them() {
         let (stride, skips) = if cfg!(miri) { (61, 4) } else { (5, 1) };
@@ -400,11 +403,11 @@ mod tests {
             log.mark(GuestPhys::new(first * PAGE), count * PAGE).unwrap();
         };
         assert_eq!(ors(|| mark(0, 64)), 1);
-        assert_eq!(ors(|| mark(0, 64)), 1, "set as it is, it is set again");
+        assert_eq!(ors(|| mark(0, 64)), 1, "a bit that is set is set again");
         assert_eq!(ors(|| mark(60, 8)), 2);
         assert_eq!(ors(|| mark(0, 256)), 4);
         assert_eq!(ors(|| log.mark(GuestPhys::new(0), 0).unwrap()), 0);
-        // What the reader took is set anew by the next write.
+        // The next write sets a bit that the reader has taken.
         words[0].swap(0, Ordering::AcqRel);
         mark(3, 1);
         assert_eq!(words[0].load(Ordering::Relaxed), 8);
@@ -430,7 +433,7 @@ mod tests {
             burst.mark(at(255), 2 * PAGE).unwrap_err();
         });
         assert_eq!(made, 4);
-        assert_eq!(words[3].load(Ordering::Relaxed), 1 << 63, "what there is a bit for is marked");
+        assert_eq!(words[3].load(Ordering::Relaxed), 1 << 63, "pages inside of the log are marked");
     }
 
     #[test]
@@ -456,8 +459,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&words), 1);
     }
 
-    /// A reader that takes bits and then copies, as another process does: nothing is lost, and
-    /// nobody waits.
+    /// A reader takes bits and then copies, like another process. No write is lost, and no thread waits.
     #[test]
     fn a_reader_that_takes_bits_at_any_moment_loses_nothing() {
         const PAGES: usize = 100;

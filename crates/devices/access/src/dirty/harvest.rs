@@ -1,44 +1,45 @@
-//! Taking bits out of a bitmap and telling of them, so that none is lost on the way.
+//! Harvests: collecting and clearing the bits of a bitmap and reporting them, without losing any.
 //!
 //! ```text
-//!   grace ─► take up to 16 Ki words ─► grace ─► tell of their runs ─┐   until all was seen
-//!            ▲                                                      │
-//!            └──────────────────────────────────────────────────────┘
+//!   grace ─► take up to 16 Ki words ─► grace ─► report their runs ─┐   until the range is done
+//!            ▲                                                     │
+//!            └─────────────────────────────────────────────────────┘
 //! ```
 //!
-//! What was taken is in [`InHand`] until it was reported, and goes back into the bitmap from there
-//! when the grace period or the visitor fails or panics.
+//! Taken bits are in [`InHand`] until they are reported. If the grace period or the visitor fails or
+//! panics, its `drop` puts them back into the bitmap.
 
 use std::mem;
 use std::ops::Range;
 
 use crate::dirty::bitmap::{Bitmap, Taken};
 
-/// Page words that are taken for one grace period: 16 Ki of 64 pages, 4 GiB of 4 KiB pages if all
-/// are dirty. That is 256 KiB of memory, which a core keeps in its cache, and 256 grace periods for
-/// 1 TiB that is dirty throughout: at the 10 µs of a `membarrier` beside one busy thread, 2.6 ms,
-/// little beside sending a TiB. To be measured again where grace periods take longer than that.
+/// The number of page words that are taken for one grace period: 16 Ki words of 64 pages, which is 4 GiB
+/// if all pages have 4 KiB and are dirty. That is 256 KiB of memory, which fits in a core's cache. 1 TiB
+/// that is completely dirty needs 256 grace periods: with 10 µs for a `membarrier` beside one busy
+/// thread, that is 2.6 ms, which is little compared with sending 1 TiB. Measure again if grace periods
+/// take longer than that.
 pub(crate) const CHUNK_WORDS: usize = 16 << 10;
 
-/// What a harvest did.
+/// The statistics of a harvest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Harvest {
-    /// Pages reported.
+    /// The number of pages that were reported.
     pub pages: u64,
-    /// Runs of adjacent pages reported.
+    /// The number of runs of adjacent pages that were reported.
     pub runs: u64,
-    /// Words of 64 pages that were taken.
+    /// The number of words of 64 pages that were taken.
     pub page_words: u64,
-    /// Summary words of 4,096 pages that were taken.
+    /// The number of summary words of 4,096 pages that were taken.
     pub middle_words: u64,
-    /// Looks at summary words of 262,144 pages. The only number that grows with the range.
+    /// The number of loads of summary words of 262,144 pages. Only this number grows with the range.
     pub top_words: u64,
-    /// Grace periods waited for.
+    /// The number of grace periods.
     pub graces: u64,
 }
 
-/// Harvests `range`, `chunk_words` words at a time. `spare` is empty memory to use.
+/// Harvests `range`, `chunk_words` words at a time. `spare` is an empty buffer to reuse.
 pub(crate) fn run<E>(
     bitmap: &Bitmap,
     range: Range<usize>,
@@ -51,7 +52,7 @@ pub(crate) fn run<E>(
     if range.is_empty() {
         return Ok(done);
     }
-    // Who set a bit that others found set may still be on the way to the summary.
+    // A thread that set a bit, which others then found set, may not have set its summary bits yet.
     grace()?;
     done.graces += 1;
     let mut sweep = bitmap.sweep(range);
@@ -62,7 +63,7 @@ pub(crate) fn run<E>(
         hand.next = 0;
         more = bitmap.advance(&mut sweep, chunk_words, &mut hand.taken);
         if !hand.taken.is_empty() {
-            // Who found a bit set before it was taken may still be copying.
+            // A thread that found a bit set before it was taken may not have finished its access yet.
             grace()?;
             done.graces += 1;
         }
@@ -84,18 +85,19 @@ pub(crate) fn run<E>(
     Ok(done)
 }
 
-/// Bits that were taken and not yet reported. Dropped, it puts them back.
+/// Bits that were taken and not yet reported. Dropping it puts them back.
 struct InHand<'a> {
     bitmap: &'a Bitmap,
-    /// From `next` on not yet in the run; their bits are cleared as they join it.
+    /// The words from `next` on are not yet in the run. Their bits are cleared when they are added to
+    /// it.
     taken: Vec<Taken>,
     next: usize,
-    /// Adjacent pages, waiting for more of them. May continue from one chunk to the next.
+    /// Adjacent pages, to which more may be added. A run may continue from one chunk to the next.
     run: Range<usize>,
 }
 
 impl InHand<'_> {
-    /// The first adjacent pages that are not yet in the run.
+    /// Returns the first adjacent pages that are not yet in the run.
     fn first_run(&mut self) -> Option<Range<usize>> {
         while self.taken.get(self.next)?.bits == 0 {
             self.next += 1;
@@ -107,9 +109,9 @@ impl InHand<'_> {
         Some(start..start + len as usize)
     }
 
-    /// Moves what `first_run` found into the run, which is empty or ends where it begins.
+    /// Moves the pages that `first_run` found into the run, which is empty or ends where they begin.
     fn extend_run(&mut self, found: Range<usize>) {
-        // The lowest ones are cleared by the carry that adding the lowest of them makes.
+        // Adding the lowest set bit carries through the lowest run of ones, and the `and` clears it.
         let bits = &mut self.taken[self.next].bits;
         *bits &= bits.wrapping_add(*bits & bits.wrapping_neg());
         if self.run.is_empty() {

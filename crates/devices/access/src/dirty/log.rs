@@ -1,4 +1,4 @@
-//! The dirty log of this process.
+//! The dirty log that this process reads.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -13,60 +13,60 @@ use crate::dirty::bitmap::{Bitmap, Taken};
 use crate::dirty::harvest::{self, CHUNK_WORDS, Harvest};
 use longshore_sync::primitives::{AtomicBool, Ordering};
 
-/// Which pages of a range were written since they were last harvested.
+/// A log of the pages of a range that were written since they were last harvested.
 ///
-/// A page is a granule of 4 KiB or more; `A` is the address space of the range: `Iova` or
-/// `GuestPhys`. Memory is taken as pages are first marked: at most 33 MiB for 1 TiB of 4 KiB pages.
+/// A page is a granule of 4 KiB or more. `A` is the type of the addresses: `Iova` or `GuestPhys`. Memory
+/// is used only when pages are first marked: at most 33 MiB for 1 TiB of 4 KiB pages.
 ///
 /// # Writing
-/// Copy first, then [`mark`](Self::mark), both inside of what the grace period of a harvest waits
-/// for (a session's busy slot). Marking a page that is marked is one load.
+/// Copy first, then [`mark`](Self::mark), both in a section that the grace period of a harvest waits for
+/// (a session's busy slot). Marking a page that is already marked costs one load.
 ///
 /// # Harvesting
-/// [`harvest`](Self::harvest) takes marks, waits for a grace period and then tells of the pages.
-/// Nothing is lost:
+/// [`harvest`](Self::harvest) takes marks, waits for a grace period and then reports the pages. No write
+/// is lost:
 /// * A writer that found its page unmarked marks it. Its copy happens before the mark, the mark
 ///   before the harvest that takes it, and that before the page is reported.
-/// * A writer that found its page marked has either begun before the grace period, and is through
-///   with its copy before the page is reported; or it began after that, sees the mark taken, and
-///   makes a new one for the next harvest.
+/// * A writer that found its page marked began before the grace period, and has finished its copy before
+///   the page is reported. A writer that begins after that finds the mark taken, and makes a new one for
+///   the next harvest.
 ///
-/// Without the grace period the second kind is lost at times: its copy may become visible only
-/// after the harvester has read the page, and no mark is left to make it read the page again.
+/// Without the grace period, a write that found its page marked could be lost: its copy may become visible
+/// only after the harvester has read the page, and no mark is left to make it read the page again.
 ///
 /// # The grace period
-/// What is given as `grace` must wait until every access that was under way when it was called has
-/// left its slot, and order it before its return. An access that it does not wait for must see
-/// everything that was before the call. `membarrier` and a look at each slot do both.
+/// The function `grace` must wait until every access that was running when it was called has left its
+/// slot, and order that access before its return. An access that it does not wait for must see
+/// everything that happened before the call. `membarrier` and then a check of each slot do both.
 pub struct DirtyLog<A> {
     bitmap: Bitmap,
     granule_log2: u32,
-    /// Number of the first page, counted from address zero.
+    /// The number of the first page, counted from address zero.
     first: u64,
     covers: AddrRange<A>,
     running: AtomicBool,
-    /// Held while a start or stop is published.
+    /// Locked while a start or stop is published.
     changing: Mutex<()>,
-    /// Memory for harvests, so that they allocate only once. Never locked for longer than it takes
-    /// to take the memory out or to put it back.
+    /// A buffer for harvests, so that they allocate only once. It is locked only to take the buffer out
+    /// or to put it back.
     spare: Mutex<Vec<Taken>>,
     space: PhantomData<A>,
 }
 
-/// Why there is no log for a range.
+/// The error if no log can be made for a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogError {
     /// The granule is below 4 KiB.
     #[error("a dirty log has no granule of {0}: use 4 KiB, or any power of two above")]
     Granule(Granule),
-    /// There is no page in the range.
+    /// The range is empty.
     #[error("a dirty log of the empty range at {start:#x} would cover nothing")]
     Empty {
-        /// Where the range begins.
+        /// The start of the range.
         start: u64,
     },
-    /// Rounded to whole pages, the range is all 2^64 bytes of the address space.
+    /// Rounded out to whole pages, the range is all 2^64 bytes of the address space.
     #[error("a dirty log cannot cover all 2^64 bytes of an address space: leave one {0} out")]
     WholeSpace(Granule),
     /// There is no memory for the bits.
@@ -75,20 +75,20 @@ pub enum LogError {
          {granule} (up to {size_bytes} bytes): use a larger granule or a smaller range"
     )]
     OutOfMemory {
-        /// Where the range begins.
+        /// The start of the range.
         start: u64,
-        /// How long it is.
+        /// The length of the range.
         len_bytes: u64,
-        /// The granule asked for.
+        /// The granule.
         granule: Granule,
-        /// How much memory was asked for, in bytes.
+        /// The memory that is needed, in bytes.
         size_bytes: u64,
     },
 }
 
 impl<A: Address> DirtyLog<A> {
-    /// For the pages of size `granule` that `range` touches; none is marked, and the log is not
-    /// running.
+    /// Makes a log for the pages of size `granule` that `range` touches. No page is marked, and the log
+    /// is not running.
     ///
     /// # Errors
     /// [`LogError`].
@@ -125,20 +125,19 @@ impl<A: Address> DirtyLog<A> {
         })
     }
 
-    /// The size of a page.
+    /// Returns the base-2 logarithm of the page size.
     pub fn granule_log2(&self) -> u32 {
         self.granule_log2
     }
 
-    /// The range whose writes are logged: the one given, rounded out to whole pages.
+    /// Returns the range whose writes are logged, rounded out to whole pages.
     pub fn covers(&self) -> AddrRange<A> {
         self.covers
     }
 
-    /// Marks the pages that `len_bytes` from `at` touch. Pages that the log does not cover are left
-    /// out.
+    /// Marks the pages that `len_bytes` from `at` touch. Pages that the log does not cover are ignored.
     ///
-    /// To be called after the bytes were written, in the same section that grace periods wait for.
+    /// Call this after the bytes were written, in the same section that grace periods wait for.
     #[inline]
     pub fn mark(&self, at: A, len_bytes: u64) {
         if len_bytes != 0 && !self.has_marked(at, len_bytes) {
@@ -147,22 +146,22 @@ impl<A: Address> DirtyLog<A> {
         }
     }
 
-    /// Whether `len_bytes` from `at`, which are not none, lie in one page, and it is marked.
+    /// Returns `true` if `len_bytes` from `at` (not zero) are in one page, and that page is marked.
     #[inline]
     pub(crate) fn has_marked(&self, at: A, len_bytes: u64) -> bool {
         let [first, last] = self.pages_at(at, len_bytes);
-        // Below the first page this wraps to a number past the last.
+        // For an address below the first page this wraps to a number beyond the last.
         first == last && self.bitmap.is_set(first.wrapping_sub(self.first) as usize)
     }
 
-    /// The first page and the last.
+    /// Returns the numbers of the first and the last page, counted from address zero.
     #[inline]
     fn pages_at(&self, at: A, len_bytes: u64) -> [u64; 2] {
         let last = at.raw().saturating_add(len_bytes - 1);
         [at.raw() >> self.granule_log2, last >> self.granule_log2]
     }
 
-    /// Out of line, so that what is inlined stays short.
+    /// Marks pages. It is not inlined, to keep the inlined code of callers short.
     #[inline(never)]
     fn mark_pages(&self, first: u64, last: u64) {
         if let Some(end) = (last + 1).checked_sub(self.first) {
@@ -171,19 +170,20 @@ impl<A: Address> DirtyLog<A> {
         }
     }
 
-    /// Whether the page with the address `at` is marked; not where the log does not cover it, and
-    /// not while a harvest has it in hand.
+    /// Returns `true` if the page with the address `at` is marked. Returns `false` if the log does not
+    /// cover it, and while a harvest has taken the mark and not reported it yet.
     pub fn peek(&self, at: A) -> bool {
         let page = (at.raw() >> self.granule_log2).wrapping_sub(self.first);
         self.bitmap.is_set(page as usize)
     }
 
-    /// How many of the pages that `range` touches are marked. Exact while nobody marks or harvests.
+    /// Returns the number of marked pages that `range` touches. It is exact if no thread marks or
+    /// harvests meanwhile.
     pub fn count(&self, range: AddrRange<A>) -> u64 {
         self.bitmap.count_set(self.pages_of(range))
     }
 
-    /// Unmarks the pages that `range` touches, and tells nobody.
+    /// Clears the marks of the pages that `range` touches, without reporting them.
     pub fn clear(&self, range: AddrRange<A>) {
         let mut sweep = self.bitmap.sweep(self.pages_of(range));
         let mut taken = self.take_spare();
@@ -193,17 +193,18 @@ impl<A: Address> DirtyLog<A> {
         self.put_spare(taken);
     }
 
-    /// Unmarks the pages that `range` touches and reports them to `visit`, in ascending runs of as
-    /// many adjacent pages as there are.
+    /// Clears the marks of the pages that `range` touches, and calls `visit` with them, in ascending
+    /// runs of adjacent pages that are as long as possible.
     ///
-    /// Every page is reported whose [`mark`](Self::mark) had returned when this was called, by any
-    /// thread, unless another harvest has it. `grace` is called once at the beginning, and once
-    /// after marks were taken (up to 16 Ki words of 64 pages), before those are reported.
+    /// It reports every page for which a call of [`mark`](Self::mark) by any thread has returned before
+    /// this call, unless another harvest has taken it. `grace` is called once at the beginning, and then
+    /// each time after marks were taken (up to 16 Ki words of 64 pages) and before they are reported.
     ///
-    /// The time it takes grows with what is marked, and beside that by one load for each 2^18
-    /// pages (1 GiB of 4 KiB pages).
+    /// The time grows with the number of marked pages, plus one load for each 2^18 pages of the range (1
+    /// GiB of 4 KiB pages).
     ///
-    /// Where `grace` or `visit` panics, every page that `visit` had not returned for is marked again.
+    /// If `grace` or `visit` panics, every taken page for which `visit` has not returned is marked
+    /// again.
     pub fn harvest(
         &self,
         range: AddrRange<A>,
@@ -224,11 +225,11 @@ impl<A: Address> DirtyLog<A> {
         done
     }
 
-    /// The same, with a grace period and a visitor that may fail.
+    /// Harvests like [`harvest`](Self::harvest), with a grace period and a visitor that may fail.
     ///
     /// # Errors
-    /// The first error of `grace` or `visit`, which ends the harvest. Every page that `visit` had
-    /// not returned `Ok` for is marked again, also those of the run it failed with.
+    /// The first error of `grace` or `visit`, which ends the harvest. Every taken page for which `visit`
+    /// has not returned `Ok` is marked again, including those of the run with which it failed.
     pub fn try_harvest<E>(
         &self,
         range: AddrRange<A>,
@@ -253,20 +254,20 @@ impl<A: Address> DirtyLog<A> {
         Ok(done)
     }
 
-    /// Whether writes are to be logged: what a session asks when it fills its TLB.
+    /// Returns `true` if the log is running.
     pub fn is_running(&self) -> bool {
         self.running.load(Ordering::Acquire)
     }
 
-    /// Unmarks everything and lets the log run. `publish` must make every session forget what it
-    /// remembers (flush the TLBs) and wait for a grace period; after it, every write is logged.
-    /// False where the log was running, and then nothing is done.
+    /// Clears all marks and starts the log. `publish` must flush the TLBs of all sessions and wait for a
+    /// grace period; after it, every write is logged. Returns `false` and does nothing if the log was
+    /// already running.
     ///
-    /// Only other calls of `start` and [`stop`](Self::stop) on this log wait until `publish` returns,
-    /// so `publish` must not make one; writers and harvests do not wait.
+    /// Other calls of `start` and [`stop`](Self::stop) on this log wait until `publish` returns, so
+    /// `publish` must not make one. Writers and harvests do not wait.
     ///
     /// # Errors
-    /// That of `publish`; the log is not running then.
+    /// The error of `publish`. The log is not running then.
     pub fn start<E>(&self, publish: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_running() {
@@ -280,12 +281,12 @@ impl<A: Address> DirtyLog<A> {
         Ok(true)
     }
 
-    /// Stops the log. `publish` as for [`start`](Self::start); after it nothing is marked any more.
-    /// Marked pages stay marked, and can be harvested. Returns `false` if the log was not running. Other calls
-    /// wait for `publish` as for [`start`](Self::start).
+    /// Stops the log. `publish` must do the same as for [`start`](Self::start); after it, no page is
+    /// marked any more. Marked pages stay marked, and can be harvested. Returns `false` if the log was
+    /// not running. Other calls wait for `publish` as for [`start`](Self::start).
     ///
     /// # Errors
-    /// That of `publish`. The log is stopped, but sessions may still mark pages.
+    /// The error of `publish`. The log is stopped, but sessions may still mark pages.
     pub fn stop<E>(&self, publish: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_running() {
@@ -296,7 +297,7 @@ impl<A: Address> DirtyLog<A> {
         Ok(true)
     }
 
-    /// The numbers of the pages, counted from the log's first, that `range` touches.
+    /// Returns the pages that `range` touches, counted from the log's first.
     fn pages_of(&self, range: AddrRange<A>) -> Range<usize> {
         let shared = self.covers.intersection(range);
         let Some((start, last)) = shared.and_then(|shared| Some((shared.start(), shared.last()?)))
@@ -307,7 +308,7 @@ impl<A: Address> DirtyLog<A> {
         page(start)..page(last) + 1
     }
 
-    /// The addresses of pages of the log.
+    /// Returns the addresses of pages of the log.
     fn range_of(&self, pages: Range<usize>) -> AddrRange<A> {
         let start = (self.first + pages.start as u64) << self.granule_log2;
         let len_bytes = (pages.len() as u64) << self.granule_log2;
@@ -332,7 +333,7 @@ impl<A: Address> fmt::Debug for DirtyLog<A> {
     }
 }
 
-/// Says that the log is not running after all.
+/// Stops the log on drop.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {

@@ -1,16 +1,16 @@
-//! Which pages were written: what live migration, snapshots and incremental backups ask.
+//! Dirty logs: the pages that were written, for live migration, snapshots and incremental backups.
 //!
-//! | log | who reads it | how a write is marked |
+//! | log | reader | marking of a write |
 //! | --- | --- | --- |
-//! | [`DirtyLog`] | this process, by [`DirtyLog::harvest`] | tested, and set where it is missing |
-//! | [`ExternalLog`] | another process, which clears bits at any moment | set, always |
+//! | [`DirtyLog`] | this process, by [`DirtyLog::harvest`] | tests the bit, and sets it if it is clear |
+//! | [`ExternalLog`] | another process, which clears bits at any moment | always sets the bit |
 //!
-//! Another process cannot be waited for, so a bit it will clear must be set after every write. This
-//! process waits for a grace period before it reads what was written, so a bit that is set may stay
-//! as it is, and a page that is written again and again costs one load each time.
+//! Writers cannot synchronise with another process that clears bits, so they set the bit after every
+//! write. This process waits for a grace period before it reads the written pages, so a writer leaves a
+//! set bit as it is, and repeated writes to a page cost one load each.
 //!
-//! A [`Log`] is either of them, or none. The order is always: copy, then mark, then leave the
-//! section that grace periods wait for.
+//! A [`Log`] is one of them, or none. The order is always: copy, then mark, then leave the section that
+//! grace periods wait for.
 
 mod bitmap;
 mod external;
@@ -29,25 +29,25 @@ pub use external::{BeyondLog, Burst, ExternalLog, LOG_PAGE};
 pub use harvest::Harvest;
 pub use log::{DirtyLog, LogError};
 
-/// Where writes are marked. `A` is the address space they are marked by.
+/// The log in which writes are marked. `A` is the type of its addresses.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Log<A: Address> {
-    /// Nowhere.
+    /// No log.
     #[default]
     Off,
-    /// In a log of this process.
+    /// A log that this process reads.
     Internal(Arc<DirtyLog<A>>),
-    /// In a bitmap that another process reads and clears.
+    /// A bitmap that another process reads and clears.
     External(Arc<ExternalLog<A>>),
 }
 
 impl<A: Address> Log<A> {
-    /// Marks the pages that `len_bytes` from `at` touch. To be called after the bytes were written.
+    /// Marks the pages that `len_bytes` from `at` touch. Call this after the bytes were written.
     ///
     /// # Errors
-    /// [`BeyondLog`] where an external log ends before; what lies inside is marked all the same. An
-    /// internal log leaves out what it does not cover.
+    /// [`BeyondLog`] if an external log does not cover all of the pages; the pages that it covers are
+    /// marked. An internal log ignores pages that it does not cover.
     #[inline]
     pub fn mark(&self, at: A, len_bytes: u64) -> Result<(), BeyondLog> {
         match self {
@@ -60,7 +60,7 @@ impl<A: Address> Log<A> {
         }
     }
 
-    /// Whether nothing is marked, so that a session need not ask for each write.
+    /// Returns `true` if there is no log, so that a session need not mark its writes.
     pub fn is_off(&self) -> bool {
         matches!(self, Self::Off)
     }

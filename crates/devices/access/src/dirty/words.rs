@@ -1,4 +1,4 @@
-//! Words that are zero and take no memory before they are touched.
+//! Zeroed arrays of words, which take no memory before they are touched.
 #![cfg_attr(
     not(loom),
     expect(unsafe_code, reason = "allocates zeroed memory, which Vec cannot for atomics")
@@ -7,14 +7,15 @@
 #[cfg(loom)]
 pub(crate) use explored::Word;
 
-/// A word of bits.
+/// A word of a bitmap.
 #[cfg(not(loom))]
 pub(crate) type Word = longshore_sync::primitives::AtomicU64;
 
-/// `count` words of value zero, or `None` where the allocator has no room for them.
+/// Returns `count` words of value zero, or `None` if the allocator has no memory for them.
 ///
 /// A large allocation comes from the kernel, which makes its pages when they are first touched. The
-/// alignment stays that of a word: for more, the system's allocator would write the zeros itself.
+/// alignment is only that of a word: for a larger one, the system's allocator would write the zeros
+/// itself.
 #[cfg(not(loom))]
 pub(crate) fn words(count: usize) -> Option<Box<[Word]>> {
     use std::alloc::{Layout, alloc_zeroed};
@@ -27,24 +28,24 @@ pub(crate) fn words(count: usize) -> Option<Box<[Word]>> {
     // SAFETY: the layout is not empty.
     let start = NonNull::new(unsafe { alloc_zeroed(layout) })?.cast::<Word>();
     let words = ptr::slice_from_raw_parts_mut(start.as_ptr(), count);
-    // SAFETY: allocated by the global allocator with the layout that a box of this slice has, and
-    // zero bytes are atomics of value zero.
+    // SAFETY: the memory was allocated by the global allocator with the layout of a box of this slice,
+    // and zero bytes are valid atomics of value zero.
     Some(unsafe { Box::from_raw(words) })
 }
 
-/// Loom's atomics are made one by one.
+/// Returns `count` words of value zero. Loom's atomics must be constructed one by one.
 #[cfg(loom)]
 pub(crate) fn words(count: usize) -> Option<Box<[Word]>> {
     Some((0..count).map(|_| Word::new(0)).collect())
 }
 
-/// Words whose every access loom takes turns with.
+/// Words for which loom explores the order of all accesses.
 ///
-/// Loom 0.7 remembers one last access of an atomic. A thread that loads a word and then changes it
-/// hides the load that another thread made before, and the order "changed, then loaded by the other"
-/// is never tried: exactly what testing a bit and then setting it comes down to. So each access is
-/// preceded by a relaxed read-modify-write of an atomic beside the word, which cannot be hidden, and
-/// which orders nothing that the fences around a slot do not.
+/// Loom 0.7 remembers only the last access of an atomic. If a thread loads a word and then changes it,
+/// that hides an earlier load by another thread, and loom never tries the order "changed, then loaded by
+/// the other thread". Testing a bit and then setting it is exactly this pattern. So each access is
+/// preceded by a relaxed read-modify-write of a second atomic, which cannot be hidden and adds no
+/// ordering beyond that of the fences around a slot.
 #[cfg(loom)]
 mod explored {
     use longshore_sync::primitives::{AtomicU64, Ordering};
@@ -95,8 +96,8 @@ mod tests {
         assert!(some.iter().all(|word| word.load(Ordering::Relaxed) == 0));
         some[999].store(7, Ordering::Relaxed);
         assert!(words(usize::MAX / 4).is_none());
-        // More than a layout can say is refused above; this is for the allocator, of which Miri has
-        // none that fails.
+        // The size above is too large for a layout; this one fails in the allocator. Miri's allocator
+        // does not fail.
         assert!(cfg!(miri) || words(1 << 57).is_none());
     }
 }

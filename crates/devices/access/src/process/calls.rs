@@ -1,22 +1,22 @@
-//! Calls that another process can keep in the kernel, on threads that can be left there.
+//! Calls that another process can block in the kernel. They run on threads that can be abandoned there.
 //!
-//! A page fault in another process's memory may wait for that process, and no ordinary signal ends the
-//! wait. So the calls run on threads of this module, with memory of their own, and the threads that
-//! access memory wait for them:
+//! A page fault in another process's memory may wait for that process, and no signal but SIGKILL ends
+//! the wait. So the calls run on threads of this module, with buffers of their own, and the accessing
+//! threads wait for them:
 //!
 //! ```text
 //!             4 of its process, or 64
 //!             of its user, run already                a thread is free
 //!   run ────────────────► Waiting ───────────────► Ready ─────────► Running ──► Ended ──► run returns
 //!                            │                       │                 │
-//!                            └── cancelled or late: taken back         └── cancelled or late: abandoned
+//!                            └── cancelled or late: removed            └── cancelled or late: abandoned
 //! ```
 //!
-//! An abandoned call keeps its thread until the kernel lets go of it, and counts until then. If all
-//! that a process or its user may have are abandoned, its next calls are refused at once.
+//! An abandoned call keeps its thread until it returns, and counts against the limits until then. If as
+//! many calls are abandoned as a process or its user may have, the next calls fail at once.
 //!
-//! A forked child has none of the threads, and perhaps a locked mutex. It starts with new ones: the
-//! number of the process tells them apart (not in a new namespace where it has its parent's number).
+//! A forked child has none of the threads, and perhaps a locked mutex. So it starts with a new state:
+//! the process ID tells them apart (except in a new PID namespace where the child has its parent's ID).
 #![expect(unsafe_code, reason = "keeps one value for each process that a fork makes")]
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -40,20 +40,21 @@ const CALLS_PER_PROCESS_MAX: usize = 4;
 const CALLS_MAX: usize = 256;
 /// The most calls to all processes of one user at a time, with those that were abandoned.
 const CALLS_PER_USER_MAX: usize = CALLS_MAX / 4;
-/// The time that a cancelled call is given to return. It takes microseconds unless the other process
-/// keeps it, or this thread gets no processor; then its bytes count, and none is written later.
+/// The time that a cancelled call has to return before it is abandoned. If it returns in time, the bytes
+/// that it moved are reported, and nothing is written later. It takes microseconds unless the other
+/// process blocks it or its thread gets no CPU.
 const CANCEL_GRACE: Duration = Duration::from_millis(500);
 /// The time after which a thread without calls exits.
 const IDLE_TIME: Duration = Duration::from_secs(5);
-/// The most threads that wait for calls.
+/// The maximum number of idle threads.
 const IDLE_THREADS_MAX: usize = 8;
 /// The stack of each thread, in bytes.
 const STACK_BYTES: usize = 64 << 10;
 /// The name of the threads.
 const NAME: &str = "longshore-call";
 
-/// What a thread runs: the memory that it was given, and how many bytes of it were moved. It can ask
-/// whether somebody waits for it still.
+/// The function that a thread runs. It returns its buffer and the number of bytes that were moved. Its
+/// argument returns `true` while the access waits for the call.
 pub(super) type Work = Box<dyn FnOnce(&dyn Fn() -> bool) -> Outcome + Send>;
 pub(super) type Outcome = (Vec<u8>, Result<usize, Reason>);
 
@@ -61,14 +62,14 @@ pub(super) type Outcome = (Vec<u8>, Result<usize, Reason>);
 pub(super) struct Ended {
     pub(super) bytes: Vec<u8>,
     pub(super) moved: Result<usize, Reason>,
-    /// Whether it was cancelled meanwhile, so that no other may follow.
+    /// `true` if it was cancelled meanwhile, so that the access must not make another call.
     pub(super) is_cancelled: bool,
 }
 
-/// The memory that a call is of.
+/// The memory that a call accesses.
 pub(super) struct Target {
     pub(super) callee: Callee,
-    /// Different for each [`ProcessMemory`](super::ProcessMemory).
+    /// A number that is unique to the [`ProcessMemory`](super::ProcessMemory).
     pub(super) memory: u64,
     pub(super) range: Range<u64>,
 }
@@ -89,16 +90,16 @@ pub(super) struct Calls {
 
 #[derive(Default)]
 struct State {
-    /// Those that somebody waits for.
+    /// The calls that an access waits for.
     calls: HashMap<u64, Call>,
     next_id: u64,
-    /// Calls that wait for others to return, in the order in which they came.
+    /// The calls that wait for others to return, in the order of their arrival.
     waiting: VecDeque<u64>,
-    /// Calls that the next free threads run.
+    /// The calls that the next free threads run.
     ready: VecDeque<u64>,
-    /// By the process that is called, if there are any.
+    /// The counts of each process that has calls.
     processes: HashMap<Identity, Counts>,
-    /// By the user of that process.
+    /// The counts of each user whose processes have calls.
     users: BTreeMap<User, Counts>,
     all: Counts,
     threads: usize,
@@ -107,7 +108,7 @@ struct State {
 
 #[derive(Clone, Copy, Default)]
 struct Counts {
-    /// Ready, running and abandoned.
+    /// The number of ready, running and abandoned calls.
     begun: usize,
     abandoned: usize,
 }
@@ -143,7 +144,7 @@ impl Calls {
             let new = Box::into_raw(Box::new(Self::new(pid)));
             let swapped = CALLS.compare_exchange(current, new, Ordering::AcqRel, Ordering::Relaxed);
             if swapped.is_err() {
-                // SAFETY: it was just made of a box, and no other thread has seen it.
+                // SAFETY: the pointer was just made from a box, and no other thread has seen it.
                 drop(unsafe { Box::from_raw(new) });
             }
         }
@@ -156,8 +157,8 @@ impl Calls {
     /// Runs `work` on another thread, and waits for it until `deadline`.
     ///
     /// # Errors
-    /// [`Reason::Revoked`] if it was cancelled, [`Reason::TimedOut`] after the deadline; it may be
-    /// running on then. [`Reason::Unavailable`] if too many others do.
+    /// [`Reason::Revoked`] if it was cancelled, [`Reason::TimedOut`] after the deadline; `work` may
+    /// still be running then. [`Reason::Unavailable`] if too many abandoned calls are still running.
     pub(super) fn run(
         &'static self,
         target: Target,
@@ -190,7 +191,7 @@ impl Calls {
         }
     }
 
-    /// Has the calls to any of `range` end soon.
+    /// Cancels the calls that access any of `range`.
     pub(super) fn cancel(&self, memory: u64, range: &Range<u64>) {
         let now = Instant::now();
         for call in self.lock().calls.values_mut() {
@@ -203,7 +204,7 @@ impl Calls {
         }
     }
 
-    /// Begins a call, or puts it behind others.
+    /// Begins a call, or adds it to the waiting ones.
     fn enter(
         &'static self,
         state: &mut State,
@@ -231,7 +232,7 @@ impl Calls {
         let thread = thread::Builder::new().name(NAME.to_owned()).stack_size(STACK_BYTES);
         match thread.spawn(|| self.serve()) {
             Ok(_) => state.threads += 1,
-            // One of those takes it once it is through.
+            // A thread that is not in an abandoned call takes it later.
             Err(_) if state.threads > state.all.abandoned => {}
             Err(_) => {
                 state.give_up(id);
@@ -241,9 +242,10 @@ impl Calls {
         Ok(id)
     }
 
-    /// Runs calls, as a thread of its own.
+    /// Runs calls; the main function of each thread.
     fn serve(&self) {
-        // The kernel would choose a thread for a signal that may not run its handler for long.
+        // Otherwise the kernel could choose this thread for a signal, and its handler would not run for
+        // a long time.
         let _ = signals::block_all();
         let mut state = self.lock();
         loop {
@@ -274,23 +276,23 @@ impl Calls {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // What is done under the lock does not panic halfway.
+        // No code that holds the lock can panic halfway through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Returns whether one more can begin.
+    /// Returns `true` if one more call can begin.
     fn has_room(&self, callee: Callee) -> bool {
         self.all.begun < CALLS_MAX && self.is_below(callee, |counts| counts.begun)
     }
 
-    /// Returns whether only calls that were abandoned could make room.
+    /// Returns `true` if only the return of an abandoned call could make room.
     fn is_stuck(&self, callee: Callee) -> bool {
         self.all.abandoned == CALLS_MAX || !self.is_below(callee, |counts| counts.abandoned)
     }
 
-    /// Returns whether a count of the process and that of its user are below their limits.
+    /// Returns `true` if the selected counts of the process and of its user are below their limits.
     fn is_below(&self, callee: Callee, of: impl Fn(&Counts) -> usize) -> bool {
         self.processes.get(&callee.process).map_or(0, &of) < CALLS_PER_PROCESS_MAX
             && self.users.get(&callee.user).map_or(0, &of) < CALLS_PER_USER_MAX
@@ -305,7 +307,7 @@ impl State {
         self.users.retain(|user, counts| *user != callee.user || counts.begun > 0);
     }
 
-    /// Has the next free thread run a waiting call. There must be room for it.
+    /// Lets the next free thread run a waiting call. There must be room for it.
     fn begin(&mut self, id: u64) {
         let Some(call) = self.calls.get_mut(&id) else { return };
         if let Phase::Waiting(work) = std::mem::replace(&mut call.phase, Phase::Running) {
@@ -326,7 +328,7 @@ impl State {
         }
     }
 
-    /// Notes the outcome of a call that was started.
+    /// Stores the outcome of a call that was started.
     fn end(&mut self, id: u64, callee: Callee, outcome: Result<Outcome, Reason>) {
         if let Some(call) = self.calls.get_mut(&id) {
             call.phase = Phase::Ended(outcome);
@@ -348,7 +350,7 @@ impl State {
         }
     }
 
-    /// Nobody waits for a call any longer. Returns why.
+    /// Stops waiting for a call. Returns the reason.
     fn give_up(&mut self, id: u64) -> Reason {
         let Some(call) = self.calls.remove(&id) else { return Reason::Unavailable };
         let callee = call.target.callee;
@@ -367,8 +369,8 @@ impl State {
         if call.cancelled_at.is_some() { Reason::Revoked } else { Reason::TimedOut }
     }
 
-    /// A call is over or was never started. The next one that waits takes its place, and the thread that
-    /// it would have had.
+    /// Releases the place of a call that has returned or was never started, and begins the next waiting
+    /// call that has room.
     fn make_room(&mut self, callee: Callee) {
         self.count(callee, |counts| counts.begun -= 1);
         let may_begin =
@@ -380,7 +382,7 @@ impl State {
         }
     }
 
-    /// Refuses calls that wait, and would do so until one that was abandoned returns.
+    /// Fails the waiting calls that could begin only after an abandoned call returns.
     fn refuse_stuck(&mut self) {
         for id in std::mem::take(&mut self.waiting) {
             let callee = self.calls.get(&id).map(|call| call.target.callee);

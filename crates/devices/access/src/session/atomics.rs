@@ -1,4 +1,4 @@
-//! Words that are read, written or exchanged at once: the indices of rings.
+//! Atomic accesses to words such as the indices of rings.
 #![expect(unsafe_code, reason = "accesses translated addresses while the slot is entered")]
 
 use std::sync::atomic::{Ordering, fence};
@@ -19,7 +19,7 @@ mod sealed {
     }
 }
 
-/// An integer that the processor accesses at once: `u8`, `u16`, `u32`, `u64`.
+/// An integer that the processor accesses atomically: `u8`, `u16`, `u32`, `u64`.
 pub trait Word: FromBytes + IntoBytes + Immutable + Copy + PartialEq + sealed::Sealed {}
 
 macro_rules! words {
@@ -42,7 +42,7 @@ macro_rules! words {
 
 words! { u8 u16 u32 u64 }
 
-/// `$body` with `$n` the size of `$type`, as a constant.
+/// Evaluates `$body` with `$n` as a constant, the size of `$type`.
 macro_rules! sized {
     ($type:ty, $n:ident => $body:expr) => {
         match size_of::<$type>() {
@@ -69,7 +69,7 @@ macro_rules! sized {
 /// Atomic accesses. The address must be a multiple of the size ([`Reason::Misaligned`]), and lead to
 /// memory of this process ([`Reason::NotDirect`]).
 impl Session {
-    /// Reads a word at once. An `order` that says nothing of loads counts as relaxed.
+    /// Reads a word atomically. An `order` that does not apply to loads is treated as relaxed.
     ///
     /// # Errors
     /// [`Fault`].
@@ -78,7 +78,7 @@ impl Session {
         if order == Ordering::SeqCst {
             fence(Ordering::SeqCst);
         }
-        // SAFETY: `access` gives addresses of such words, with the slot entered.
+        // SAFETY: `access` passes the address of a mapped, aligned word while the slot is entered.
         let load = |at: *mut u8| sized!(T, N => unsafe { words::load::<N>(at) });
         let word = self.access::<T, _>(iova, READ, READ, load)?;
         if !matches!(order, Ordering::Relaxed | Ordering::Release) {
@@ -87,7 +87,7 @@ impl Session {
         Ok(T::from_word(word))
     }
 
-    /// Writes a word at once. An `order` that says nothing of stores counts as relaxed.
+    /// Writes a word atomically. An `order` that does not apply to stores is treated as relaxed.
     ///
     /// # Errors
     /// [`Fault`].
@@ -97,7 +97,7 @@ impl Session {
             fence(Ordering::Release);
         }
         let store = |at| {
-            // SAFETY: as above, and it may be written.
+            // SAFETY: as above, and the word may be written.
             let done = sized!(T, N => unsafe { words::store::<N>(at, value.into_word()) });
             done.then_some(())
         };
@@ -108,8 +108,8 @@ impl Session {
         Ok(())
     }
 
-    /// Writes `new` if the word is `current`, at once and as a full barrier. `Ok` with the word found
-    /// where it was, `Err` with the one found where it was not.
+    /// Writes `new` if the word is `current`, atomically and as a full barrier. Returns the previous
+    /// word: as `Ok` if it was `current`, and as `Err` otherwise.
     ///
     /// # Errors
     /// [`Fault`].
@@ -128,7 +128,7 @@ impl Session {
         Ok(found.map(T::from_word).map_err(T::from_word))
     }
 
-    /// Sets the bits of `bits`, at once and as a full barrier. The word before.
+    /// Sets the bits of `bits`, atomically and as a full barrier. Returns the previous word.
     ///
     /// # Errors
     /// [`Fault`].
@@ -137,7 +137,8 @@ impl Session {
         self.fetch(iova, |word| word | bits.into_word())
     }
 
-    /// Clears the bits that `bits` has not, at once and as a full barrier. The word before.
+    /// Clears the bits that are not in `bits`, atomically and as a full barrier. Returns the previous
+    /// word.
     ///
     /// # Errors
     /// [`Fault`].
@@ -146,7 +147,7 @@ impl Session {
         self.fetch(iova, |word| word & bits.into_word())
     }
 
-    /// Adds `more`, wrapping, at once and as a full barrier. The word before.
+    /// Adds `more`, wrapping around, atomically and as a full barrier. Returns the previous word.
     ///
     /// # Errors
     /// [`Fault`].
@@ -155,7 +156,7 @@ impl Session {
         self.fetch(iova, |word| word.wrapping_add(more.into_word()))
     }
 
-    /// Writes `new`, at once and as a full barrier. The word before.
+    /// Writes `new`, atomically and as a full barrier. Returns the previous word.
     ///
     /// # Errors
     /// [`Fault`].
@@ -181,8 +182,8 @@ impl Session {
         Ok(T::from_word(self.access::<T, _>(iova, READ | WRITE, BOTH_FAST, exchange)?))
     }
 
-    /// Does `access` to the word at `iova`, by the first probe if the extent has the flag `fast`. It
-    /// returns `None` where the memory is not there.
+    /// Calls `access` with the address of the word at `iova`, after the first probe if the extent has
+    /// the flag `fast`. `access` returns `None` if the memory is missing.
     #[inline(always)]
     fn access<T: Word, R>(
         &self,

@@ -15,11 +15,12 @@ use crate::region::{RemoteFault, RemoteMemory};
 use crate::tlb::{READ, WRITE};
 
 impl Session {
-    /// Reads up to `len` bytes from `iova` to where `dest` stands, whatever extents and regions they
-    /// lie in. Returns how many: fewer than `len` only where `dest` ended. `dest` moves by as much.
+    /// Reads up to `len` bytes from `iova` to the position of `dest`, across extents and regions.
+    /// Returns their number, which is less than `len` only if `dest` ended. `dest` advances by the same
+    /// number.
     ///
     /// # Errors
-    /// [`Fault`]; `dest` has moved by `done` bytes then.
+    /// [`Fault`]. `dest` has advanced by `done` bytes then.
     pub fn read_iter(
         &self,
         iova: Iova,
@@ -44,7 +45,7 @@ impl Session {
                     let view = unsafe { VolatileSlice::from_raw_parts(start, part) };
                     let mut from = Cursor::<Source>::foreign_buf(view);
                     let moved = copy::transfer(&mut from, dest, part);
-                    // `dest` may say anything of how far it came.
+                    // Do not rely on the progress that `dest` reports.
                     done += from.walked();
                     let moved = moved.map_err(|error| stopped(iova, done, host, part, &error))?;
                     if moved < part {
@@ -56,7 +57,7 @@ impl Session {
                     let mut view = segment.into_view();
                     let part = view.len().min(part);
                     let Ok(view) = view.subslice_mut(0, part) else { break };
-                    // A cursor should not have empty segments, and nothing is asked for nothing.
+                    // An empty segment, which a cursor should not have, needs no call.
                     if part == 0 {
                         break;
                     }
@@ -72,11 +73,11 @@ impl Session {
         Ok(done)
     }
 
-    /// Writes up to `len` bytes from where `source` stands to `iova`. Returns how many: fewer than
-    /// `len` only where `source` ended. `source` moves by as much.
+    /// Writes up to `len` bytes from the position of `source` to `iova`. Returns their number, which is
+    /// less than `len` only if `source` ended. `source` advances by the same number.
     ///
     /// # Errors
-    /// [`Fault`]; `source` has moved by `done` bytes then.
+    /// [`Fault`]. `source` has advanced by `done` bytes then.
     pub fn write_iter(
         &self,
         iova: Iova,
@@ -101,7 +102,7 @@ impl Session {
                     let view = unsafe { VolatileSliceMut::from_raw_parts(start, part) };
                     let mut to = Cursor::<Dest>::foreign_buf(view);
                     let moved = copy::transfer(source, &mut to, part);
-                    // `source` may say anything of how far it came.
+                    // Do not rely on the progress that `source` reports.
                     self.after_write(&entry, at, to.walked());
                     done += to.walked();
                     let moved = moved.map_err(|error| stopped(iova, done, host, part, &error))?;
@@ -130,7 +131,8 @@ impl Session {
     }
 }
 
-/// Whose memory it was that a transfer stopped at: `len` bytes at `host` are what is mapped.
+/// Returns the fault of a transfer that stopped in the mapped memory, `len` bytes at `host`, or in the
+/// memory of the cursor.
 fn stopped(iova: Iova, done: usize, host: *mut u8, len: usize, error: &Error) -> Fault {
     let reason = match error {
         Error::Fault { fault, .. } => {

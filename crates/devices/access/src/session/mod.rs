@@ -1,4 +1,4 @@
-//! A thread's handle on a space.
+//! A thread's handle on a space ([`Session`]).
 //!
 //! ```text
 //!   read(iova) ── enter slot ── flush word new? ── first probe ── copy ── leave slot
@@ -6,10 +6,10 @@
 //!                                    ▼                ▼
 //!                              ┌──── slow: empty the TLB, unpark ◄── (also: fences, pins)
 //!                              ▼
-//!                        other probes ── walk ── piece by piece: copy, log
+//!                        other probes ── walk ── part by part: copy, log
 //!                                                      │ remote
 //!                                                      ▼
-//!                                lease, leave slot (pins become leases), ask, enter slot
+//!                                lease, leave slot (pins become leases), call, enter slot
 //! ```
 #![expect(unsafe_code, reason = "copies through translated addresses while the slot is entered")]
 
@@ -45,13 +45,13 @@ pub(crate) use private::Private;
 
 /// A thread's handle on a space: reads and writes by IOVA.
 ///
-/// It stays on its thread, and has a slot of its own in the space, and a TLB. Where the TLB has the
-/// translation an access takes no lock and executes no fence and no atomic operation, and no other
-/// thread's memory is written.
+/// It stays on its thread. It has a slot of its own in the space, and a TLB. If the TLB has the
+/// translation, an access takes no lock, executes no fence and no atomic read-modify-write, and writes
+/// to no cache line of another thread.
 ///
-/// The program's global allocator may read, write and pin memory of this process by any session, also
-/// while that session allocates. It may make and drop leases, and access remote regions, unless its
-/// thread is mapping, unmapping, reading which pages were written, or dropping a lease: these
+/// A global allocator that itself uses this crate may read, write and pin memory of this process by any
+/// session, also while that session allocates. It may make and drop leases, and access remote regions,
+/// unless its thread is mapping, unmapping, reading dirty bits or logs, or dropping a lease: these
 /// allocate while they hold locks.
 ///
 /// ```compile_fail,E0277
@@ -75,7 +75,7 @@ pub struct Session {
 }
 
 impl Space {
-    /// A session of the calling thread. It is parked until its first access.
+    /// Makes a session of the calling thread. It is parked until its first access.
     pub fn session(&self) -> Session {
         Session::new(self)
     }
@@ -95,7 +95,7 @@ impl Session {
         Self { slot: grace.claim(thread_token(), make), space: space.clone() }
     }
 
-    /// The space.
+    /// Returns the space.
     pub fn space(&self) -> &Space {
         &self.space
     }
@@ -103,29 +103,28 @@ impl Session {
     /// Reads `into.len()` bytes from `iova`.
     ///
     /// # Errors
-    /// [`Fault`]; `into` has its first `done` bytes then.
+    /// [`Fault`]. The first `done` bytes of `into` are filled then.
     #[inline]
     pub fn read(&self, iova: Iova, into: &mut [u8]) -> Result<(), Fault> {
-        // SAFETY: our own bytes.
+        // SAFETY: the slice is private memory.
         unsafe { self.read_raw::<false>(iova, into.as_mut_ptr(), into.len()) }
     }
 
     /// Writes all of `from` to `iova`.
     ///
     /// # Errors
-    /// [`Fault`]; the first `done` bytes are written then, and no others.
+    /// [`Fault`]. The first `done` bytes are written then, and no others.
     #[inline]
     pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), Fault> {
-        // SAFETY: our own bytes.
+        // SAFETY: the slice is private memory.
         unsafe { self.write_raw::<false>(iova, from.as_ptr(), from.len()) }
     }
 
-    /// Reads a value whose bytes are as in memory: an integer, an array, or a structure for which
-    /// `zerocopy`'s traits are derived. A value of 1, 2, 4 or 8 bytes at a multiple of its size is read
-    /// by one instruction.
+    /// Reads a value: an integer, an array, or a structure that derives `zerocopy`'s traits. A value of
+    /// 1, 2, 4 or 8 bytes at a multiple of its size is read by one instruction.
     ///
-    /// The bytes are in the device's order: VirtIO and NVMe are little-endian, so `u64::from_le`
-    /// converts their numbers.
+    /// The byte order is the device's: VirtIO and NVMe are little-endian, so `u64::from_le` converts
+    /// their numbers.
     ///
     /// ```
     /// use longshore_access::{Fault, Session};
@@ -159,7 +158,7 @@ impl Session {
             8 => self.read_word::<8, T>(iova),
             len => {
                 let mut value = T::new_zeroed();
-                // SAFETY: our own value, of which any bytes are one.
+                // SAFETY: the value is private memory, and every bit pattern is valid for it.
                 unsafe { self.read_raw::<true>(iova, (&raw mut value).cast(), len) }?;
                 Ok(value)
             }
@@ -183,13 +182,13 @@ impl Session {
             2 => self.write_word::<2, T>(iova, &value),
             4 => self.write_word::<4, T>(iova, &value),
             8 => self.write_word::<8, T>(iova, &value),
-            // SAFETY: our own value, which has no padding.
+            // SAFETY: the value is private memory and has no padding.
             len => unsafe { self.write_raw::<true>(iova, (&raw const value).cast(), len) },
         }
     }
 
-    /// Takes no part in grace periods until the next access, so that unmapping meanwhile costs no
-    /// barrier. For a thread that is about to wait. The TLB is emptied. Within a pin nothing happens.
+    /// Makes the session quiescent until its next access, so that unmapping meanwhile needs no barrier.
+    /// Call this before the thread waits. It empties the TLB. Within a pin it does nothing.
     pub fn park(&self) {
         let private = self.private();
         if !private.seen.is_pinned() {
@@ -198,10 +197,11 @@ impl Session {
         }
     }
 
-    /// `KNOWN`: `len` is known when this is compiled.
+    /// Reads by the first probe of the TLB, or else by [`read_slow`](Self::read_slow). `KNOWN` means
+    /// that `len` is a constant of the caller.
     ///
     /// # Safety
-    /// `to` must be our own, of `len` bytes.
+    /// `to` must point to `len` bytes of private memory.
     #[inline(always)]
     unsafe fn read_raw<const KNOWN: bool>(
         &self,
@@ -225,7 +225,7 @@ impl Session {
     }
 
     /// # Safety
-    /// `from` must be our own, of `len` bytes.
+    /// `from` must point to `len` bytes of private memory.
     #[inline(always)]
     unsafe fn write_raw<const KNOWN: bool>(
         &self,
@@ -257,13 +257,13 @@ impl Session {
             slot.leave();
             if let Some(word) = word {
                 let mut value = T::new_zeroed();
-                // SAFETY: `T` has `N` bytes, and any are a value.
+                // SAFETY: `T` has `N` bytes, and every bit pattern is valid.
                 unsafe { words::put::<N>((&raw mut value).cast(), word) };
                 return Ok(value);
             }
         }
         let mut value = T::new_zeroed();
-        // SAFETY: our own value, of `N` bytes.
+        // SAFETY: the value is private memory of `N` bytes.
         unsafe { self.read_slow(iova, (&raw mut value).cast(), N) }?;
         Ok(value)
     }
@@ -287,12 +287,12 @@ impl Session {
                 return Ok(());
             }
         }
-        // SAFETY: our own value, of `N` bytes.
+        // SAFETY: the value is private memory of `N` bytes.
         unsafe { self.write_second(iova, from, N) }
     }
 
-    /// Where `len` bytes from `iova` are, if one extent has them all and its flag `flag` is set, and
-    /// if nothing was unmapped since. The slot must be entered.
+    /// Returns the address of `len` bytes from `iova` if one extent contains them all, its flag `flag`
+    /// is set, and no flush is pending. The slot must be entered.
     #[inline(always)]
     fn hit(&self, iova: Iova, len: usize, flag: u64) -> Option<*mut u8> {
         let private = self.private();
@@ -303,7 +303,7 @@ impl Session {
         if known.is_some() { known } else { self.hit_or_walk(iova.raw(), len, flag) }
     }
 
-    /// The same, of those extents that are found without a call.
+    /// Does the same as [`hit`](Self::hit), but searches only extents that the inlined probes find.
     #[inline(always)]
     fn hit_known(&self, iova: Iova, len: usize, flag: u64) -> Option<*mut u8> {
         let private = self.private();
@@ -311,8 +311,7 @@ impl Session {
         if is_current { private.tlb.hit(iova.raw(), len, flag) } else { None }
     }
 
-    /// Notes that `len` bytes from `iova`, in the extent `entry`, were written since the slot was
-    /// entered.
+    /// Logs a write of `len` bytes from `iova`, in the extent `entry`, after the slot was entered.
     #[inline]
     pub(crate) fn after_write(&self, entry: &Entry, iova: u64, len: usize) {
         if !entry.permits(WRITE_FAST) {
@@ -321,7 +320,7 @@ impl Session {
         }
     }
 
-    /// With which instructions long copies are done.
+    /// Returns the instruction set for long copies.
     pub(crate) fn token(&self) -> IsaToken {
         self.private().token
     }
@@ -338,8 +337,8 @@ impl Session {
         unsafe { self.slot().private() }
     }
 
-    /// Enters the slot the long way: with a fence where that is the session's part, unparked, and
-    /// with a TLB that is right for the flush word.
+    /// Enters the slot by the slow path: executes a fence if the barrier needs one, unparks the session,
+    /// and empties the TLB if a flush is pending.
     #[inline]
     pub(crate) fn enter(&self) -> Entered<'_> {
         let private = self.private();
@@ -362,24 +361,24 @@ impl fmt::Debug for Session {
     }
 }
 
-/// The slot, entered: translations may be used while it lives.
+/// A guard of an entered slot: translations may be used while it lives.
 pub(crate) struct Entered<'s> {
     session: &'s Session,
     scope: Option<Scope>,
 }
 
-/// A scope in which the caller's code may run. Its accesses go the long way, and do not leave the
-/// slot where somebody uses what was translated in it.
+/// A scope in which the caller's code may run. Accesses in it take the slow path, and do not leave the
+/// slot while translations from it are in use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// A pin: what it uses is in [`Private::arena`], and can be leased instead.
+    /// A pin. Its extents are in [`Private::arena`], and can become leases.
     Pin,
-    /// Any other.
+    /// A scope whose translations are not recorded.
     Untold,
 }
 
 impl<'s> Entered<'s> {
-    /// The same, with the caller's code running within.
+    /// Opens a scope of kind [`Scope::Untold`] within the slot.
     pub(crate) fn nest(self) -> Self {
         self.nest_as(Scope::Untold)
     }
@@ -390,14 +389,14 @@ impl<'s> Entered<'s> {
         self
     }
 
-    /// Keeps the slot entered until [`nested`](Self::nested) of the session is dropped.
+    /// Leaves the slot entered without a guard; [`nested`](Self::nested) makes a new one.
     #[cfg(feature = "vm-memory")]
     pub(crate) fn forget(self) {
         std::mem::forget(self);
     }
 
-    /// The same again of a session that a [`forget`](Self::forget) after [`nest`](Self::nest) has left
-    /// entered.
+    /// Makes a guard again for a session on which [`nest`](Self::nest) and then [`forget`](Self::forget)
+    /// were called.
     #[cfg(feature = "vm-memory")]
     pub(crate) fn nested(session: &'s Session) -> Self {
         Self { session, scope: Some(Scope::Untold) }
@@ -435,7 +434,7 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// Where the range of `len` bytes from `iova` ends, inclusive; it is not empty.
+/// Returns the last address of the range of `len` bytes from `iova`, which must not be empty.
 pub(crate) fn last_of(iova: Iova, len: usize) -> Result<u64, Fault> {
     let last = iova.raw().checked_add(len as u64 - 1);
     last.ok_or(Fault::at(iova, 0, Reason::Overflow))

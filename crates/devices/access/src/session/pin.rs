@@ -31,10 +31,10 @@ pub trait ViewAccess: sealed::Sealed + Copy + fmt::Debug + Send + Sync + 'static
     const WANT: u64;
 }
 
-/// An access that reads.
+/// An access that includes reading.
 pub trait Readable: ViewAccess {}
 
-/// An access that writes.
+/// An access that includes writing.
 pub trait Writable: ViewAccess {}
 
 /// The memory is read.
@@ -70,7 +70,7 @@ impl Readable for ReadWrite {}
 impl Writable for WriteOnly {}
 impl Writable for ReadWrite {}
 
-/// Where a view's extents are.
+/// The extents of a view.
 #[derive(Clone, Copy)]
 enum Extents<'p> {
     Pinned(&'p RefCell<Vec<Extent>>, usize, usize),
@@ -93,7 +93,7 @@ impl Extents<'_> {
     }
 }
 
-/// Pinned or leased memory: a list of adjacent [`ViewSlice`]s, addressed as one.
+/// Pinned or leased memory: a list of [`ViewSlice`]s with adjacent IOVAs, addressed as one range.
 ///
 /// A view of a pin cannot leave the scope:
 ///
@@ -121,7 +121,7 @@ pub struct View<'p, A> {
     access: PhantomData<A>,
 }
 
-/// Bytes of a view that lie side by side in this process.
+/// A part of a view that is contiguous in this process.
 #[derive(Clone, Copy)]
 pub struct ViewSlice<'p, A> {
     extent: Extent,
@@ -130,18 +130,18 @@ pub struct ViewSlice<'p, A> {
 }
 
 impl Session {
-    /// Translates `len` bytes from `iova` once, and lends them to `work` as often as it likes.
-    /// Unmapping them waits until `work` returns. Pins nest. Warm, it allocates nothing.
+    /// Translates `len` bytes from `iova` once, and calls `work` with a view of them. Unmapping them
+    /// waits until `work` returns. Pins can be nested. After the first few pins this allocates nothing.
     ///
-    /// A pin to write counts as a write of all of it, for dirty logs, when `work` returns.
+    /// When `work` returns, dirty logs mark all bytes of a writable pin.
     ///
-    /// `work` may access anything. A call to a remote region is cancelled by a thread that unmaps that
-    /// region, as always, and also by a thread that unmaps memory that is pinned around the call, which
-    /// would otherwise wait for the other side's answer. Do not wait for other threads within a pin in
-    /// any other way: use a lease.
+    /// `work` may access any memory. Within a pin, a call to a remote region is cancelled not only by a
+    /// thread that unmaps that region, but also by a thread that unmaps the pinned memory, which would
+    /// otherwise wait for the other side's answer. Do not wait for other threads within a pin in any
+    /// other way; use a lease instead.
     ///
     /// # Errors
-    /// [`Fault`], before `work` is called: all of the range must be mapped, permit the access, and be
+    /// [`Fault`], before `work` is called, unless all of the range is mapped, permits the access, and is
     /// memory of this process.
     pub fn pin<A: ViewAccess, R>(
         &self,
@@ -163,14 +163,14 @@ impl Session {
         Ok(work(View { extents, iova, len, token: self.token(), access: PhantomData }))
     }
 
-    /// Translates `len` bytes from `iova` for longer than a scope, as across an I/O that blocks.
-    /// `on_unmap` says what happens where they are unmapped meanwhile.
+    /// Translates `len` bytes from `iova` for longer than a scope, for example during blocking I/O.
+    /// `on_unmap` chooses what happens if they are unmapped meanwhile.
     ///
-    /// A lease to write counts as a write of all of it, for dirty logs, when it is dropped; and for
-    /// each harvest while it lives ([`Space::log_leases`]).
+    /// Dirty logs mark all bytes of a writable lease when it is dropped, and for each harvest while it
+    /// lives ([`Space::log_leases`]).
     ///
     /// # Errors
-    /// As [`pin`](Self::pin).
+    /// The same as for [`pin`](Self::pin).
     pub fn lease<A: ViewAccess>(
         &self,
         iova: Iova,
@@ -178,13 +178,14 @@ impl Session {
         _access: A,
         on_unmap: OnUnmap,
     ) -> Result<Lease<A>, Fault> {
-        // The program's allocator is called before the lease is on the list, and can use this session.
+        // This allocates before the lease is on the list, and the program's allocator can use this
+        // session.
         let _entered = self.enter().nest();
         let mut extents = Vec::new();
         self.extents(iova, len, A::WANT, |extent| extents.push(extent))?;
         let written = extents.iter().filter(|extent| extent.is_written);
         let written: Arc<[Written]> = written.map(|extent| self.written(extent)).collect();
-        // A lease of nothing waits for nothing.
+        // An unmapping thread need not wait for an empty lease.
         let id = (len != 0).then(|| {
             self.space().inner.leases.register(Leased {
                 first: iova.raw(),
@@ -206,13 +207,13 @@ impl Session {
         })
     }
 
-    /// Sets the dirty bits of what is mapped of `len_bytes` from `iova`, and may be written.
+    /// Sets the dirty bits of the writable pages among `len_bytes` from `iova`.
     pub(crate) fn set_dirty(&self, iova: Iova, len_bytes: u64) {
         let _entered = self.enter();
         let mut done = 0;
         while done < len_bytes {
             let at = iova.raw() + done;
-            // What was unmapped meanwhile is not there.
+            // Pages that were unmapped meanwhile are skipped.
             done += match self.translate(at, 1, tlb::WRITE) {
                 Ok(Place::Direct(entry)) => entry.place(at).1,
                 _ => PAGE_BYTES - at % PAGE_BYTES,
@@ -220,7 +221,7 @@ impl Session {
         }
     }
 
-    /// The extents of a range, in order. The slot must be entered.
+    /// Calls `found` with the extents of a range, in order. The slot must be entered.
     fn extents(
         &self,
         iova: Iova,
@@ -252,13 +253,13 @@ impl Session {
     }
 }
 
-/// The extents of one pin, and the slot they keep busy.
+/// The extents of one pin, and the slot that they keep busy.
 struct Pinned<'s> {
     session: &'s Session,
     range: Range<usize>,
-    /// Whether all of it was translated, so that it was lent.
+    /// `true` if all of the range was translated, so that `work` was called.
     is_whole: bool,
-    /// Left last.
+    /// The slot is left last.
     entered: Entered<'s>,
 }
 
@@ -279,7 +280,8 @@ impl Drop for Pinned<'_> {
             }
         }
         if was_left {
-            // A remote access of the program's allocator would make the leases again.
+            // Freeing memory calls the program's allocator. If that accesses a remote region, it must
+            // not // make the leases again.
             self.entered.open(Scope::Untold);
             session.end_leased_pins(self.range.start);
             self.entered.close(Scope::Untold);
@@ -288,17 +290,17 @@ impl Drop for Pinned<'_> {
     }
 }
 
-/// Memory that stays translated until this is dropped, also on another thread. A thread that unmaps
-/// the memory waits for that.
+/// Memory that stays translated until this is dropped, which any thread may do. A thread that unmaps the
+/// memory waits for that.
 ///
-/// A lease to write counts as a write of all of it, for dirty logs, when it is dropped; and for each
-/// harvest while it lives, as nobody knows what is written when.
+/// Writes through a lease are not observed. So dirty logs mark all bytes of a writable lease when it is
+/// dropped, and for each harvest while it lives.
 #[must_use = "the memory is leased while this lives"]
 pub struct Lease<A: ViewAccess> {
     space: Space,
     id: Option<u64>,
     extents: Box<[Extent]>,
-    /// Those of them that are written, for logs.
+    /// The extents that may be written, for the logs.
     written: Arc<[Written]>,
     iova: Iova,
     len: usize,
@@ -306,19 +308,20 @@ pub struct Lease<A: ViewAccess> {
     access: PhantomData<A>,
 }
 
-// SAFETY: the memory stays while the lease lives, and is accessed as foreign memory in any thread.
+// SAFETY: the memory stays mapped while the lease lives, and every thread accesses it as foreign memory.
 unsafe impl<A: ViewAccess> Send for Lease<A> {}
 // SAFETY: as above.
 unsafe impl<A: ViewAccess> Sync for Lease<A> {}
 
 impl<A: ViewAccess> Lease<A> {
-    /// The memory.
+    /// Returns a view of the memory.
     pub fn view(&self) -> View<'_, A> {
         let extents = Extents::Leased(&self.extents);
         View { extents, iova: self.iova, len: self.len, token: self.token, access: PhantomData }
     }
 
-    /// Whether somebody waits for this to be dropped, because the memory is being unmapped.
+    /// Returns `true` if the memory is being unmapped, and the unmapping thread waits until this is
+    /// dropped.
     pub fn is_revoked(&self) -> bool {
         self.id.is_some_and(|id| self.space.inner.leases.is_revoked(id))
     }
@@ -343,22 +346,22 @@ impl<A: ViewAccess> fmt::Debug for Lease<A> {
 }
 
 impl<'p, A: ViewAccess> View<'p, A> {
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no byte in it.
+    /// Returns `true` if the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its first address.
+    /// Returns the first address.
     pub fn iova(&self) -> Iova {
         self.iova
     }
 
-    /// The parts that lie side by side, in order.
+    /// Returns the contiguous parts, in order.
     pub fn slices(&self) -> impl Iterator<Item = ViewSlice<'p, A>> + use<'p, A> {
         let (extents, token) = (self.extents, self.token);
         (0..extents.len()).map(move |index| ViewSlice {
@@ -368,12 +371,13 @@ impl<'p, A: ViewAccess> View<'p, A> {
         })
     }
 
-    /// All of it, if it lies side by side.
+    /// Returns all of it as one slice, if it is contiguous in this process.
     pub fn as_slice(&self) -> Option<ViewSlice<'p, A>> {
         if self.extents.len() == 1 { self.slices().next() } else { None }
     }
 
-    /// Does `part` with each part of `len` bytes from `offset`, and how many bytes came before it.
+    /// Calls `part` with each slice that has some of `len` bytes from `offset`, the offset in the slice,
+    /// the number of bytes before it, and the number of bytes in it.
     fn parts(
         &self,
         offset: usize,
@@ -406,17 +410,17 @@ impl<A: Readable> View<'_, A> {
     /// Reads from `offset` into all of `into`.
     ///
     /// # Errors
-    /// [`Reason::Overflow`] where the view ends before; [`Reason::BackingLost`].
+    /// [`Reason::Overflow`] if the range ends beyond the view; [`Reason::BackingLost`].
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Fault> {
         self.parts(offset, into.len(), |slice, at, done, len| {
             slice.read(at, &mut into[done..done + len])
         })
     }
 
-    /// Reads a value at `offset`, as [`Session::read_obj`].
+    /// Reads a value at `offset`, like [`Session::read_obj`].
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// The same as for [`read`](Self::read).
     pub fn read_obj<T: FromBytes + IntoBytes>(&self, offset: usize) -> Result<T, Fault> {
         let mut value = T::new_zeroed();
         self.read(offset, value.as_mut_bytes())?;
@@ -428,17 +432,17 @@ impl<A: Writable> View<'_, A> {
     /// Writes all of `from` to `offset`.
     ///
     /// # Errors
-    /// As [`read`](View::read).
+    /// The same as for [`read`](View::read).
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Fault> {
         self.parts(offset, from.len(), |slice, at, done, len| {
             slice.write(at, &from[done..done + len])
         })
     }
 
-    /// Writes a value to `offset`, as [`Session::write_obj`].
+    /// Writes a value to `offset`, like [`Session::write_obj`].
     ///
     /// # Errors
-    /// As [`read`](View::read).
+    /// The same as for [`read`](View::read).
     pub fn write_obj<T: IntoBytes + Immutable + Copy>(
         &self,
         offset: usize,
@@ -449,34 +453,34 @@ impl<A: Writable> View<'_, A> {
 }
 
 impl<'p, A: ViewAccess> ViewSlice<'p, A> {
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.extent.len
     }
 
-    /// Returns whether it has no bytes.
+    /// Returns `true` if the length is zero. pub fn is_empty(&self) -> bool { self.len() == 0
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Its first address.
+    /// Returns the first address.
     pub fn iova(&self) -> Iova {
         Iova::new(self.extent.iova)
     }
 
-    /// Where it is in this process.
+    /// Returns the address of the first byte in this process.
     pub fn start(&self) -> NonNull<u8> {
         self.extent.host
     }
 
-    /// `true` if this process can write it, whatever the mapping permits.
+    /// Returns `true` if this process can write the memory, whatever the mapping permits.
     #[cfg(feature = "vm-memory")]
     pub(crate) fn is_writable(&self) -> bool {
         self.extent.entry.permits(tlb::WRITABLE)
     }
 
-    /// Whether it follows `before` in its region as well as in the address space. Not under Miri, as
-    /// with what the walk merges.
+    /// Returns `true` if it follows `before` in its region as well as in the address space. Always
+    /// `false` under Miri, for the same reason as in the page-table walk.
     #[cfg(feature = "vm-memory")]
     pub(crate) fn continues(&self, before: &Self) -> bool {
         let (extent, before) = (&self.extent, &before.extent);
@@ -510,18 +514,18 @@ impl<'p, A: Readable> ViewSlice<'p, A> {
     /// Reads from `offset` into all of `into`.
     ///
     /// # Errors
-    /// [`Reason::Overflow`] where the slice ends before; [`Reason::BackingLost`].
+    /// [`Reason::Overflow`] if the range ends beyond the slice; [`Reason::BackingLost`].
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Fault> {
         let (from, to, len) = (self.check(offset, into.len())?, into.as_mut_ptr(), into.len());
-        // SAFETY: within the slice, which is pinned or leased; `into` is ours.
+        // SAFETY: the bytes are within the slice, which is pinned or leased; `into` is private memory.
         let outcome = unsafe { words::copy_exact(self.token, from, to, len) };
         self.copied(offset, outcome)
     }
 
-    /// The bytes as a view for other code. Its accesses are not guarded: where the memory vanishes
-    /// the process dies.
+    /// Returns the bytes as a volatile slice for other code. Its accesses are not guarded: if the memory
+    /// vanishes, the process gets SIGBUS.
     pub fn volatile(&self) -> VolatileSlice<'p> {
-        // SAFETY: pinned or leased for as long; accessed as foreign memory only.
+        // SAFETY: the memory is pinned or leased for `'p`, and only accessed as foreign memory.
         unsafe { VolatileSlice::from_raw_parts(self.extent.host, self.extent.len) }
     }
 }
@@ -530,17 +534,18 @@ impl<'p, A: Writable> ViewSlice<'p, A> {
     /// Writes all of `from` to `offset`.
     ///
     /// # Errors
-    /// As [`read`](ViewSlice::read).
+    /// The same as for [`read`](ViewSlice::read).
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Fault> {
         let (to, len) = (self.check(offset, from.len())?, from.len());
-        // SAFETY: within the slice, which is pinned or leased; `from` is ours.
+        // SAFETY: the bytes are within the slice, which is pinned or leased; `from` is private memory.
         let outcome = unsafe { words::copy_exact(self.token, from.as_ptr(), to, len) };
         self.copied(offset, outcome)
     }
 
-    /// The bytes as a view for other code, unguarded as [`volatile`](ViewSlice::volatile).
+    /// Returns the bytes as a writable volatile slice, without a guard as for
+    /// [`volatile`](ViewSlice::volatile).
     pub fn volatile_mut(&self) -> VolatileSliceMut<'p> {
-        // SAFETY: as there, and it may be written.
+        // SAFETY: as in `volatile`, and the memory may be written.
         unsafe { VolatileSliceMut::from_raw_parts(self.extent.host, self.extent.len) }
     }
 }

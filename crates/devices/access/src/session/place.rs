@@ -1,4 +1,4 @@
-//! Where an address leads: see [`Place`].
+//! The target of a translation ([`Place`]).
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use longshore_mem::GuestPhys;
 use crate::region::RemoteMemory;
 use crate::tlb;
 
-/// Where an address leads.
+/// The target of a translation.
 pub(crate) enum Place {
-    /// To memory of this process.
+    /// Memory of this process.
     Direct(tlb::Entry),
-    /// To memory that is asked for: from `offset` on as many bytes as were wanted, or fewer.
+    /// Remote memory: `len` bytes from `offset` on, at most as many as were requested.
     Remote { memory: Arc<dyn RemoteMemory>, offset: u64, guest_phys: Option<GuestPhys>, len: usize },
 }

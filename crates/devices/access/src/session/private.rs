@@ -1,4 +1,4 @@
-//! What a session keeps for itself.
+//! The private data of a session.
 #![expect(unsafe_code, reason = "addresses that may be used in any thread")]
 
 use std::cell::{Cell, RefCell};
@@ -9,20 +9,21 @@ use longshore_mem::isa::IsaToken;
 use crate::tlb::{self, Tlb};
 use longshore_sync::grace::SessionState;
 
-/// What a session keeps in its slot, for itself.
+/// The private data that a session keeps in its slot.
 pub(crate) struct Private {
     pub(super) seen: SessionState,
     pub(super) token: IsaToken,
     pub(super) tlb: Tlb,
-    /// The extents of pins, so that a pin allocates nothing.
+    /// The extents of all pins. The list is reused, so that a pin need not allocate.
     pub(crate) arena: RefCell<Vec<Extent>>,
     /// The leases that the first of these extents have, because the slot was left meanwhile.
     pub(crate) leased: RefCell<Vec<u64>>,
-    /// How many scopes are open whose translations are not recorded. The slot cannot be left within them.
+    /// The number of open scopes whose translations are not recorded. The slot cannot be left within
+    /// them.
     pub(super) untold: Cell<u32>,
 }
 
-// SAFETY: the addresses in it may be used in any thread; it is used by one session at a time.
+// SAFETY: the addresses in it are valid in every thread, and only one session uses it at a time.
 unsafe impl Send for Private {}
 
 /// A run of pinned memory.
@@ -31,7 +32,7 @@ pub(crate) struct Extent {
     pub(super) host: NonNull<u8>,
     pub(crate) len: usize,
     pub(crate) iova: u64,
-    /// The entry it came from, for the log.
+    /// The TLB entry that it came from, for the log.
     pub(crate) entry: tlb::Entry,
     pub(crate) is_written: bool,
 }

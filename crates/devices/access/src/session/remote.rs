@@ -1,10 +1,10 @@
-//! Calls to memory that is asked for.
+//! Calls to remote regions.
 //!
-//! The slot is left meanwhile, so that nobody who unmaps something else waits for the other side's
-//! answer. Pins around the call become leases for that, until they end. Only where something uses
-//! translations that are on no list does the slot stay busy: then whoever waits for it has the call
-//! cancelled.
-#![expect(unsafe_code, reason = "asks where the memory of a pin lies")]
+//! A session leaves its slot during a call, so that threads that unmap other memory do not wait for the
+//! other side's answer. For this, pins around the call become leases until they end. The slot stays busy
+//! only if a scope around the call uses translations that are not recorded; then a thread that waits for
+//! the slot cancels the call.
+#![expect(unsafe_code, reason = "looks up the region of pinned memory")]
 
 use std::sync::Arc;
 
@@ -17,21 +17,22 @@ use crate::lease::{Leased, Leases, Revoke, Written};
 use crate::region::{RemoteFault, RemoteMemory};
 use crate::space::thread_token;
 
-/// How a call is noted in dirty logs.
+/// The mark that a call leaves in dirty logs.
 #[derive(Clone, Copy)]
 pub(super) enum Noted {
-    /// It reads.
+    /// None: the call reads.
     Not,
-    /// It writes what has this address in a machine's memory.
+    /// The call writes memory with this guest-physical address.
     As(Option<GuestPhys>),
 }
 
 impl Entered<'_> {
-    /// Calls a remote region with the slot left, as a lease of `len` bytes from `iova` which an
-    /// unmapping thread cancels. The bytes written are noted before it is off the list.
+    /// Leaves the slot and calls a remote region. During the call, the list of leases has an entry for
+    /// `len` bytes from `iova`, so that an unmapping thread cancels the call. Written bytes are logged
+    /// before that entry is removed.
     ///
-    /// `memory` is dropped with the slot left too. It may be the last reference, and then its owner's
-    /// code runs, which may access memory by this very session and so leave the slot.
+    /// `memory` is dropped before the slot is entered again. It may be the last reference, and then its
+    /// owner's code runs, which may access memory by this very session and so leave the slot.
     pub(super) fn ask<R>(
         &mut self,
         iova: u64,
@@ -45,7 +46,8 @@ impl Entered<'_> {
         let last = iova + (len as u64 - 1);
         let revoke = Revoke::Cancel(Arc::clone(&memory), offset..offset + len as u64);
         let owner = thread_token();
-        // The program's allocator is called before the call is on the list, and can use this session.
+        // This allocates before the call is on the list, and the program's allocator can use this
+        // session.
         self.open(Scope::Untold);
         let written = Arc::default();
         let id = inner.leases.register(Leased { first: iova, last, owner, revoke, written });
@@ -55,7 +57,7 @@ impl Entered<'_> {
                 inner.log_write_outside(iova, done, guest_phys);
             }
         };
-        // Where the call panics nobody knows how much it wrote.
+        // If the call panics, all bytes are logged, because the number of written bytes is unknown.
         let listed = Listed { leases: &inner.leases, id, note: Some(|| note(len)) };
         self.outside(|| {
             if inner.grace.is_busy_in(owner) {
@@ -63,7 +65,7 @@ impl Entered<'_> {
             }
             let outcome = call(&*memory);
             note(match &outcome {
-                // It was given up, and the other side may do the rest of it still.
+                // The call was abandoned, and the other side may still write the rest.
                 Err(RemoteFault { reason: Reason::Revoked | Reason::TimedOut, .. }) | Ok(_) => len,
                 Err(stop) => stop.done.min(len),
             });
@@ -76,9 +78,10 @@ impl Entered<'_> {
         })
     }
 
-    /// Runs `work` with the slot left, unless something around it uses what nobody knows.
+    /// Leaves the slot, runs `work`, and enters it again. The slot stays busy if a scope around this
+    /// uses translations that are not recorded.
     fn outside<R>(&mut self, work: impl FnOnce() -> R) -> R {
-        /// Goes back in, also when `work` panics.
+        /// Enters the slot again, also if `work` panics.
         struct Return<'e, 's>(&'e Entered<'s>, u32);
         impl Drop for Return<'_, '_> {
             fn drop(&mut self) {
@@ -93,7 +96,7 @@ impl Entered<'_> {
         self.leave();
         let (session, private) = (self.session, self.session.private());
         let pins = if private.seen.is_pinned() && private.untold.get() == 0 {
-            // The program's allocator is called, and can use this session.
+            // This allocates, and the program's allocator can use this session.
             self.open(Scope::Untold);
             session.lease_pins();
             self.close(Scope::Untold);
@@ -106,16 +109,16 @@ impl Entered<'_> {
     }
 }
 
-/// A call on the list, which it is taken off also when the call panics.
+/// A call on the list of leases. Dropping it removes it, also if the call panics.
 struct Listed<'l, N: FnOnce()> {
     leases: &'l Leases,
     id: u64,
-    /// Called before, if it is still there.
+    /// Called before the removal, if it is `Some`.
     note: Option<N>,
 }
 
 impl<N: FnOnce()> Listed<'_, N> {
-    /// Whether it was revoked.
+    /// Removes the call from the list, and returns `true` if it was revoked.
     fn end(mut self) -> bool {
         self.note = None;
         let was_revoked = self.leases.unregister(self.id);
@@ -134,7 +137,7 @@ impl<N: FnOnce()> Drop for Listed<'_, N> {
 }
 
 impl Session {
-    /// Puts what is pinned on the list of leases, as far as it is not.
+    /// Adds all pinned extents to the list of leases that are not on it yet.
     fn lease_pins(&self) {
         let private = self.private();
         let next = || {
@@ -153,17 +156,17 @@ impl Session {
         }
     }
 
-    /// Whether what is pinned from the extent with number `from` on has leases, because the slot was
-    /// left meanwhile.
+    /// Returns `true` if pinned extents from number `from` on have leases, because the slot was left
+    /// meanwhile.
     pub(crate) fn has_leased_pins(&self, from: usize) -> bool {
         self.private().leased.borrow().len() > from
     }
 
-    /// Gives back the leases of what is pinned from the extent with number `from` on.
+    /// Ends the leases of pinned extents from number `from` on.
     pub(crate) fn end_leased_pins(&self, from: usize) {
         let leased = &self.private().leased;
         while self.has_leased_pins(from) {
-            // Not borrowed while memory is freed.
+            // `leased` must not be borrowed while memory is freed.
             let last = leased.borrow_mut().pop();
             if let Some(id) = last {
                 self.space.inner.leases.unregister(id);
@@ -171,10 +174,11 @@ impl Session {
         }
     }
 
-    /// What is written through an extent, which the slot or a lease keeps.
+    /// Returns the memory that is written through an extent. The slot must be entered since its
+    /// translation, or the extent leased.
     pub(crate) fn written(&self, extent: &Extent) -> Written {
         let bus = extent.entry.bus_of(extent.iova);
-        // SAFETY: it was translated and the slot is not left since, or it is leased.
+        // SAFETY: the slot was not left since the translation, or the extent is leased.
         let guest_phys = unsafe { self.space.inner.guest_phys(bus) };
         Written { iova: extent.iova, len: extent.len, guest_phys }
     }

@@ -1,4 +1,4 @@
-//! Accesses that the first probe does not settle, piece by piece.
+//! The slow path of reads and writes, which are done part by part.
 #![expect(unsafe_code, reason = "copies through translated addresses while the slot is entered")]
 
 use std::ptr::NonNull;
@@ -15,14 +15,14 @@ use crate::region::{RemoteFault, RemoteMemory};
 use crate::tlb::{CLEAN, READ, WRITE};
 use crate::words;
 
-/// Bytes of one piece that were done, and why not all of them.
+/// The number of bytes of a part that were done, and the reason why it is not all of them.
 type Stopped = (usize, Reason);
 
 impl Session {
     /// Sets `len` bytes from `iova` to `byte`.
     ///
     /// # Errors
-    /// [`Fault`]; the first `done` bytes are set then, and no others.
+    /// [`Fault`]. The first `done` bytes are set then, and no others.
     pub fn fill(&self, iova: Iova, byte: u8, len: usize) -> Result<(), Fault> {
         let token = self.private().token;
         let direct = |to: *mut u8, _, len| {
@@ -35,7 +35,7 @@ impl Session {
             let mut done = 0;
             while done < len {
                 let part = &bytes[..bytes.len().min(len - done)];
-                // SAFETY: our own bytes, which nobody writes to.
+                // SAFETY: the bytes are private and are not written meanwhile.
                 let view = unsafe {
                     VolatileSlice::from_raw_parts(NonNull::from(part).cast(), part.len())
                 };
@@ -51,7 +51,7 @@ impl Session {
     }
 
     /// # Safety
-    /// `to` must be our own, of `len` bytes.
+    /// `to` must point to `len` bytes of private memory.
     #[inline(never)]
     pub(super) unsafe fn read_slow(
         &self,
@@ -67,7 +67,7 @@ impl Session {
             copied.map_err(|stop| (stop.done_bytes, Reason::BackingLost))
         };
         let remote = |memory: &dyn RemoteMemory, offset, done, len| {
-            // A pointer to our own bytes is not null.
+            // A pointer to private memory is not null.
             let to = NonNull::new(to.wrapping_add(done)).unwrap_or(NonNull::dangling());
             // SAFETY: the caller's promise, for as long as this call.
             memory.read(offset, unsafe { VolatileSliceMut::from_raw_parts(to, len) })
@@ -76,7 +76,7 @@ impl Session {
     }
 
     /// # Safety
-    /// `from` must be our own, of `len` bytes.
+    /// `from` must point to `len` bytes of private memory.
     #[inline(never)]
     pub(super) unsafe fn write_slow(
         &self,
@@ -100,11 +100,11 @@ impl Session {
         self.by_pieces(iova, len, WRITE, direct, remote)
     }
 
-    /// A write that the first probe does not settle: in an extent that is not known there, or one
-    /// whose writes are logged. The slot is entered.
+    /// Writes to an extent that the first probe did not find, or whose writes are logged. The slot is
+    /// entered.
     ///
     /// # Safety
-    /// As [`write_slow`](Self::write_slow).
+    /// The same as for [`write_slow`](Self::write_slow).
     #[inline(never)]
     pub(super) unsafe fn write_second(
         &self,
@@ -119,7 +119,8 @@ impl Session {
             && !entry.permits(CLEAN)
         {
             let (to, room) = entry.place(iova.raw());
-            // A word was perhaps stored at `from` just before: by a mask it cannot be loaded at once.
+            // The word at `from` was perhaps stored just before, and a masked load would not get the
+            // value // by store forwarding.
             let is_word = len <= size_of::<u64>();
             let copied = match len as u64 <= room {
                 // SAFETY: translated while the slot is entered; the caller's promise.
@@ -138,8 +139,9 @@ impl Session {
         unsafe { self.write_slow(iova, from, len) }
     }
 
-    /// Does an access of kind `want` piece by piece. `direct` is given an address of this process,
-    /// the bytes done before and the piece's length; `remote` an offset of a region instead.
+    /// Does an access of kind `want` part by part. `direct` gets an address in this process, the number
+    /// of bytes done before, and the length of the part; `remote` gets an offset in a region instead of
+    /// the address.
     #[inline(always)]
     fn by_pieces(
         &self,

@@ -1,4 +1,4 @@
-//! From an IOVA to an extent of memory: the other probes, walk, merge.
+//! The translation of an IOVA to an extent of memory: slower probes, page-table walk, merging of leaves.
 #![expect(unsafe_code, reason = "looks at regions while the slot is entered")]
 
 use std::sync::Arc;
@@ -20,12 +20,12 @@ const PAGE_LOG2: u32 = 12;
 const INDEX_LOG2: u32 = 9;
 const SLOTS: usize = 1 << INDEX_LOG2;
 
-/// Leaves that are merged at most: those of 4 KiB to a window of the TLB.
+/// The most leaves that are merged: the leaves of 4 KiB in a window of the TLB.
 const MERGE: usize = 1 << (WINDOW_LOG2 - PAGE_LOG2);
 
 impl Session {
-    /// Where `iova` leads, for an access of kind `want`. The slot must be entered; of a remote region
-    /// up to `len` bytes are looked for.
+    /// Translates `iova` for an access of kind `want`. The slot must be entered. In a remote region, the
+    /// result has up to `len` bytes.
     #[inline]
     pub(crate) fn translate(&self, iova: u64, len: usize, want: u64) -> Result<Place, Reason> {
         match self.private().tlb.find(iova) {
@@ -38,16 +38,16 @@ impl Session {
         }
     }
 
-    /// By the third probe and by a walk: what settles most reads that the first probes do not. The slot
-    /// must be entered, and the TLB right.
+    /// Finds `len` bytes from `iova` by the third probe or by a page-table walk, which is enough for
+    /// most reads that the first probes miss. The slot must be entered, and no flush pending.
     #[inline(never)]
     pub(super) fn hit_or_walk(&self, iova: u64, len: usize, flag: u64) -> Option<*mut u8> {
         let in_page = self.private().tlb.hit_page(iova, len, flag);
         if in_page.is_some() {
             return in_page;
         }
-        // Where the extent is known and was no hit, the access goes on in another one, is to be
-        // logged, or is not permitted.
+        // If the extent is cached and yet no hit, the access extends into another one, must be logged,
+        // or is not permitted.
         if self.private().tlb.find(iova).is_some() {
             return None;
         }
@@ -56,8 +56,8 @@ impl Session {
         (entry.permits(flag) && len as u64 <= room).then_some(host)
     }
 
-    /// The extent of this process's memory that `iova` lies in, by all probes and by a walk. The slot
-    /// must be entered, and the TLB right.
+    /// Returns the extent of this process's memory that contains `iova`, found by all probes or by a
+    /// page-table walk. The slot must be entered, and no flush pending.
     #[inline]
     pub(super) fn find_or_walk(&self, iova: u64) -> Option<tlb::Entry> {
         let known = self.private().tlb.find(iova);
@@ -79,7 +79,7 @@ impl Session {
             if flags & want != want {
                 return Err(Reason::Permission);
             }
-            // As hardware does: the bit is set before the write.
+            // Like hardware, set the bit before the write.
             let sets_bit = want & WRITE != 0 && format.dirty_test().is_some();
             if !sets_bit || leaf.set_dirty(&inner.table) {
                 break (leaf, flags);
@@ -96,13 +96,13 @@ impl Session {
         }
         let mut run = leaf.run();
         let mut host = std::ptr::with_exposed_provenance_mut(run.bus as usize);
-        // Of raw memory no more is known than what the mapping permits.
+        // For raw memory, only the permissions of the mapping are known.
         if flags & WRITE != 0 {
             flags |= WRITABLE;
         }
         if run.bus >= WINDOWS_START {
-            // SAFETY: its leaf is there and the slot is entered, so it is attached, and stays so
-            // until the slot is left.
+            // SAFETY: its leaf was found while the slot is entered, so it stays attached until the slot
+            // is left.
             let attached = unsafe { inner.windows.get(run.bus) }.ok_or(Reason::Unmapped)?;
             match attached.region.memory() {
                 Memory::Host(start, _) => {
@@ -129,9 +129,9 @@ impl Session {
                 }
             }
         }
-        // Miri wants to know of which allocation a host address is, and two may be adjacent.
+        // Under Miri a pointer belongs to one allocation, and adjacent pages may be of two.
         let may_merge = !cfg!(miri) && leaf.size_log2 == PAGE_LOG2;
-        // And an extent is as dirty as each page of it: what is found by a write has set one bit.
+        // All pages of an extent must have the same dirty state, and a write has set only one bit.
         let is_alike = !is_silent && want & WRITE == 0;
         let may_merge = may_merge && (inner.table.format().dirty_test().is_none() || is_alike);
         if may_merge && self.private().tlb.was_in_window(iova) {
@@ -145,14 +145,14 @@ impl Session {
     }
 }
 
-/// Adjacent addresses that lead to adjacent ones.
+/// Adjacent IOVAs that translate to adjacent bus addresses.
 struct Run {
     first: u64,
     len: u64,
     bus: u64,
 }
 
-/// A leaf, and where it was found.
+/// A leaf, and its place in the tables.
 struct Leaf {
     first: u64,
     bus: u64,
@@ -163,8 +163,8 @@ struct Leaf {
 }
 
 impl Leaf {
-    /// The leaf of `iova`, by the walk that hardware does. As [`Walker::lookup`], which does not tell
-    /// where it found the leaf.
+    /// Walks the tables like hardware, and returns the leaf of `iova`. Unlike [`Walker::lookup`], it
+    /// returns the place of the leaf, too.
     ///
     /// [`Walker::lookup`]: longshore_pagetable::Walker::lookup
     #[inline]
@@ -193,8 +193,8 @@ impl Leaf {
         }
     }
 
-    /// Sets the dirty bit, by a whole-entry exchange on the live entry. Whether it was still the same
-    /// entry.
+    /// Sets the dirty bit, by a compare-and-exchange of the whole entry in the table. Returns `false` if
+    /// the entry has changed.
     fn set_dirty(&self, tables: &Table) -> bool {
         let dirty = tables.format().with_dirty(self.entry, true);
         let same = |slot: &AtomicU64| {
@@ -212,12 +212,12 @@ impl Leaf {
         Run { first: self.first, len: 1 << self.size_log2, bus: self.bus }
     }
 
-    /// A page of 4 KiB with its neighbours of the same permissions, as far as they continue it, in
-    /// its window of the TLB: 16 entries, two lines of the table.
+    /// Merges a page of 4 KiB with those neighbours in its window of the TLB that continue it with the
+    /// same permissions. A window has 16 entries, which are two cache lines of the table.
     fn merged(&self, tables: &Table) -> Run {
         let group = self.index & !(MERGE - 1);
         let size = 1u64 << self.size_log2;
-        // Adjacent leaves differ by their size, apart from whether they were written.
+        // Apart from their dirty bits, the entries of adjacent leaves differ by the leaf size.
         let continues = |index: usize| {
             let distance = (index as u64).wrapping_sub(self.index as u64);
             let expected = self.entry.wrapping_add(distance.wrapping_mul(size));
@@ -236,7 +236,8 @@ impl Leaf {
         Run { first: self.first - before, len: (end - start) as u64 * size, bus: self.bus - before }
     }
 
-    /// How many of `len` bytes from `iova`, which lies in the leaf, lead to adjacent addresses.
+    /// Returns how many of `len` bytes from `iova`, which lies in the leaf, translate to adjacent
+    /// addresses.
     fn adjacent(&self, tables: &Table, iova: u64, len: usize) -> usize {
         let mut run = self.run();
         let last = iova.saturating_add(len as u64 - 1);

@@ -1,5 +1,5 @@
 //! Many unmappings with one grace period.
-#![expect(unsafe_code, reason = "the raw door asks the caller for promises")]
+#![expect(unsafe_code, reason = "the raw methods rely on promises of the caller")]
 
 use longshore_mem::{AddrRange, Iova};
 use longshore_pagetable::TlbGather;
@@ -10,16 +10,16 @@ use super::inner::{Taken, thread_token};
 use crate::error::Error;
 
 impl Space {
-    /// Many unmappings with one grace period.
+    /// Returns an empty batch, which unmaps many ranges with one grace period.
     pub fn batch(&self) -> Batch<'_> {
         Batch::new(self)
     }
 }
 
-/// Unmappings that are waited for together: what they took out may be in use until
-/// [`finish`](Self::finish) returns, which dropping does too.
+/// A batch of unmappings with one grace period. The unmapped memory may be in use until
+/// [`finish`](Self::finish) returns. Dropping the batch finishes it, too.
 ///
-/// One that is used again allocates nothing once it is warm.
+/// A batch that is reused soon stops allocating memory.
 #[derive(Debug)]
 #[must_use = "dropped, it waits for a grace period"]
 pub struct Batch<'s> {
@@ -27,9 +27,9 @@ pub struct Batch<'s> {
     gather: TlbGather,
     ranges: Vec<(u64, u64)>,
     taken: Vec<Taken>,
-    /// What was unmapped and was dirty.
+    /// The unmapped pages that were dirty.
     dirty: Vec<AddrRange<Iova>>,
-    /// Whether leases that end are noted for that.
+    /// `true` if the space records leases that end, for `dirty`.
     watches: bool,
 }
 
@@ -45,27 +45,27 @@ impl<'s> Batch<'s> {
         }
     }
 
-    /// Unmaps as [`Space::unmap_raw`], without waiting.
+    /// Unmaps a range like [`Space::unmap_raw`], without waiting.
     ///
     /// # Errors
-    /// As [`Space::unmap_raw`]; what was unmapped before stays so.
+    /// Those of [`Space::unmap_raw`]. Ranges that were unmapped before stay unmapped.
     ///
     /// # Safety
-    /// As [`Space::unmap_raw`]; and the memory is in use until the batch is finished.
+    /// The same as for [`Space::unmap_raw`]. The memory is in use until the batch is finished.
     pub unsafe fn unmap_raw(&mut self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         self.space.inner.clear(iova, len_bytes, &mut self.gather, |_| {})?;
         self.note(iova, len_bytes);
         Ok(())
     }
 
-    /// Unmaps as [`unmap_raw`](Self::unmap_raw), and notes what was written for
+    /// Unmaps a range like [`unmap_raw`](Self::unmap_raw), and records the pages that were written for
     /// [`finish_dirty`](Self::finish_dirty).
     ///
     /// # Errors
-    /// As [`Space::unmap_dirty`]; what was unmapped before stays so.
+    /// Those of [`Space::unmap_dirty`]. Ranges that were unmapped before stay unmapped.
     ///
     /// # Safety
-    /// As [`unmap_raw`](Self::unmap_raw).
+    /// The same as for [`unmap_raw`](Self::unmap_raw).
     pub unsafe fn unmap_raw_dirty(&mut self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         self.watch(iova, len_bytes)?;
         let note = |pages| self.dirty.push(pages);
@@ -74,10 +74,10 @@ impl<'s> Batch<'s> {
         Ok(())
     }
 
-    /// Unmaps as [`Space::unmap`], without waiting.
+    /// Unmaps a range like [`Space::unmap`], without waiting.
     ///
     /// # Errors
-    /// As [`Space::unmap`]; what was unmapped before stays so.
+    /// Those of [`Space::unmap`]. Ranges that were unmapped before stay unmapped.
     pub fn unmap(&mut self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         self.space.inner.check_door()?;
         let locked = self.space.inner.lock_windows();
@@ -87,11 +87,11 @@ impl<'s> Batch<'s> {
         Ok(())
     }
 
-    /// Unmaps as [`unmap`](Self::unmap), and notes what was written for
+    /// Unmaps a range like [`unmap`](Self::unmap), and records the pages that were written for
     /// [`finish_dirty`](Self::finish_dirty).
     ///
     /// # Errors
-    /// As [`Space::unmap_dirty`]; what was unmapped before stays so.
+    /// Those of [`Space::unmap_dirty`]. Ranges that were unmapped before stay unmapped.
     pub fn unmap_dirty(&mut self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         self.space.inner.check_door()?;
         self.watch(iova, len_bytes)?;
@@ -103,24 +103,24 @@ impl<'s> Batch<'s> {
         Ok(())
     }
 
-    /// Returns when no session can reach what was unmapped. The batch can be used again. What was
-    /// noted for [`finish_dirty`](Self::finish_dirty) is forgotten.
+    /// Returns when no session can access the unmapped ranges any more. The batch can be used again.
+    /// Discards the pages that were recorded for [`finish_dirty`](Self::finish_dirty).
     ///
     /// # Errors
-    /// [`Error::PinnedByCaller`], and then what was unmapped is still in use; finish it later. Where
-    /// the batch is dropped instead, it stays in use for ever: tables are leaked, and a region that
-    /// has a part in it cannot be detached.
+    /// [`Error::PinnedByCaller`]. The unmapped memory is still in use then; finish the batch later. If
+    /// the batch is dropped instead, the memory stays in use for ever: tables are leaked, and a region
+    /// of which the batch has unmapped a part cannot be detached.
     pub fn finish(&mut self) -> Result<(), Error> {
         self.wait()?;
         self.dirty.clear();
         Ok(())
     }
 
-    /// The same, and then tells `visit` of the pages that were written of those unmapped by
-    /// [`unmap_dirty`](Self::unmap_dirty), in ascending runs.
+    /// Finishes the batch like [`finish`](Self::finish). Then calls `visit` with each run of pages that
+    /// were written, of those that [`unmap_dirty`](Self::unmap_dirty) unmapped, in ascending order.
     ///
     /// # Errors
-    /// As [`finish`](Self::finish); they are reported later then.
+    /// Those of [`finish`](Self::finish). The pages are kept for the next call then.
     pub fn finish_dirty(&mut self, visit: impl FnMut(AddrRange<Iova>)) -> Result<(), Error> {
         self.wait()?;
         runs_of(std::mem::take(&mut self.dirty)).for_each(visit);
@@ -137,7 +137,8 @@ impl<'s> Batch<'s> {
             let iova = Iova::new(*first);
             return Err(Error::PinnedByCaller { operation: "finishing a batch", iova });
         }
-        // All at once: if a callback panics, what is in use still is never counted as unmapped.
+        // Take everything out before waiting: if a callback panics, memory that is still in use is never
+        // // counted as unmapped.
         let gather = std::mem::take(&mut self.gather);
         let mut ranges = std::mem::take(&mut self.ranges);
         let mut taken = std::mem::take(&mut self.taken);
@@ -151,8 +152,8 @@ impl<'s> Batch<'s> {
         Ok(())
     }
 
-    /// Has leases noted from here on that end, if they write: their pages may be clean where somebody
-    /// cleared dirty bits meanwhile.
+    /// Makes the space record writable leases that end from now on. If dirty bits are cleared meanwhile,
+    /// the pages of these leases may be clean in the page tables although they were written.
     fn watch(&mut self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         self.space.check_dirty_bits(iova, len_bytes)?;
         if !std::mem::replace(&mut self.watches, true) {
@@ -172,7 +173,7 @@ impl<'s> Batch<'s> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        // What it says of a refusal is what happens now.
+        // The documentation of `finish` says what happens if it fails.
         let _ = self.finish();
         if self.watches {
             self.space.inner.leases.unwatch();

@@ -1,8 +1,8 @@
 //! Dirty bits in the page tables: read, cleared, and not lost by unmapping.
 //!
-//! A session sets the bit of a page before it writes there. A lease does so when it is made, and then
-//! writes for as long as it likes; so whoever clears bits sets those again of what a live lease
-//! writes, and the next one to look finds them.
+//! A session sets the bit of a page before it writes there. A lease sets its bits when it is made, and
+//! may then write until it is dropped. So a thread that clears bits sets those of live writable leases
+//! again, for the next reader.
 
 use longshore_mem::{AddrRange, Iova};
 use longshore_pagetable::format::Format;
@@ -14,13 +14,13 @@ use crate::lease::Written;
 use crate::region::PAGE_BYTES;
 
 impl Space {
-    /// Tells `visit` of each page or block that maps any of `len_bytes` from `iova` and was written
-    /// since it was mapped or its dirty bit was cleared; `clear` clears the bits, and nothing is lost
-    /// by that. The pages that a live lease may write are reported each time. Pages that were unmapped
-    /// are not reported here, but by [`unmap_dirty`](Self::unmap_dirty).
+    /// Calls `visit` with each page or block that maps any of `len_bytes` from `iova` and was written
+    /// since it was mapped or its dirty bit was cleared. If `clear` is set, this also clears the bits,
+    /// and no concurrent write is missed. Pages of live writable leases are reported each time. Unmapped
+    /// pages are reported by [`unmap_dirty`](Self::unmap_dirty) instead.
     ///
     /// # Errors
-    /// [`Error::Table`], where the space has no [`dirty_bits`](crate::SpaceConfig::dirty_bits);
+    /// [`Error::Table`] if the space has no [`dirty_bits`](crate::SpaceConfig::dirty_bits);
     /// [`Error::PinnedByCaller`].
     pub fn read_dirty(
         &self,
@@ -33,7 +33,7 @@ impl Space {
         self.inner.check_waits(operation)?;
         let (mut gather, mut found) = (TlbGather::new(), Vec::new());
         let session = self.session();
-        // In a slot as any walker, so that no table is freed and used again under it.
+        // Enter a slot like any walker, so that no table is freed and reused meanwhile.
         let entered = session.enter();
         let read = self.inner.table.read_dirty(iova, len_bytes, clear, &mut gather, |pages| {
             found.push(pages);
@@ -41,7 +41,7 @@ impl Space {
         drop(entered);
         session.park();
         read.map_err(|source| Error::Table { operation, iova, len_bytes, source })?;
-        // What is written until then counts as read now.
+        // Writes that end before the grace period does belong to this call.
         self.inner.finish(gather, &[]);
         if clear {
             let range = (iova.raw(), iova.raw() + (len_bytes - 1));
@@ -55,12 +55,12 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps as [`unmap`](Self::unmap), and then tells `visit` of the pages that were written since
-    /// they were mapped or their dirty bits were cleared, in ascending runs. Blocks are reported whole,
-    /// and of leased memory the part that was leased to be written.
+    /// Unmaps a range like [`unmap`](Self::unmap), and then calls `visit` with the pages that were
+    /// written since they were mapped or their dirty bits were cleared, in ascending runs. Blocks are
+    /// reported as a whole. Of leased memory, all pages of writable leases are reported.
     ///
     /// # Errors
-    /// As [`unmap`](Self::unmap); and [`Error::Table`] where the space has no
+    /// Those of [`unmap`](Self::unmap); [`Error::Table`] if the space has no
     /// [`dirty_bits`](crate::SpaceConfig::dirty_bits). Nothing has changed then.
     pub fn unmap_dirty(
         &self,
@@ -73,7 +73,7 @@ impl Space {
         batch.finish_dirty(visit)
     }
 
-    /// That there are dirty bits.
+    /// Returns an error if the page tables have no dirty bits.
     pub(crate) fn check_dirty_bits(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         if self.inner.table.format().dirty_test().is_some() {
             return Ok(());
@@ -83,7 +83,8 @@ impl Space {
     }
 }
 
-/// Returns the pages of `written` that are in `ranges`, each a first and a last address of pages.
+/// Returns the pages of `written` that are in `ranges`. Each range is given by its first and last
+/// address and consists of whole pages.
 pub(crate) fn pages_in(
     written: impl Iterator<Item = (u64, u64)>,
     ranges: &[(u64, u64)],
@@ -93,7 +94,7 @@ pub(crate) fn pages_in(
         let (first, last) = (first & !(PAGE_BYTES - 1), last | (PAGE_BYTES - 1));
         for (low, high) in ranges {
             let (first, last) = (first.max(*low), last.min(*high));
-            // All of it is mapped, so it does not end with the address space.
+            // Mapped ranges do not reach the end of the address space.
             let len_bytes = last.checked_sub(first).and_then(|span| span.checked_add(1));
             let part = len_bytes.and_then(|len| AddrRange::new(Iova::new(first), len).ok());
             parts.extend(part);
@@ -102,7 +103,7 @@ pub(crate) fn pages_in(
     parts
 }
 
-/// The same addresses, in order and without any twice.
+/// Returns the same addresses as disjoint runs in ascending order.
 pub(crate) fn runs_of(mut ranges: Vec<AddrRange<Iova>>) -> impl Iterator<Item = AddrRange<Iova>> {
     ranges.sort_by_key(|range| range.start());
     let mut ranges = ranges.into_iter().peekable();
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_told_by_pages_and_where_it_was_asked_for() {
+    fn written_bytes_are_reported_as_whole_pages_within_the_ranges() {
         let written = |iova, len| Written { iova, len, guest_phys: None };
         let leased = [written(0x1ff0, 0x20), written(0x9000, 0), written(0x5000, 0x3000)];
         let addresses = leased.iter().filter_map(Written::addresses);

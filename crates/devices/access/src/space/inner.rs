@@ -1,4 +1,4 @@
-//! The state of a space, and what each change of it does.
+//! The state of a space, and the operations that change it.
 #![expect(unsafe_code, reason = "looks at regions while the lock is held")]
 
 use std::cell::Cell;
@@ -21,7 +21,7 @@ use crate::region::Region;
 use crate::session::Private;
 use crate::windows::{Attached, Windows};
 
-/// Page tables of a space: VT-d's second stage, walked by the sessions of this process.
+/// The page tables of a space: VT-d's second stage, walked by the sessions of this process.
 pub(crate) type Table = PageTable<VtdSecond, HostPages, Coherent>;
 
 pub(crate) struct Inner {
@@ -33,21 +33,21 @@ pub(crate) struct Inner {
     pub(super) state: Mutex<State>,
     pub(super) locks: AtomicU64,
     pub(super) raw_only: bool,
-    /// The limit of bytes of page tables; `u64::MAX` for none.
+    /// The limit on the size of the page tables in bytes; `u64::MAX` for none.
     pub(super) table_bytes_max: AtomicU64,
     pub(super) frees_tables: AtomicBool,
 }
 
-/// The regions that are attached, for the methods that keep them alive.
+/// The regions that the safe methods have attached.
 #[derive(Default)]
 pub(super) struct State {
-    /// By the region's address.
+    /// The key is the address of the region.
     pub(super) attached: HashMap<usize, Kept>,
 }
 
 pub(super) struct Kept {
     pub(super) attached: Arc<Attached>,
-    /// How much of it is mapped, or was mapped until the current grace period.
+    /// The number of its bytes that are mapped, or were unmapped but wait for the grace period.
     pub(super) mapped_bytes: u64,
 }
 
@@ -55,7 +55,8 @@ pub(super) struct Kept {
 const UNMAPPING: &str = "unmapping";
 
 impl Inner {
-    /// Refuses to unmap a range if the calling thread itself keeps it from being unmapped.
+    /// Returns an error if the calling thread itself has a pin or lease that keeps the range from being
+    /// unmapped.
     pub(super) fn check_pins(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         let last = iova.raw().saturating_add(len_bytes.saturating_sub(1));
         let me = thread_token();
@@ -65,7 +66,7 @@ impl Inner {
         Ok(())
     }
 
-    /// As [`check_pins`](Self::check_pins), for each of `ranges`.
+    /// Calls [`check_pins`](Self::check_pins) for each of `ranges`.
     pub(super) fn check_pins_of_each(&self, ranges: &[AddrRange<Iova>]) -> Result<(), Error> {
         if self.leases.is_empty() && !self.grace.is_busy_in(thread_token()) {
             return Ok(());
@@ -73,7 +74,7 @@ impl Inner {
         ranges.iter().try_for_each(|range| self.check_pins(range.start(), range.len()))
     }
 
-    /// Takes entries out, without waiting, and reports those that were dirty.
+    /// Clears entries without waiting, and reports those that were dirty.
     pub(crate) fn clear(
         &self,
         iova: Iova,
@@ -85,7 +86,8 @@ impl Inner {
         self.clear_checked(iova, len_bytes, gather, dirty)
     }
 
-    /// As [`clear`](Self::clear), after [`check_pins`](Self::check_pins).
+    /// Does the same as [`clear`](Self::clear), without [`check_pins`](Self::check_pins), which the
+    /// caller has called.
     pub(super) fn clear_checked(
         &self,
         iova: Iova,
@@ -97,19 +99,19 @@ impl Inner {
         self.table.unmap_dirty(iova, len_bytes, gather, dirty).map_err(failed)
     }
 
-    /// Waits until no session can use the entries that were taken out of `ranges`, and frees tables.
+    /// Waits until no session can use the cleared entries of `ranges`, and frees tables.
     pub(crate) fn finish(&self, gather: TlbGather, ranges: &dyn Ranges) {
         let Ok(()) = self.table.finish(gather, &Flush { inner: self, ranges });
     }
 
-    /// Returns an error if the space is changed by the `_raw` methods alone.
+    /// Returns an error if only the `_raw` methods may change the space.
     pub(crate) fn check_door(&self) -> Result<(), Error> {
         if self.raw_only { Err(Error::RawOnly) } else { Ok(()) }
     }
 
-    /// Returns when no session is in the middle of an access that was going on, and none has anything
-    /// in its TLB. Leases of `ranges` and calls that keep a session busy are asked to end, because a
-    /// session may wait for them.
+    /// Waits until each access that was running has ended and no TLB holds an older translation. Asks
+    /// leases of `ranges` and calls that keep a session busy to end, because a session may wait for
+    /// them.
     pub(crate) fn wait_for_sessions(&self, ranges: &dyn Ranges) {
         self.grace.wait_with(|owner| self.leases.ask(ranges, Some(owner)));
     }
@@ -119,14 +121,15 @@ impl Inner {
         Locked { inner: self, state: self.lock() }
     }
 
-    /// Checks that `logs` have bits for each region that is attached, which stays so while this is held.
+    /// Checks that `logs` cover each attached region. No region is attached or detached while the result
+    /// is held.
     pub(crate) fn check_attached(&self, logs: &Logs) -> Result<Locked<'_>, Error> {
         let state = self.lock();
         state.attached.values().try_for_each(|kept| check_log(logs, &kept.attached.region))?;
         Ok(Locked { inner: self, state })
     }
 
-    /// Gives back what a finished unmapping had of each region.
+    /// Subtracts the bytes that a finished unmapping has taken from each region.
     pub(crate) fn forget_mapped(&self, taken: &mut Vec<Taken>) {
         if taken.is_empty() {
             return;
@@ -141,19 +144,19 @@ impl Inner {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.locks.fetch_add(1, Ordering::Relaxed);
-        // Code under the lock does not panic halfway.
+        // No code that holds the lock can panic halfway through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How much of a region an unmapping has taken.
+/// The number of bytes that an unmapping has taken from a region.
 #[derive(Debug)]
 pub(crate) struct Taken {
     region: usize,
     len_bytes: u64,
 }
 
-/// The lock of the regions that are attached.
+/// The lock on the attached regions.
 pub(crate) struct Locked<'a> {
     inner: &'a Inner,
     #[expect(dead_code, reason = "held, not looked at")]
@@ -161,8 +164,8 @@ pub(crate) struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Takes entries out, without waiting, notes how much of each region they mapped, and reports those
-    /// that were dirty.
+    /// Clears entries without waiting, records how many bytes of each region they mapped, and reports
+    /// those that were dirty.
     pub(crate) fn clear(
         &self,
         iova: Iova,
@@ -172,9 +175,9 @@ impl Locked<'_> {
         dirty: impl FnMut(AddrRange<Iova>),
     ) -> Result<(), Error> {
         let before = taken.len();
-        // A range that is not translated is refused below.
+        // If the range is beyond the address space, `clear` below returns the error.
         let _ = self.inner.table.walk(iova, len_bytes, |leaf| {
-            // SAFETY: the leaf is mapped and the door is held, so its region is attached.
+            // SAFETY: the leaf is mapped and the lock is held, so its region is attached.
             if let Some(attached) = unsafe { self.inner.windows.get(leaf.bus.raw()) } {
                 let (region, len_bytes) = (key_of(&attached.region), 1 << leaf.page_log2);
                 match taken[before..].last_mut().filter(|last| last.region == region) {
@@ -188,9 +191,10 @@ impl Locked<'_> {
         if cleared.is_err() {
             taken.truncate(before);
         } else if self.inner.frees_tables.load(Ordering::Relaxed) {
-            // Nothing else maps or unmaps while the lock is held. Tables inside of the range are out.
+            // Nothing else maps or unmaps while the lock is held. Tables entirely inside the range are
+            // removed already.
             for at in [iova, Iova::new(iova.raw() + (len_bytes - 1))] {
-                // The range is translated, or it could not have been unmapped.
+                // It cannot fail: the range was unmapped, so it is inside the address space.
                 let _ = self.inner.table.reclaim_at(at, gather);
             }
         }
@@ -198,7 +202,7 @@ impl Locked<'_> {
     }
 }
 
-/// A flush of all sessions, with a grace period.
+/// Flushes the TLBs of all sessions, by a grace period.
 struct Flush<'a> {
     inner: &'a Inner,
     ranges: &'a dyn Ranges,
@@ -223,8 +227,8 @@ pub(super) fn key_of(region: &Arc<Region>) -> usize {
     Arc::as_ptr(region).addr()
 }
 
-/// A number that no other thread has, and never had: a lease may outlive the thread that made it. Not
-/// zero.
+/// Returns a number that identifies the calling thread. It is not zero and never reused, because a lease
+/// may outlive the thread that made it.
 pub(crate) fn thread_token() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static TOKEN: Cell<usize> = const { Cell::new(0) });

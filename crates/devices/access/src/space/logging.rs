@@ -1,5 +1,5 @@
-//! Which writes are logged, and when the logs change.
-#![expect(unsafe_code, reason = "reads what is replaced only after a grace period")]
+//! Logging writes, and changing the logs.
+#![expect(unsafe_code, reason = "reads logs that are freed only after a grace period")]
 
 use std::mem::ManuallyDrop;
 use std::ptr;
@@ -16,17 +16,17 @@ use crate::error::Error;
 use crate::logs::Logs;
 
 impl Inner {
-    /// Notes that `len` bytes from `iova`, at `bus`, were written.
+    /// Marks `len` bytes from `iova`, at `bus`, as written.
     ///
     /// # Safety
-    /// The calling session must be in its slot, and have been since before the write.
+    /// The calling session must have entered its slot before the write, and not left it since.
     #[inline]
     pub(crate) unsafe fn log_write(&self, iova: u64, len: usize, bus: u64) {
-        // SAFETY: null, or logs that are dropped only after a grace period.
+        // SAFETY: the pointer is null or points to logs that are dropped only after a grace period.
         let Some(logs) = (unsafe { self.logs.active.load(Ordering::Acquire).as_ref() }) else {
             return;
         };
-        // Most pages that are written are marked already.
+        // Fast path: most pages that are written are marked already.
         if let (Log::Internal(log), Log::Off) = (&logs.by_iova, &logs.by_guest_phys)
             && len != 0
             && log.has_marked(Iova::new(iova), len as u64)
@@ -38,7 +38,7 @@ impl Inner {
     }
 
     /// # Safety
-    /// As [`log_write`](Self::log_write).
+    /// The same as for [`log_write`](Self::log_write).
     #[inline(never)]
     unsafe fn log_in(&self, logs: &Logs, iova: u64, len: usize, bus: u64) {
         let guest_phys = match &logs.by_guest_phys {
@@ -49,16 +49,16 @@ impl Inner {
         self.logs.mark(logs, iova, len, guest_phys);
     }
 
-    /// The same of a write that was made in no slot: by a lease, or to a remote region.
+    /// Marks bytes that were written outside of a slot: through a lease, or in a remote region.
     pub(crate) fn log_write_outside(&self, iova: u64, len: usize, guest_phys: Option<GuestPhys>) {
         if self.logs.are_on() {
-            // The write is visible before a mark that is there already is looked at.
+            // Makes the write visible before the log checks for an existing mark.
             fence(Ordering::SeqCst);
             self.logs.mark(&self.logs.get(), iova, len, guest_phys);
         }
     }
 
-    /// Notes all bytes that may be written through live leases, because their writes are not seen.
+    /// Marks all bytes that may be written through live leases, because those writes are not observed.
     fn log_leases(&self) {
         if self.logs.are_on() {
             for written in self.leases.written().iter().flat_map(|written| &**written) {
@@ -67,20 +67,20 @@ impl Inner {
         }
     }
 
-    /// The machine's address of what is at `bus`.
+    /// Returns the guest-physical address of the memory at `bus`.
     ///
     /// # Safety
-    /// It was mapped when the caller entered its slot, or it is leased.
+    /// The memory must have been mapped when the caller entered its slot, or be leased.
     pub(crate) unsafe fn guest_phys(&self, bus: u64) -> Option<GuestPhys> {
-        // SAFETY: a mapping keeps it attached until a grace period and all leases are over.
+        // SAFETY: its region stays attached until the grace period and all leases have ended.
         let attached = unsafe { self.windows.get(bus) }?;
         attached.region.guest_phys()?.checked_add(bus - attached.bus)
     }
 }
 
 impl Space {
-    /// Has writes noted in `logs` from here on: when this returns, each write is, until logs are set
-    /// again. Accesses may go on meanwhile.
+    /// Sets the logs in which writes are marked. After this returns, each write is marked until other
+    /// logs are set. Accesses may run meanwhile.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -103,21 +103,21 @@ impl Space {
     /// ```
     ///
     /// # Errors
-    /// [`Error::PinnedByCaller`]; [`Error::BeyondLog`] where an external log has no bits for a region
-    /// that is attached.
+    /// [`Error::PinnedByCaller`]; [`Error::BeyondLog`] if an external log does not cover a region that
+    /// is attached.
     pub fn set_logs(&self, logs: Logs) -> Result<(), Error> {
         self.inner.check_waits("setting logs")?;
-        // Nothing is attached between the check and the change.
+        // The lock keeps regions from being attached between the check and the change.
         let door = self.inner.check_attached(&logs)?;
-        // What leases wrote until now is the old ones' to tell.
+        // Bytes that leases have written until now belong into the old logs.
         self.inner.log_leases();
         let new = Arc::new(logs);
         let current = &self.inner.logs;
         let mut kept = current.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let active = if new.are_off() { ptr::null_mut() } else { Arc::as_ptr(&new).cast_mut() };
         current.active.store(active, Ordering::Release);
-        // Sessions may use the old ones until the grace period is over. If a callback panics in it,
-        // they are leaked.
+        // Sessions may use the old logs until the grace period is over. If a callback panics during it,
+        // the old logs are leaked.
         let old = ManuallyDrop::new(std::mem::replace(&mut *kept, new));
         drop(kept);
         drop(door);
@@ -126,14 +126,13 @@ impl Space {
         Ok(())
     }
 
-    /// The logs that are set.
+    /// Returns the logs that are set.
     pub fn logs(&self) -> Logs {
         (*self.inner.logs.get()).clone()
     }
 
-    /// Returns when each access that was going on is over, and empties all TLBs. What a
-    /// [`DirtyLog::harvest`] needs; of a log that several spaces have, from each of them. As
-    /// [`log_leases`](Self::log_leases) before that.
+    /// Calls [`log_leases`](Self::log_leases), empties all TLBs, and waits until each access that was
+    /// running has ended. [`DirtyLog::harvest`] needs this from each space that has the log.
     ///
     /// # Errors
     /// [`Error::PinnedByCaller`].
@@ -144,18 +143,18 @@ impl Space {
         Ok(())
     }
 
-    /// Marks in the logs all bytes that may be written through live leases, because their writes are
-    /// not seen. A harvest does so by itself. A log that another process reads
-    /// ([`ExternalLog`](crate::dirty::ExternalLog)) has a lease's writes otherwise only when the lease
-    /// is dropped: call this before that process is notified that the device has stopped, if a lease may
-    /// live on.
+    /// Marks in the logs all bytes that may be written through live leases, because those writes are not
+    /// observed. A harvest does so by itself. In a log that another process reads
+    /// ([`ExternalLog`](crate::dirty::ExternalLog)), a lease's writes are otherwise marked only when the
+    /// lease is dropped. So if a lease may still be alive, call this before that process is notified
+    /// that the device has stopped.
     pub fn log_leases(&self) {
         self.inner.log_leases();
     }
 
-    /// Tells `visit` of what `log` has of `range`, and unmarks it: [`DirtyLog::harvest`] with this
-    /// space's grace period. The pages that a live lease may write are reported each time, as those that a
-    /// driver in the kernel has pinned for a device.
+    /// Calls `visit` with the pages of `range` that are marked in `log`, and clears their marks:
+    /// [`DirtyLog::harvest`] with this space's grace period. Pages of live writable leases are reported
+    /// each time, as the kernel does for pages that it has pinned for a device.
     ///
     /// # Errors
     /// [`Error::PinnedByCaller`].
@@ -176,8 +175,8 @@ impl Space {
     }
 }
 
-/// Not to wait for oneself.
 impl Inner {
+    /// Returns an error if the calling thread would wait for itself.
     pub(crate) fn check_waits(&self, operation: &'static str) -> Result<(), Error> {
         if self.grace.is_busy_in(thread_token()) {
             return Err(Error::PinnedByCaller { operation, iova: Iova::new(0) });

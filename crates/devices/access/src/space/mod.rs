@@ -1,4 +1,4 @@
-//! The translations of one address space: see [`Space`].
+//! The translations of one address space ([`Space`]).
 #![expect(unsafe_code, reason = "maps addresses that the caller vouches for")]
 
 mod batch;
@@ -39,35 +39,37 @@ impl Default for SpaceConfig {
     }
 }
 
-/// What a space has done that costs time.
+/// Counters of the costly operations of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Grace periods that needed a barrier, because a session was not parked.
+    /// The number of grace periods that needed a barrier, because a session was not parked.
     pub barriers: u64,
-    /// Sessions that were in the middle of an access then, and were waited for.
+    /// The number of times that a grace period waited for a session in the middle of an access.
     pub waited: u64,
-    /// Times a lock was taken: by the safe methods, and for leases and remote regions.
+    /// The number of times that a lock was taken: by the safe methods, and for leases and remote
+    /// regions.
     pub locks: u64,
-    /// Writes that a log had no bits for.
+    /// The number of writes that a log did not cover.
     pub unlogged: u64,
 }
 
-/// The translations of one address space. Clones are the same space.
+/// The translations of one address space. Clones share the same space.
 ///
 /// There are two ways to change them:
 ///
-/// * [`map`](Self::map) and [`unmap`](Self::unmap) are safe. Regions are kept alive while they are
-///   attached, and stay attached while anything of them is mapped.
-/// * [`map_raw`](Self::map_raw) and [`unmap_raw`](Self::unmap_raw) take no lock and allocate nothing
-///   but page tables. The caller keeps the memory alive, and calls whose ranges overlap apart.
+/// * [`map`](Self::map) and [`unmap`](Self::unmap) are safe. The space keeps attached regions alive, and
+///   a region cannot be detached while any of it is mapped.
+/// * [`map_raw`](Self::map_raw) and [`unmap_raw`](Self::unmap_raw) take no lock and allocate nothing but
+///   page tables. The caller keeps the memory alive, and never makes calls with overlapping ranges at
+///   the same time.
 #[derive(Clone)]
 pub struct Space {
     pub(crate) inner: Arc<Inner>,
 }
 
 impl Space {
-    /// An empty space of 48 bits.
+    /// Makes an empty space of 48 bits.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -75,22 +77,22 @@ impl Space {
         Self::with_config(SpaceConfig::new())
     }
 
-    /// An empty space, set up as asked.
+    /// Makes an empty space with the given configuration.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::OutOfMemory`]; [`Error::Io`] where `membarrier` was asked for and
-    /// the kernel refuses it.
+    /// [`Error::Config`], [`Error::OutOfMemory`]; [`Error::Io`] if `membarrier` was asked for and the
+    /// kernel refuses it.
     pub fn with_config(config: SpaceConfig) -> Result<Self, Error> {
         Self::build(config, true)
     }
 
-    /// A space whose unmapping does not wait for sessions, to show what the waiting is for.
+    /// Makes a space in which unmapping does not wait for sessions, to show why it has to.
     ///
     /// # Errors
-    /// As [`with_config`](Self::with_config).
+    /// The same as for [`with_config`](Self::with_config).
     ///
     /// # Safety
-    /// What was unmapped may be accessed at any later time: it must never be freed.
+    /// Unmapped memory may still be accessed at any later time, so it must never be freed.
     #[doc(hidden)]
     pub unsafe fn without_grace_periods(config: SpaceConfig) -> Result<Self, Error> {
         Self::build(config, false)
@@ -123,22 +125,22 @@ impl Space {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Maps `len_bytes` from `iova` to memory of this process at `bus`: its
-    /// exposed address (`expose_provenance`), below 2^48. All three are multiples of 4 KiB.
-    /// Leaves of 2 MiB and 1 GiB are used where they fit.
+    /// Maps `len_bytes` from `iova` to memory of this process at `bus`, its exposed address
+    /// (`expose_provenance`), below 2^48. All three are multiples of 4 KiB. Leaves of 2 MiB and 1 GiB
+    /// are used where they fit.
     ///
     /// Takes no lock, and allocates nothing but page tables.
     ///
     /// # Errors
-    /// [`Error::Table`], where something is mapped already, nothing fits or memory is short;
-    /// [`Error::TableLimit`]; [`Error::HostAddress`].
+    /// [`Error::Table`] if a part of the range is mapped already, an argument is misaligned or out of
+    /// range, or there is no memory for tables; [`Error::TableLimit`]; [`Error::HostAddress`].
     ///
     /// # Safety
-    /// * Until the range was unmapped, the memory must stay mapped, readable where `prot` says so and
-    ///   writable where it says so; and no reference to it may exist that an access would contradict.
+    /// * Until the range is unmapped, the memory must stay mapped, and be readable and writable as
+    ///   `prot` permits. Accesses must not conflict with any reference to it.
     /// * No other call that maps or unmaps any of the range may run at the same time. In a space that
-    ///   frees its tables ([`SpaceConfig::frees_tables`], which a server of clients turns on), no
-    ///   [`unmap`](Self::unmap) of any range may.
+    ///   frees its tables ([`SpaceConfig::frees_tables`], which servers of clients turn on), no
+    ///   [`unmap`](Self::unmap) of any range may run at the same time.
     pub unsafe fn map_raw(
         &self,
         iova: Iova,
@@ -153,17 +155,17 @@ impl Space {
         self.map_leaves(iova, bus, len_bytes, prot)
     }
 
-    /// Unmaps what [`map_raw`](Self::map_raw) mapped, in one piece or several, and returns when no
-    /// session can reach it any more. Takes no lock and allocates nothing; makes one system call, a
-    /// `membarrier`, where a session is not parked.
+    /// Unmaps a range that one or several calls of [`map_raw`](Self::map_raw) mapped, and returns when
+    /// no session can access it any more. Takes no lock and allocates nothing. Makes one system call, a
+    /// `membarrier`, if a session is not parked.
     ///
     /// # Errors
-    /// [`Error::Table`], where part of the range is not mapped or a leaf lies only partly in it;
+    /// [`Error::Table`] if part of the range is not mapped or a leaf lies only partly in it;
     /// [`Error::PinnedByCaller`]. Nothing has changed then.
     ///
     /// # Safety
-    /// All that is mapped in the range must have been mapped by [`map_raw`](Self::map_raw); and other
-    /// calls that may not run at the same time are as for [`map_raw`](Self::map_raw).
+    /// All of the range must have been mapped by [`map_raw`](Self::map_raw). The same calls as for
+    /// [`map_raw`](Self::map_raw) may not run at the same time.
     pub unsafe fn unmap_raw(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         let mut gather = TlbGather::new();
         self.inner.clear(iova, len_bytes, &mut gather, |_| {})?;
@@ -171,14 +173,14 @@ impl Space {
         Ok(())
     }
 
-    /// The same of several ranges, with one grace period.
+    /// Unmaps several ranges like [`unmap_raw`](Self::unmap_raw), with one grace period.
     ///
     /// # Errors
-    /// [`Error::PinnedByCaller`] before anything is unmapped; [`Error::Table`] for the first range that
-    /// is refused, and those before it are unmapped then.
+    /// [`Error::PinnedByCaller`], before anything is unmapped. [`Error::Table`] for the first range that
+    /// cannot be unmapped; the ranges before it are unmapped then.
     ///
     /// # Safety
-    /// As [`unmap_raw`](Self::unmap_raw), for each of them.
+    /// The same as for [`unmap_raw`](Self::unmap_raw), for each range.
     pub unsafe fn unmap_raw_each(&self, ranges: &[AddrRange<Iova>]) -> Result<(), Error> {
         self.inner.check_pins_of_each(ranges)?;
         let mut gather = TlbGather::new();
@@ -198,21 +200,21 @@ impl Space {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Frees page tables that map nothing, and returns how many. Unmapping frees only tables that its own
-    /// range covers, so pages that were unmapped bit by bit leave empty ones.
+    /// Frees page tables that map nothing, and returns their number. Unmapping frees only tables that
+    /// its own range covers, so unmapping a large range in small parts leaves empty tables.
     ///
-    /// `each_unused` calls its argument with ranges, multiples of 4 KiB. Each table that maps nothing
-    /// and translates addresses of one such range alone is freed, after a grace period that begins when
+    /// `each_unused` calls its argument with ranges that are multiples of 4 KiB. Each table that maps
+    /// nothing and lies entirely in one such range is freed, after a grace period that begins when
     /// `each_unused` has returned. The count is exact if nothing else is mapped or unmapped meanwhile.
     ///
     /// # Errors
-    /// [`Error::PinnedByCaller`]: nothing has changed then. [`Error::Table`] for a range that is not
-    /// translated; the tables of the ranges before it are freed.
+    /// [`Error::PinnedByCaller`]; nothing has changed then. [`Error::Table`] for a range that is
+    /// misaligned or not in the address space; the tables of the ranges before it are freed.
     ///
     /// # Safety
-    /// No other call may map or unmap any of these ranges, from the moment that `each_unused` passes
-    /// the range on until it returns. In a space that frees its tables, no [`unmap`](Self::unmap) of
-    /// any range may, as for [`map_raw`](Self::map_raw).
+    /// From the moment that `each_unused` passes a range on until it returns, no other call may map or
+    /// unmap any of that range. In a space that frees its tables, no [`unmap`](Self::unmap) of any range
+    /// may run, as for [`map_raw`](Self::map_raw).
     pub unsafe fn reclaim_raw(
         &self,
         each_unused: impl FnOnce(&mut dyn FnMut(AddrRange<Iova>)),
@@ -237,12 +239,13 @@ impl Space {
         refused.map_or(Ok(before.saturating_sub(self.tables())), Err)
     }
 
-    /// Returns how many page tables there are, the root included.
+    /// Returns the number of page tables, the root included.
     pub fn tables(&self) -> u64 {
         self.inner.table.memory().used()
     }
 
-    /// Lets parts of `region` be mapped. The space keeps it alive until it is detached.
+    /// Attaches `region`, so that parts of it can be mapped. The space keeps it alive until it is
+    /// detached.
     ///
     /// # Errors
     /// [`Error::AlreadyAttached`], [`Error::NoWindow`], [`Error::BeyondLog`], [`Error::RawOnly`].
@@ -254,7 +257,8 @@ impl Space {
     /// needs a few page tables for its two ends, and one for each 512 GiB.
     ///
     /// # Errors
-    /// As [`attach`](Self::attach); [`Error::RegionAlignment`] if `iova` is not a multiple of 4 KiB.
+    /// Those of [`attach`](Self::attach); [`Error::RegionAlignment`] if `iova` is not a multiple of 4
+    /// KiB.
     pub fn attach_for(&self, region: &Arc<Region>, iova: Iova) -> Result<(), Error> {
         self.inner.check_door()?;
         if !iova.raw().is_multiple_of(TABLE_BYTES) {
@@ -273,11 +277,11 @@ impl Space {
         Ok(())
     }
 
-    /// Takes `region` out of the space.
+    /// Removes `region` from the space.
     ///
     /// # Errors
-    /// [`Error::NotAttached`]; [`Error::StillMapped`] where any of it is mapped, or its unmapping has
-    /// not returned yet.
+    /// [`Error::NotAttached`]; [`Error::StillMapped`] if any of it is mapped, or a call that unmaps it
+    /// has not returned yet.
     pub fn detach(&self, region: &Arc<Region>) -> Result<(), Error> {
         let mut state = self.inner.lock();
         let key = key_of(region);
@@ -290,7 +294,8 @@ impl Space {
         Ok(())
     }
 
-    /// Maps `len_bytes` from `iova` to `region`, from `offset` on. All three are multiples of 4 KiB.
+    /// Maps `len_bytes` from `iova` to `region`, from `offset` on. All three numbers are multiples of 4
+    /// KiB.
     ///
     /// # Errors
     /// [`Error::NotAttached`], [`Error::OutsideRegion`], [`Error::ReadOnlyRegion`], [`Error::Table`],
@@ -318,15 +323,15 @@ impl Space {
         Ok(())
     }
 
-    /// Returns how many bytes the page tables take, which
+    /// Returns the size of the page tables in bytes, which
     /// [`table_bytes_max`](SpaceConfig::table_bytes_max) limits: 4 KiB for each of
     /// [`tables`](Self::tables).
     pub fn table_bytes(&self) -> u64 {
         self.tables() * TABLE_BYTES
     }
 
-    /// Prepares the space for an untrusted client that maps in it: unmapping frees empty page tables from
-    /// here on, and if page tables have no limit yet, they get [`CLIENT_TABLE_BYTES_MAX`].
+    /// Prepares the space for an untrusted client that maps in it: unmapping frees empty page tables
+    /// from here on, and if page tables have no limit yet, they get [`CLIENT_TABLE_BYTES_MAX`].
     pub fn limit_for_client(&self) {
         let inner = &*self.inner;
         let (none, limit_bytes) = (u64::MAX, CLIENT_TABLE_BYTES_MAX);
@@ -337,18 +342,19 @@ impl Space {
         inner.frees_tables.store(true, Ordering::Relaxed);
     }
 
-    /// Unmaps `len_bytes` from `iova`, whatever is mapped there, and returns when no session can reach
-    /// it any more. Dirty bits are lost with it, unless [`unmap_dirty`](Self::unmap_dirty) does it.
+    /// Unmaps `len_bytes` from `iova`, and returns when no session can access the memory any more. The
+    /// range may be mapped to any regions. Its dirty bits are lost; [`unmap_dirty`](Self::unmap_dirty)
+    /// reports them.
     ///
     /// # Errors
-    /// As [`unmap_raw`](Self::unmap_raw); [`Error::RawOnly`].
+    /// Those of [`unmap_raw`](Self::unmap_raw); [`Error::RawOnly`].
     pub fn unmap(&self, iova: Iova, len_bytes: u64) -> Result<(), Error> {
         let mut batch = self.batch();
         batch.unmap(iova, len_bytes)?;
         batch.finish()
     }
 
-    /// What has been done so far that costs time.
+    /// Returns counters of the costly operations so far.
     pub fn counters(&self) -> Counters {
         let grace = &self.inner.grace;
         let (barriers, waited) = (grace.barriers(), grace.waited());
@@ -357,19 +363,19 @@ impl Space {
         Counters { barriers, waited, locks, unlogged }
     }
 
-    /// How sessions are made to see what was unmapped.
+    /// Returns the barrier with which unmapping makes sure that sessions see the change.
     pub fn barrier(&self) -> Barrier {
         self.inner.grace.barrier()
     }
 
-    /// Reads the page tables, as a tool does. While something is unmapped what it finds there is
-    /// unspecified.
+    /// Returns a walker that reads the page tables, for tools. Its results are unspecified for a range
+    /// that is being unmapped.
     pub fn walker(&self) -> Walker<'_, VtdSecond, impl Image + use<>> {
         self.inner.table.walker()
     }
 
-    /// Returns an error if the calling thread cannot unmap `len_bytes` at `iova` now: it is in the
-    /// middle of an access, a pin for example, or it made a lease of some of these bytes.
+    /// Returns an error if the calling thread cannot unmap `len_bytes` at `iova` now, because it is in
+    /// the middle of an access (a pin for example) or has made a lease of some of these bytes.
     ///
     /// # Errors
     /// [`Error::PinnedByCaller`], with `iova`.
@@ -377,7 +383,7 @@ impl Space {
         self.inner.check_pins(iova, len_bytes)
     }
 
-    /// Returns how many bits of an IOVA are translated.
+    /// Returns the number of bits of an IOVA that are translated.
     pub fn input_bits(&self) -> u32 {
         self.inner.table.format().geometry().input_bits()
     }

@@ -1,7 +1,7 @@
-//! Copies of memory that cannot be written.
+//! Private copies of memory that this process must not write.
 //!
 //! vm-memory has one type of slice, which safe code can write to. Memory that this process has mapped
-//! for reading only, or to which there may be shared references, must not be behind one.
+//! for reading only, or to which shared references may exist, must not be in such a slice.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -14,20 +14,21 @@ use super::refused;
 use crate::fault::Reason;
 use crate::words;
 
-/// How many bytes are copied at most before all copies are freed: as many as a queue of 256 buffers
-/// of 64 KiB. A driver decides how much is read, and may map one page many times.
+/// The maximum number of bytes that are copied before all copies are freed: as many as a queue of 256
+/// buffers of 64 KiB. A limit is needed because the driver decides how much is read, and can map one
+/// page many times.
 pub(super) const COPIED_MAX_BYTES: usize = 16 << 20;
 
-/// What a copy takes at least: an allocation, and its place in the list of all.
+/// The minimum size that is counted for a copy: an allocation, and its entry in the list.
 const COST_MIN_BYTES: usize = 64;
 
-/// Copies that are kept until this is dropped.
+/// The copies, which are freed when this is dropped.
 pub(super) struct Copies {
     kept: RefCell<Vec<NonNull<[u64]>>>,
     left_bytes: Cell<usize>,
 }
 
-/// Why there is no copy.
+/// The error if no copy can be made.
 pub(super) enum NoCopy {
     /// Too much was copied already.
     Limit,
@@ -55,10 +56,11 @@ impl Copies {
         Self { kept: RefCell::new(Vec::new()), left_bytes: Cell::new(COPIED_MAX_BYTES) }
     }
 
-    /// Copies `len` bytes to memory that is as far from a multiple of eight.
+    /// Copies `len` bytes to private memory with the same alignment modulo eight.
     ///
     /// # Safety
-    /// The bytes must be memory of this process that a copy may read, or that faults under a guard.
+    /// A copy may read the bytes, which are memory of this process, or a fault guard is installed for
+    /// them.
     pub(super) unsafe fn copy(
         &self,
         token: IsaToken,
@@ -74,7 +76,7 @@ impl Copies {
         self.kept.borrow_mut().push(copy);
         self.left_bytes.set(left);
         let to = copy.as_ptr().cast::<u8>().wrapping_add(skew);
-        // SAFETY: the caller's promise; the copy has room for them.
+        // SAFETY: the caller's promise; the copy has room for the bytes.
         let done = unsafe { words::copy_exact(token, from, to, len) };
         done.map_err(|_| NoCopy::BackingLost)?;
         Ok(to)
@@ -84,7 +86,7 @@ impl Copies {
 impl Drop for Copies {
     fn drop(&mut self) {
         for copy in self.kept.get_mut().drain(..) {
-            // SAFETY: leaked above, and borrowed no longer than this.
+            // SAFETY: `copy` leaked the box, and no slice of it outlives `self`.
             drop(unsafe { Box::from_raw(copy.as_ptr()) });
         }
     }

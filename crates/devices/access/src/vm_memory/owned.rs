@@ -1,4 +1,4 @@
-//! All of a space, owned: vm-memory's `GuestAddressSpace`.
+//! Owned access to a whole space: vm-memory's `GuestAddressSpace`.
 
 use std::fmt;
 use std::rc::Rc;
@@ -13,13 +13,13 @@ use super::{DirtySlice, PinnedRegions};
 use crate::session::{Entered, Session};
 use crate::space::Space;
 
-/// Memory of a space as an owned `GuestMemory` of the calling thread:
+/// The memory of a space as an owned `GuestMemory` of the calling thread, from
 /// [`memory`](GuestAddressSpace::memory) of a [`Space`].
 ///
-/// It is a session of its own, which stays entered until this is dropped: unmapping waits for that,
-/// and fails on the same thread ([`PinnedByCaller`](crate::Error::PinnedByCaller)). So ask
-/// the space for memory each time that a queue is served, and keep neither it nor a descriptor
-/// chain that has it. A value that is leaked keeps everything mapped for ever.
+/// It has a session of its own, whose slot stays entered until this is dropped: unmapping waits for
+/// that, and fails on the same thread ([`PinnedByCaller`](crate::Error::PinnedByCaller)). So call
+/// `memory()` each time that a queue is served, and do not keep the result or a descriptor chain that
+/// holds it. If the value is leaked, unmapping waits for ever.
 ///
 /// It stays on its thread:
 ///
@@ -30,7 +30,7 @@ use crate::space::Space;
 /// std::thread::spawn(move || drop(memory));
 /// ```
 ///
-/// and a slice cannot outlive it:
+/// A slice cannot outlive it:
 ///
 /// ```compile_fail,E0505
 /// # use longshore_access::Space;
@@ -41,7 +41,7 @@ use crate::space::Space;
 /// slices.next();
 /// ```
 pub struct SpaceMemory {
-    /// Its slot is entered.
+    /// A session whose slot is entered.
     session: Session,
     copies: Copies,
 }
@@ -60,8 +60,8 @@ impl Drop for SpaceMemory {
     }
 }
 
-/// A space is vm-memory's `GuestAddressSpace`: it can be cloned, sent and kept, and lends memory to
-/// the thread that asks for it.
+/// A space is vm-memory's `GuestAddressSpace`: it can be cloned, sent and kept. `memory()` returns
+/// memory for the calling thread.
 impl GuestAddressSpace for Space {
     type M = SpaceMemory;
     type T = Rc<SpaceMemory>;
@@ -96,7 +96,8 @@ impl fmt::Debug for SpaceMemory {
     }
 }
 
-/// The type that says that slices of a [`SpaceMemory`] have a [`DirtySlice`]. It has no value.
+/// A type without values. It declares that slices of a [`SpaceMemory`] have a [`DirtySlice`] as their
+/// bitmap.
 #[derive(Debug)]
 pub enum SpaceBitmap {}
 

@@ -1,4 +1,4 @@
-//! One range, translated once.
+//! vm-memory's `GuestMemory` for one range that is translated once.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -14,10 +14,11 @@ use super::{check_end, refused, wanted};
 use crate::fault::Reason;
 use crate::session::{Lease, ReadWrite, View, ViewAccess, ViewSlice};
 
-/// A pinned or leased range as vm-memory's `GuestMemory`. It permits what the pin permits.
+/// A pinned or leased range as vm-memory's `GuestMemory`. It permits the same accesses as the pin or
+/// lease.
 ///
-/// Made `from` a [`View`] it lasts as long as that, and made from a [`Lease`] it keeps the lease.
-/// Either may be used on other threads. Making it allocates.
+/// Made `from` a [`View`], it lives as long as the view. Made from a [`Lease`], it keeps the lease. Both
+/// may be used on other threads. Making it allocates memory.
 ///
 /// It cannot outlive the pin:
 ///
@@ -38,7 +39,7 @@ use crate::session::{Lease, ReadWrite, View, ViewAccess, ViewSlice};
 /// session.pin(Iova::new(0), 0, ReadOnly, |view| kept = Some(PinnedMemory::from(view))).unwrap();
 /// ```
 ///
-/// nor a slice of it the memory:
+/// A slice cannot outlive the `PinnedMemory`:
 ///
 /// ```compile_fail,E0505
 /// # use longshore_access::{OnUnmap, ReadOnly, Space, vm_memory::PinnedMemory};
@@ -56,28 +57,28 @@ pub struct PinnedMemory<'p, A: ViewAccess> {
     held: Held<'p, A>,
 }
 
-/// What keeps the memory.
+/// The owner that keeps the memory mapped.
 enum Held<'p, A: ViewAccess> {
     Pin(PhantomData<&'p ()>),
     Lease(Lease<A>),
 }
 
-/// The parts of a [`PinnedMemory`] that lie side by side in this process: vm-memory's
+/// The parts of a [`PinnedMemory`] that are contiguous in this process, as vm-memory's
 /// `GuestMemoryBackend`.
 pub struct PinnedRegions(Box<[PinnedRegion]>);
 
-/// One of them: vm-memory's `GuestMemoryRegion`.
+/// A contiguous part of a [`PinnedMemory`], as vm-memory's `GuestMemoryRegion`.
 pub struct PinnedRegion {
     host: *mut u8,
     iova: u64,
     /// Not zero.
     len: usize,
-    /// `true` if this process can write the memory. There are no slices of other memory.
+    /// `true` if this process can write the memory. Otherwise it has no slices.
     is_writable: bool,
 }
 
-// SAFETY: the memory stays for as long as what the region is part of, on any thread, and is accessed
-// as foreign memory only.
+// SAFETY: the memory stays mapped for as long as the owner of the region lives, on any thread, and is
+// only accessed as foreign memory.
 unsafe impl Send for PinnedRegion {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedRegion {}
@@ -96,7 +97,7 @@ impl<A: ViewAccess> From<Lease<A>> for PinnedMemory<'static, A> {
 }
 
 impl<A: ViewAccess> PinnedMemory<'_, A> {
-    /// The lease it was made from, if it was.
+    /// Returns the lease, if it was made from one.
     pub fn lease(&self) -> Option<&Lease<A>> {
         match &self.held {
             Held::Pin(_) => None,
@@ -106,9 +107,9 @@ impl<A: ViewAccess> PinnedMemory<'_, A> {
 }
 
 impl PinnedMemory<'_, ReadWrite> {
-    /// The same as a backend, for code that wants a `GuestMemoryBackend` and not only a
-    /// `GuestMemory`. That does not ask which access is meant; so only what is pinned to be read and
-    /// written has it.
+    /// Returns the same memory as a backend, for code that needs a `GuestMemoryBackend` and not only a
+    /// `GuestMemory`. A backend does not distinguish between accesses, so this is available only if the
+    /// memory is pinned for reading and writing.
     ///
     /// ```compile_fail,E0599
     /// # use longshore_access::{ReadOnly, Space, vm_memory::PinnedMemory};
@@ -147,9 +148,9 @@ impl<A: ViewAccess> GuestMemory for PinnedMemory<'_, A> {
     }
 }
 
-/// The slices of a range. It ends with the first error.
+/// An iterator over the slices of a range. It ends after the first error.
 struct Slices<'a> {
-    /// From the one that `at` lies in or before on.
+    /// The regions from the first that ends at or after `at`.
     regions: &'a [PinnedRegion],
     at: u64,
     left: usize,
@@ -175,7 +176,7 @@ impl<'a> Iterator for Slices<'a> {
         let offset = (at - region.iova) as usize;
         let len = (region.len - offset).min(self.left);
         self.regions = rest;
-        // The end of the address space is only ever passed with nothing left.
+        // This wraps only if nothing is left.
         self.at = at.wrapping_add(len as u64);
         self.left -= len;
         Some(region.slice(offset, len))
@@ -192,8 +193,8 @@ impl PinnedRegions {
         let mut before = None;
         for slice in slices {
             match regions.last_mut() {
-                // Adjacent in their region too: Miri wants to know of which allocation an address
-                // is, and so does the language.
+                // Merge only slices that are adjacent in their region, too, because a pointer is valid
+                // for one allocation only.
                 Some(last)
                     if before.is_some_and(|before| slice.continues(&before))
                         && last.is_writable == slice.is_writable() =>
@@ -212,7 +213,7 @@ impl PinnedRegions {
         Self(regions.into())
     }
 
-    /// The regions from the one on that `address` lies in or before.
+    /// Returns the regions from the first that ends at or after `address`.
     fn from(&self, address: u64) -> &[PinnedRegion] {
         let before = self.0.partition_point(|region| region.last() < address);
         &self.0[before..]
@@ -245,8 +246,8 @@ impl PinnedRegion {
             return Err(GuestMemoryError::InvalidBackendAddress);
         }
         let host = self.host.wrapping_add(offset);
-        // SAFETY: within the region, which is pinned or leased for longer than it is borrowed here;
-        // all access is as to foreign memory.
+        // SAFETY: the bytes are within the region, which stays pinned or leased while it is borrowed,
+        // and are only accessed as foreign memory.
         Ok(unsafe { VolatileSlice::new(host, len) })
     }
 }
@@ -264,7 +265,7 @@ impl GuestMemoryRegion for PinnedRegion {
 
     fn bitmap(&self) {}
 
-    /// The address is good as long as the pin or the lease.
+    /// Returns an address that is valid while the pin or the lease lives.
     fn get_host_address(&self, address: MemoryRegionAddress) -> Result<*mut u8, GuestMemoryError> {
         let address = self.check_address(address).ok_or(GuestMemoryError::InvalidBackendAddress)?;
         Ok(self.host.wrapping_add(address.0 as usize))

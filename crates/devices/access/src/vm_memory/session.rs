@@ -1,4 +1,5 @@
-//! All of a space, translated access by access, while a session's slot stays entered.
+//! vm-memory's `GuestMemory` for a whole space, translated at each access while a session's slot stays
+//! entered.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -15,10 +16,10 @@ use crate::fault::Reason;
 use crate::session::{Place, Session};
 use crate::tlb;
 
-/// What a session reaches, as vm-memory's `GuestMemory`, for as long as a scope:
+/// The memory of a session's space as vm-memory's `GuestMemory`, for a scope of
 /// [`Session::guest_memory`].
 ///
-/// It cannot leave the scope, nor can a slice of it:
+/// It cannot leave the scope, and neither can a slice of it:
 ///
 /// ```compile_fail
 /// # use longshore_access::Space;
@@ -39,7 +40,7 @@ use crate::tlb;
 /// });
 /// ```
 ///
-/// The same, but for what is kept, is fine:
+/// This compiles, because only a `bool` leaves the scope:
 ///
 /// ```
 /// # use longshore_access::Space;
@@ -54,20 +55,22 @@ use crate::tlb;
 /// assert_eq!(kept, Some(true)); // nothing is mapped
 /// ```
 pub struct SessionMemory<'p> {
-    /// In its slot for longer than this lives.
+    /// Its slot stays entered while this lives.
     session: &'p Session,
     copies: Copies,
 }
 
 impl Session {
-    /// Lends the space to code written for rust-vmm: `work` gets vm-memory's `GuestMemory`, by IOVA.
+    /// Calls `work` with the space as vm-memory's `GuestMemory`, addressed by IOVA, for code written for
+    /// rust-vmm.
     ///
-    /// Each access is translated by itself, with the permissions of the mapping it meets. What `work`
-    /// reached stays until it returns, as in a [`pin`](Self::pin): an unmapping thread waits for
-    /// it. So keep it short, as one run of a queue. Scopes and pins nest. It allocates nothing.
+    /// Each access is translated separately and checked against the permissions of its mapping. All
+    /// memory that `work` has accessed stays valid until it returns, as in a [`pin`](Self::pin):
+    /// unmapping threads wait for it. So keep it short, for example one pass over a queue. Scopes and
+    /// pins can be nested. It allocates nothing itself.
     ///
-    /// Unlike in a pin, nobody knows what was reached: a call to a remote region within `work`, by the
-    /// session's own methods, is cancelled by whoever must wait for the scope, and ends in
+    /// Unlike in a pin, the accessed memory is not recorded. So if `work` calls a remote region by the
+    /// session's own methods, any thread that must wait for the scope cancels the call, which fails with
     /// [`Reason::Revoked`].
     pub fn guest_memory<R>(&self, work: impl for<'p> FnOnce(&SessionMemory<'p>) -> R) -> R {
         let _entered = self.enter().nest();
@@ -100,7 +103,7 @@ impl fmt::Debug for SessionMemory<'_> {
     }
 }
 
-/// Translates a range, piece by piece. It ends with the first error.
+/// An iterator that translates a range part by part. It ends after the first error.
 pub(super) struct Pieces<'p> {
     session: &'p Session,
     at: u64,
@@ -120,7 +123,7 @@ impl<'p> Pieces<'p> {
         Ok(Self { session, at: address.0, left: count, done: 0, want: wanted(access) })
     }
 
-    /// Whether each byte of the range can be accessed.
+    /// Returns `true` if each byte of the range can be accessed.
     pub(super) fn is_whole(
         session: &'p Session,
         address: GuestAddress,
@@ -133,7 +136,7 @@ impl<'p> Pieces<'p> {
 }
 
 impl<'p> Iterator for Pieces<'p> {
-    /// Where a piece is, and who notes what is written to it.
+    /// The address of a part, and the bitmap for its writes.
     type Item = Result<(*mut u8, DirtySlice<'p>), GuestMemoryError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -141,7 +144,7 @@ impl<'p> Iterator for Pieces<'p> {
             return None;
         }
         let (at, left, session) = (self.at, self.left, self.session);
-        // Within the scope's slot; entered again so that the TLB is right for what was unmapped.
+        // The slot is entered already. Enter it again, so that the TLB is emptied if a flush is pending.
         let _entered = session.enter();
         let entry = match session.translate(at, left, self.want) {
             Ok(Place::Direct(entry)) => Ok(entry),
@@ -157,7 +160,7 @@ impl<'p> Iterator for Pieces<'p> {
         };
         let (host, room) = entry.place(at);
         let len = room.min(left as u64) as usize;
-        // The end of the address space is only ever passed with nothing left.
+        // This wraps only if nothing is left.
         self.at = at.wrapping_add(len as u64);
         self.left -= len;
         self.done += len;
@@ -165,7 +168,8 @@ impl<'p> Iterator for Pieces<'p> {
     }
 }
 
-/// The slices of a range: of the memory itself, or of a copy if it cannot be written.
+/// An iterator over the slices of a range: of the memory itself, or of a copy if this process must not
+/// write it.
 pub(super) struct Slices<'a, 'p> {
     pieces: Pieces<'p>,
     copies: &'a Copies,
@@ -173,7 +177,7 @@ pub(super) struct Slices<'a, 'p> {
 
 impl<'a, 'p> Slices<'a, 'p> {
     /// # Safety
-    /// The session's slot must be entered, and stay so for `'a`.
+    /// The session's slot must stay entered for `'a`.
     pub(super) unsafe fn of(
         session: &'p Session,
         copies: &'a Copies,
@@ -205,8 +209,8 @@ impl<'a, 'p> Iterator for Slices<'a, 'p> {
                     }
                 }
             };
-            // SAFETY: `len` bytes of a copy that is kept for `'a`, or translated while the slot is
-            // entered, which it stays for `'a`; all access is as to foreign memory.
+            // SAFETY: the `len` bytes are of a copy that is kept for `'a`, or were translated in the
+            // slot, which stays entered for `'a`; they are only accessed as foreign memory.
             Ok(unsafe { VolatileSlice::with_bitmap(place, len, dirty, None) })
         }))
     }
@@ -216,18 +220,18 @@ impl FusedIterator for Slices<'_, '_> {}
 
 impl<'a, 'p> GuestMemorySliceIterator<'a, DirtySlice<'p>> for Slices<'a, 'p> {}
 
-/// Notes in a space's logs what is written to a slice of a [`SessionMemory`]: vm-memory's `Bitmap`.
+/// vm-memory's `Bitmap` of a slice: it marks writes to the slice in the space's logs.
 #[derive(Clone)]
 pub struct DirtySlice<'p> {
     session: &'p Session,
-    /// Where the slice lies in; of it `len` bytes from `iova`.
+    /// The extent of the slice, which has `len` bytes of it from `iova`.
     entry: tlb::Entry,
     iova: u64,
     len: usize,
 }
 
 impl DirtySlice<'_> {
-    /// What of `offset` and `len` lies in the slice; the rest is nobody's.
+    /// Returns the part of the range that is in the slice.
     fn within(&self, offset: usize, len: usize) -> (u64, usize) {
         let offset = offset.min(self.len);
         (self.iova + offset as u64, len.min(self.len - offset))

@@ -1,4 +1,4 @@
-//! Blocks for AArch64. A fault goes on behind the block, with the cause in `x1`.
+//! Assembly for AArch64. After a fault, execution continues behind the block, with the cause in `x1`.
 
 use std::arch::asm;
 
@@ -24,7 +24,7 @@ macro_rules! guarded {
 }
 
 /// # Safety
-/// As `super::copy`, of one byte.
+/// The same as for `super::copy`, for one byte.
 #[inline(always)]
 pub(super) unsafe fn copy_1(from: *const u8, to: *mut u8) -> bool {
     // SAFETY: the caller's promise.
@@ -35,7 +35,7 @@ pub(super) unsafe fn copy_1(from: *const u8, to: *mut u8) -> bool {
 }
 
 /// # Safety
-/// As `super::copy`, of two bytes, and two more from `last` on.
+/// The same as for `super::copy`, for two bytes, and two more from `last` on.
 #[inline(always)]
 pub(super) unsafe fn copy_2(from: *const u8, to: *mut u8, last: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -50,7 +50,7 @@ pub(super) unsafe fn copy_2(from: *const u8, to: *mut u8, last: usize) -> bool {
 }
 
 /// # Safety
-/// As `super::copy`, of four bytes, and four more from `last` on.
+/// The same as for `super::copy`, for four bytes, and four more from `last` on.
 #[inline(always)]
 pub(super) unsafe fn copy_4(from: *const u8, to: *mut u8, last: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -65,7 +65,7 @@ pub(super) unsafe fn copy_4(from: *const u8, to: *mut u8, last: usize) -> bool {
 }
 
 /// # Safety
-/// As `super::copy`, of eight bytes.
+/// The same as for `super::copy`, for eight bytes.
 #[inline(always)]
 pub(super) unsafe fn copy_8(from: *const u8, to: *mut u8) -> bool {
     // SAFETY: the caller's promise.
@@ -76,7 +76,7 @@ pub(super) unsafe fn copy_8(from: *const u8, to: *mut u8) -> bool {
 }
 
 /// # Safety
-/// As `super::copy`, of eight bytes, and eight more from `last` on.
+/// The same as for `super::copy`, for eight bytes, and eight more from `last` on.
 #[inline(always)]
 pub(super) unsafe fn copy_8_8(from: *const u8, to: *mut u8, last: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -91,7 +91,7 @@ pub(super) unsafe fn copy_8_8(from: *const u8, to: *mut u8, last: usize) -> bool
 }
 
 /// # Safety
-/// As `super::copy`, of 16 bytes, and 16 more from `last` on.
+/// The same as for `super::copy`, for 16 bytes, and 16 more from `last` on.
 #[inline(always)]
 pub(super) unsafe fn copy_16_16(from: *const u8, to: *mut u8, last: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -106,7 +106,7 @@ pub(super) unsafe fn copy_16_16(from: *const u8, to: *mut u8, last: usize) -> bo
 }
 
 /// # Safety
-/// As `super::copy`, of 32 bytes, and 32 more from `last` on.
+/// The same as for `super::copy`, for 32 bytes, and 32 more from `last` on.
 #[inline(always)]
 pub(super) unsafe fn copy_32_32(from: *const u8, to: *mut u8, last: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -122,10 +122,10 @@ pub(super) unsafe fn copy_32_32(from: *const u8, to: *mut u8, last: usize) -> bo
     }
 }
 
-/// Nothing for these lengths alone.
+/// Returns `None`: there is no special loop for these lengths.
 ///
 /// # Safety
-/// As `super::copy`.
+/// The same as for `super::copy`.
 #[inline(always)]
 pub(super) unsafe fn copy_middle(
     _token: IsaToken,
@@ -136,10 +136,10 @@ pub(super) unsafe fn copy_middle(
     None
 }
 
-/// There are no masks.
+/// Returns `None`: there are no masked instructions.
 ///
 /// # Safety
-/// As `super::copy`.
+/// The same as for `super::copy`.
 #[inline(always)]
 pub(super) unsafe fn copy_masked(
     _token: IsaToken,
@@ -150,10 +150,10 @@ pub(super) unsafe fn copy_masked(
     None
 }
 
-/// A word of `N` bytes, loaded at once where it is aligned; `None` where it is not there.
+/// Loads a word of `N` bytes, atomically if it is aligned. Returns `None` if the memory is missing.
 ///
 /// # Safety
-/// As `super::copy`.
+/// The same as for `super::copy`.
 #[inline(always)]
 pub(crate) unsafe fn load<const N: usize>(from: *const u8) -> Option<u64> {
     let value: u64;
@@ -170,10 +170,10 @@ pub(crate) unsafe fn load<const N: usize>(from: *const u8) -> Option<u64> {
     done.then_some(value)
 }
 
-/// Stores a word of `N` bytes, at once where it is aligned. Whether it was there.
+/// Stores a word of `N` bytes, atomically if it is aligned. Returns `false` if the memory is missing.
 ///
 /// # Safety
-/// As `super::copy`.
+/// The same as for `super::copy`.
 #[inline(always)]
 pub(crate) unsafe fn store<const N: usize>(to: *mut u8, value: u64) -> bool {
     // SAFETY: the caller's promise.
@@ -191,7 +191,7 @@ pub(crate) unsafe fn store<const N: usize>(to: *mut u8, value: u64) -> bool {
 macro_rules! exchange {
     ($load:literal, $store:literal, $at:ident, $old:expr, $new:ident) => {{
         let (found, cause): (u64, usize);
-        // The barriers make it one for what is around it, whatever the ordering asked for.
+        // The barriers make the exchange a full barrier.
         asm!(
             "mov x1, #0",
             "dmb ish",
@@ -217,11 +217,12 @@ macro_rules! exchange {
     }};
 }
 
-/// Exchanges an aligned word of `N` bytes if it is `old`, as a full barrier; `None` where it is not
-/// there. The word found is `Ok` where it was `old`.
+/// Writes `new` to an aligned word of `N` bytes if the word is `old`, as a full barrier. Returns the
+/// previous word: as `Ok` if it was `old`, and as `Err` otherwise. Returns `None` if the memory is
+/// missing.
 ///
 /// # Safety
-/// As `super::copy`, of both directions.
+/// The same as for `super::copy`, in both directions.
 #[inline]
 pub(crate) unsafe fn compare_exchange<const N: usize>(
     at: *mut u8,

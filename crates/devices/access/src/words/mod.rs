@@ -1,9 +1,9 @@
-//! Short accesses to mapped memory, inlined where they are made.
+//! Short accesses to mapped memory, which are inlined.
 //!
-//! As the copies of [`longshore_mem::copy`] they are blocks of assembly that survive a fault while a
-//! guard lives, and read each byte of mapped memory into memory of our own before it is looked at.
-//! They say whether they came through; where not, the access is done again by the long copy, which
-//! stops at the exact byte.
+//! Like the copies of [`longshore_mem::copy`], they are blocks of assembly that survive a fault while a
+//! guard lives, and copy each byte of mapped memory to private memory before it is used. They report
+//! whether they succeeded. If not, the caller repeats the access with the long copy, which stops at the
+//! exact byte.
 #![expect(unsafe_code, reason = "reads and writes mapped memory through pointers")]
 #![expect(clippy::multiple_unsafe_ops_per_block, reason = "one arm of a `match` is taken")]
 
@@ -21,27 +21,28 @@ use longshore_mem::isa::IsaToken;
 
 pub(crate) use kernels::{compare_exchange, load, store};
 
-/// The most that is copied inline.
+/// The maximum length of inlined copies without a loop.
 const INLINE_MAX: usize = 64;
 
-/// The most that is copied in a loop which is inlined, so that no call is paid for.
+/// The maximum length of copies in an inlined loop, which saves a call.
 const MIDDLE_MAX: usize = 1024;
 
-/// The most that is copied in such a loop where the instructions can do without a call of this
-/// length, and the target is the start of a line.
+/// The maximum length of copies in the inlined loop of [`kernels::copy_masked`] if the target is aligned
+/// to a cache line.
 const LINES_MAX: usize = 4096;
 const LINE: usize = 64;
 
-/// Copies `len` bytes. Whether all were there.
+/// Copies `len` bytes. Returns `false` if not all of the memory is present.
 ///
-/// What is left of a vector is copied as the last whole one, so a byte may be copied twice: into memory that nobody looks
-/// at meanwhile, or to memory whose readers see the same twice.
+/// The tail is copied as a whole vector that overlaps the one before, so a byte may be copied twice.
+/// That is harmless: private memory is not read meanwhile, and readers of mapped memory see the same
+/// byte twice.
 ///
-/// `KNOWN`: `len` is known when this is compiled. Then short copies are loads and stores from which
-/// the value can be loaded again at once, and else they are such that need no branch.
+/// `KNOWN` means that `len` is a constant of the caller. Then short copies use plain loads and stores,
+/// which permit store forwarding; otherwise they use instructions that need no branch.
 ///
 /// # Safety
-/// As [`longshore_mem::copy::copy`].
+/// The same as for [`longshore_mem::copy::copy`].
 #[inline(always)]
 pub(crate) unsafe fn copy<const KNOWN: bool>(
     token: IsaToken,
@@ -49,7 +50,7 @@ pub(crate) unsafe fn copy<const KNOWN: bool>(
     to: *mut u8,
     len: usize,
 ) -> bool {
-    // From a kibibyte on stores that cross lines would cost more than the call.
+    // From 1 KiB on, stores that cross cache lines cost more than the call.
     let most = if to.addr().is_multiple_of(LINE) { LINES_MAX } else { MIDDLE_MAX };
     if !KNOWN && len <= most {
         // SAFETY: the caller's promise.
@@ -80,10 +81,10 @@ pub(crate) unsafe fn copy<const KNOWN: bool>(
     }
 }
 
-/// A word of `N` bytes, loaded once and stored once: at once where it is aligned.
+/// Copies a word of `N` bytes with one load and one store, each atomic if it is aligned.
 ///
 /// # Safety
-/// As [`copy`].
+/// The same as for [`copy`].
 #[inline(always)]
 unsafe fn copy_word<const N: usize>(from: *const u8, to: *mut u8) -> bool {
     // SAFETY: the caller's promise.
@@ -94,23 +95,23 @@ unsafe fn copy_word<const N: usize>(from: *const u8, to: *mut u8) -> bool {
     }
 }
 
-/// As [`copy`], of any length.
+/// Copies like [`copy`], with a call, for any length.
 ///
 /// # Safety
-/// As [`copy`].
+/// The same as for [`copy`].
 #[inline]
 unsafe fn copy_long(token: IsaToken, from: *const u8, to: *mut u8, len: usize) -> bool {
     // SAFETY: the caller's promise.
     dispatch_isa!(token, isa => unsafe { longshore_mem::copy::copy(isa, from, to, len) }).is_ok()
 }
 
-/// As [`copy`], up to the exact byte that is not there.
+/// Copies like [`copy`], and stops at the exact byte that is missing.
 ///
 /// # Errors
-/// As [`longshore_mem::copy::copy`].
+/// The same as for [`longshore_mem::copy::copy`].
 ///
 /// # Safety
-/// As [`copy`].
+/// The same as for [`copy`].
 #[inline(always)]
 pub(crate) unsafe fn copy_exact(
     token: IsaToken,
@@ -126,10 +127,10 @@ pub(crate) unsafe fn copy_exact(
     dispatch_isa!(token, isa => unsafe { longshore_mem::copy::copy(isa, from, to, len) })
 }
 
-/// The `N` bytes at `from`, our own, as a word.
+/// Returns the `N` bytes at `from` as a word.
 ///
 /// # Safety
-/// They must be initialized.
+/// The bytes must be private memory and initialized.
 #[inline(always)]
 pub(crate) unsafe fn get<const N: usize>(from: *const u8) -> u64 {
     // SAFETY: the caller's promise.
@@ -144,10 +145,10 @@ pub(crate) unsafe fn get<const N: usize>(from: *const u8) -> u64 {
     }
 }
 
-/// Puts a word into the `N` bytes at `to`, our own.
+/// Writes a word to the `N` bytes at `to`.
 ///
 /// # Safety
-/// They must be there.
+/// The bytes must be private memory.
 #[inline(always)]
 pub(crate) unsafe fn put<const N: usize>(to: *mut u8, word: u64) {
     // SAFETY: the caller's promise.
@@ -167,9 +168,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_of_every_length_copy_that_and_no_more() {
+    fn copies_of_every_length_write_exactly_that_many_bytes() {
         let from: Vec<u8> = (0..1200u32).map(|at| (at.wrapping_mul(37) >> 2) as u8 | 1).collect();
-        // Each byte takes Miri long.
+        // Miri is slow.
         let (step, skews) = if cfg!(miri) { (9, 1) } else { (1, 3) };
         for token in IsaToken::all() {
             for len in (0..=1030).step_by(step).filter(|len| *len <= 200 || len % 61 < 2) {
@@ -210,9 +211,10 @@ mod tests {
         assert_eq!(memory, [u64::MAX, 0]);
     }
 
-    /// Also in a program that is built for AVX, where the compiler keeps them in wide registers.
+    /// A copy preserves the caller's vectors, also in a program built for AVX, which keeps them in wide
+    /// registers.
     #[test]
-    fn vectors_of_the_caller_outlive_a_copy() {
+    fn a_copy_preserves_the_vectors_of_the_caller() {
         let (from, mut to, token) = ([7u8; 256], [0u8; 256], IsaToken::active());
         let step: [[u64; 4]; 6] = std::hint::black_box([[1, 2, 3, 4]; 6]);
         let mut sums = [[0u64; 4]; 6];

@@ -1,4 +1,4 @@
-//! What Miri can run: the copies of `longshore-mem`, and the language's atomics.
+//! The portable implementation, which Miri can run: the copies of `longshore-mem`, and Rust's atomics.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -8,7 +8,8 @@ use longshore_mem::isa::IsaToken;
 macro_rules! copies {
     ($($name:ident, $len:literal;)*) => {$(
         /// # Safety
-        /// As `super::copy`, of the bytes up to `last` and as many as the name says from there on.
+        /// The same as for `super::copy`, for `last` bytes and those after them whose number is in the
+        /// name.
         pub(super) unsafe fn $name(from: *const u8, to: *mut u8, last: usize) -> bool {
             // SAFETY: the caller's promise.
             unsafe { copy_bytes(from, to, last + $len) }.is_ok()
@@ -19,23 +20,23 @@ macro_rules! copies {
 copies! { copy_2, 2; copy_4, 4; copy_8_8, 8; copy_16_16, 16; copy_32_32, 32; }
 
 /// # Safety
-/// As `super::copy`, of one byte.
+/// The same as for `super::copy`, for one byte.
 pub(super) unsafe fn copy_1(from: *const u8, to: *mut u8) -> bool {
     // SAFETY: the caller's promise.
     unsafe { copy_bytes(from, to, 1) }.is_ok()
 }
 
 /// # Safety
-/// As `super::copy`, of eight bytes.
+/// The same as for `super::copy`, for eight bytes.
 pub(super) unsafe fn copy_8(from: *const u8, to: *mut u8) -> bool {
     // SAFETY: the caller's promise.
     unsafe { copy_bytes(from, to, 8) }.is_ok()
 }
 
-/// Nothing for these lengths alone.
+/// Returns `None`: there is no special loop for these lengths.
 ///
 /// # Safety
-/// As `super::copy`.
+/// The same as for `super::copy`.
 #[inline(always)]
 pub(super) unsafe fn copy_middle(
     _token: IsaToken,
@@ -46,10 +47,10 @@ pub(super) unsafe fn copy_middle(
     None
 }
 
-/// There are no masks.
+/// Returns `None`: there are no masked instructions.
 ///
 /// # Safety
-/// As `super::copy`.
+/// The same as for `super::copy`.
 #[inline(always)]
 pub(super) unsafe fn copy_masked(
     _token: IsaToken,
@@ -60,10 +61,10 @@ pub(super) unsafe fn copy_masked(
     None
 }
 
-/// A word of `N` bytes; `None` where it is not there.
+/// Loads a word of `N` bytes. Returns `None` if the memory is missing.
 ///
 /// # Safety
-/// As `super::copy`.
+/// The same as for `super::copy`.
 pub(crate) unsafe fn load<const N: usize>(from: *const u8) -> Option<u64> {
     let mut bytes = [0; 8];
     let to = if cfg!(target_endian = "big") { 8 - N } else { 0 };
@@ -72,10 +73,10 @@ pub(crate) unsafe fn load<const N: usize>(from: *const u8) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes))
 }
 
-/// Stores a word of `N` bytes. Whether it was there.
+/// Stores a word of `N` bytes. Returns `false` if the memory is missing.
 ///
 /// # Safety
-/// As `super::copy`.
+/// The same as for `super::copy`.
 pub(crate) unsafe fn store<const N: usize>(to: *mut u8, value: u64) -> bool {
     let bytes = value.to_ne_bytes();
     let from = if cfg!(target_endian = "big") { 8 - N } else { 0 };
@@ -93,11 +94,11 @@ macro_rules! exchange {
     }};
 }
 
-/// Exchanges an aligned word of `N` bytes if it is `old`, as a full barrier. The word found is `Ok`
-/// where it was `old`.
+/// Writes `new` to an aligned word of `N` bytes if the word is `old`, as a full barrier. Returns the
+/// previous word: as `Ok` if it was `old`, and as `Err` otherwise.
 ///
 /// # Safety
-/// As `super::copy`, of both directions.
+/// The same as for `super::copy`, in both directions.
 pub(crate) unsafe fn compare_exchange<const N: usize>(
     at: *mut u8,
     old: u64,

@@ -1,4 +1,4 @@
-//! Blocks for x86-64. A fault goes on behind the block, with the cause in `rdx`.
+//! Assembly for x86-64. After a fault, execution continues behind the block, with the cause in `rdx`.
 
 use std::arch::asm;
 
@@ -24,7 +24,7 @@ macro_rules! guarded {
 }
 
 /// # Safety
-/// As `super::copy`, of one byte.
+/// The same as for `super::copy`, for one byte.
 #[inline(always)]
 pub(super) unsafe fn copy_1(from: *const u8, to: *mut u8) -> bool {
     // SAFETY: the caller's promise.
@@ -35,7 +35,7 @@ pub(super) unsafe fn copy_1(from: *const u8, to: *mut u8) -> bool {
 }
 
 /// # Safety
-/// As `super::copy`, of two bytes, and two more from `last` on.
+/// The same as for `super::copy`, for two bytes, and two more from `last` on.
 #[inline(always)]
 pub(super) unsafe fn copy_2(from: *const u8, to: *mut u8, last: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -50,7 +50,7 @@ pub(super) unsafe fn copy_2(from: *const u8, to: *mut u8, last: usize) -> bool {
 }
 
 /// # Safety
-/// As `super::copy`, of four bytes, and four more from `last` on.
+/// The same as for `super::copy`, for four bytes, and four more from `last` on.
 #[inline(always)]
 pub(super) unsafe fn copy_4(from: *const u8, to: *mut u8, last: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -65,7 +65,7 @@ pub(super) unsafe fn copy_4(from: *const u8, to: *mut u8, last: usize) -> bool {
 }
 
 /// # Safety
-/// As `super::copy`, of eight bytes.
+/// The same as for `super::copy`, for eight bytes.
 #[inline(always)]
 pub(super) unsafe fn copy_8(from: *const u8, to: *mut u8) -> bool {
     // SAFETY: the caller's promise.
@@ -76,7 +76,7 @@ pub(super) unsafe fn copy_8(from: *const u8, to: *mut u8) -> bool {
 }
 
 /// # Safety
-/// As `super::copy`, of eight bytes, and eight more from `last` on.
+/// The same as for `super::copy`, for eight bytes, and eight more from `last` on.
 #[inline(always)]
 pub(super) unsafe fn copy_8_8(from: *const u8, to: *mut u8, last: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -91,7 +91,7 @@ pub(super) unsafe fn copy_8_8(from: *const u8, to: *mut u8, last: usize) -> bool
 }
 
 /// # Safety
-/// As `super::copy`, of 16 bytes, and 16 more from `last` on.
+/// The same as for `super::copy`, for 16 bytes, and 16 more from `last` on.
 #[inline(always)]
 pub(super) unsafe fn copy_16_16(from: *const u8, to: *mut u8, last: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -107,7 +107,7 @@ pub(super) unsafe fn copy_16_16(from: *const u8, to: *mut u8, last: usize) -> bo
 }
 
 /// # Safety
-/// As `super::copy`, of 32 bytes, and 32 more from `last` on.
+/// The same as for `super::copy`, for 32 bytes, and 32 more from `last` on.
 #[inline(always)]
 pub(super) unsafe fn copy_32_32(from: *const u8, to: *mut u8, last: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -126,10 +126,11 @@ pub(super) unsafe fn copy_32_32(from: *const u8, to: *mut u8, last: usize) -> bo
     }
 }
 
-/// 64 bytes at a time and then the last 64, with AVX2 if `token` proves it, and `None` otherwise.
+/// Copies 64 bytes at a time and then the last 64, with AVX2. Returns `None` if `token` does not prove
+/// AVX2.
 ///
 /// # Safety
-/// As `super::copy`, of more than 64 bytes.
+/// The same as for `super::copy`, for more than 64 bytes.
 #[inline(always)]
 pub(super) unsafe fn copy_middle(
     token: IsaToken,
@@ -141,8 +142,8 @@ pub(super) unsafe fn copy_middle(
         return None;
     }
     let cause: usize;
-    // SAFETY: the caller's promise; both other tokens prove AVX2, and `xmm` is the half of `ymm` that
-    // code without AVX knows of.
+    // SAFETY: the caller's promise; both other tokens prove AVX2. The `xmm` registers are declared as
+    // clobbered, which are the halves of `ymm` that code without AVX uses.
     unsafe {
         asm!(
             "xor edx, edx",
@@ -169,7 +170,7 @@ pub(super) unsafe fn copy_middle(
             out("rdx") cause,
             out("xmm0") _,
             out("xmm1") _,
-            // What `vzeroupper` cuts is the caller's too, where that was built for AVX.
+            // `vzeroupper` clears the upper halves of these, which a caller built for AVX may use.
             out("xmm2") _,
             out("xmm3") _,
             out("xmm4") _,
@@ -190,14 +191,13 @@ pub(super) unsafe fn copy_middle(
     Some(cause == 0)
 }
 
-/// Up to 64 bytes by a mask, without a branch on how many; more of them 64 at a time and then the
-/// last 64. `None` if `token` does not prove masks.
+/// Copies up to 64 bytes with a mask, without a branch on their number; copies more bytes 64 at a time
+/// and then the last 64. Returns `None` if `token` does not prove AVX-512.
 ///
-/// Only registers that code without AVX-512 does not know of are used, so that nothing needs to be
-/// cleared behind it.
+/// It uses only registers that code without AVX-512 does not use, so that no `vzeroupper` is needed.
 ///
 /// # Safety
-/// As `super::copy`.
+/// The same as for `super::copy`.
 #[inline(always)]
 pub(super) unsafe fn copy_masked(
     token: IsaToken,
@@ -209,7 +209,7 @@ pub(super) unsafe fn copy_masked(
         return None;
     }
     let cause: usize;
-    // SAFETY: the caller's promise; the token proves the instructions, and what a mask leaves out is
+    // SAFETY: the caller's promise; the token proves the instructions, and bytes outside of a mask are
     // neither read nor written.
     unsafe {
         asm!(
@@ -255,10 +255,10 @@ pub(super) unsafe fn copy_masked(
     Some(cause == 0)
 }
 
-/// A word of `N` bytes, loaded at once where it is aligned; `None` where it is not there.
+/// Loads a word of `N` bytes, atomically if it is aligned. Returns `None` if the memory is missing.
 ///
 /// # Safety
-/// As `super::copy`.
+/// The same as for `super::copy`.
 #[inline(always)]
 pub(crate) unsafe fn load<const N: usize>(from: *const u8) -> Option<u64> {
     let value: u64;
@@ -275,10 +275,10 @@ pub(crate) unsafe fn load<const N: usize>(from: *const u8) -> Option<u64> {
     done.then_some(value)
 }
 
-/// Stores a word of `N` bytes, at once where it is aligned. Whether it was there.
+/// Stores a word of `N` bytes, atomically if it is aligned. Returns `false` if the memory is missing.
 ///
 /// # Safety
-/// As `super::copy`.
+/// The same as for `super::copy`.
 #[inline(always)]
 pub(crate) unsafe fn store<const N: usize>(to: *mut u8, value: u64) -> bool {
     // SAFETY: the caller's promise.
@@ -314,11 +314,12 @@ macro_rules! exchange {
     }};
 }
 
-/// Exchanges an aligned word of `N` bytes if it is `old`, as a full barrier; `None` where it is not
-/// there. The word found is `Ok` where it was `old`.
+/// Writes `new` to an aligned word of `N` bytes if the word is `old`, as a full barrier. Returns the
+/// previous word: as `Ok` if it was `old`, and as `Err` otherwise. Returns `None` if the memory is
+/// missing.
 ///
 /// # Safety
-/// As `super::copy`, of both directions.
+/// The same as for `super::copy`, in both directions.
 #[inline]
 pub(crate) unsafe fn compare_exchange<const N: usize>(
     at: *mut u8,

@@ -1,4 +1,4 @@
-//! Calls that take as long as a test likes.
+//! Tests with calls whose duration the test controls.
 
 use std::collections::HashSet;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -6,14 +6,14 @@ use std::thread::{ScopedJoinHandle, ThreadId};
 
 use super::*;
 
-/// No wait of a test is longer, if all is well.
+/// The timeout of each wait in a test.
 const LONG: Duration = Duration::from_secs(60);
 
 fn new() -> &'static Calls {
     Box::leak(Box::new(Calls::new(std::process::id())))
 }
 
-/// Each process is of a user of its own.
+/// Returns a target in a process whose user has no other process.
 fn of(process: u64, memory: u64) -> Target {
     of_user(u32::try_from(process).unwrap(), process, memory)
 }
@@ -27,7 +27,7 @@ fn long() -> Option<Instant> {
     Some(Instant::now() + LONG)
 }
 
-/// Work that begins when it says so, and ends when the sender is dropped.
+/// Work that sends a message when it begins, and ends when `end` is dropped.
 struct Stuck {
     work: Option<Work>,
     begun: Receiver<ThreadId>,
@@ -106,7 +106,7 @@ fn nothing_is_left(calls: &Calls) {
 fn calls_one_after_the_other_run_on_one_other_thread() {
     let calls = new();
     let threads: HashSet<_> = (0..100).map(|_| quick(calls, of(1, 1)).unwrap()).collect();
-    // One that had no call for long may have gone.
+    // A thread may exit after it had no call for a long time.
     assert!(threads.len() < 10 && calls.lock().threads <= 1);
     assert!(!threads.contains(&thread::current().id()));
     nothing_is_left(calls);
@@ -126,19 +126,19 @@ fn a_cancelled_call_that_does_not_return_is_abandoned_until_it_does() {
 }
 
 #[test]
-fn a_cancelled_call_that_returns_counts() {
+fn a_cancelled_call_that_returns_in_time_reports_its_bytes() {
     let calls = new();
     let mut stuck = Stuck::new();
     thread::scope(|scope| {
         let run = stuck.run(scope, calls, of(1, 1));
         stuck.wait_until_begun();
-        // Of other memory, and of another range.
+        // Calls in other memory, and in another range.
         calls.cancel(2, &(0..10));
         calls.cancel(1, &(10..20));
         assert!(calls.is_wanted(0));
         let cancel = || {
             calls.cancel(1, &(9..10));
-            // So that the time does not matter.
+            // So that the call is not abandoned on a slow machine.
             let mut state = calls.lock();
             let call = state.calls.values_mut().next().unwrap();
             call.cancelled_at = Some(Instant::now() + LONG);
@@ -166,7 +166,7 @@ fn calls_beyond_those_of_a_process_wait_in_turn() {
         until(calls, |state| state.waiting.len() == 1);
         let waiting = next.run(scope, calls, of(1, 3));
         until(calls, |state| state.waiting.len() == 2);
-        // Those of another process do not.
+        // Calls to another process do not wait.
         quick(calls, of(2, 4)).unwrap();
         calls.cancel(2, &(0..1));
         assert_eq!(cancelled.join().unwrap().err(), Some(Reason::Revoked));
@@ -184,7 +184,7 @@ fn calls_beyond_those_of_a_process_wait_in_turn() {
 }
 
 #[test]
-fn a_process_whose_calls_are_all_abandoned_has_no_more_until_one_returns() {
+fn calls_to_a_process_fail_while_all_its_calls_are_abandoned() {
     let calls = new();
     let mut stuck: Vec<_> = (1..CALLS_PER_PROCESS_MAX).map(|_| abandon(calls, of(1, 1))).collect();
     quick(calls, of(1, 2)).unwrap();
@@ -209,7 +209,7 @@ fn a_process_whose_calls_are_all_abandoned_has_no_more_until_one_returns() {
 }
 
 #[test]
-fn the_processes_of_a_user_take_no_calls_from_those_of_others() {
+fn each_user_has_a_limit_of_calls() {
     let calls = new();
     let target = |at: usize| of_user(1, (at / CALLS_PER_PROCESS_MAX) as u64, 1);
     let mut stuck: Vec<_> = (0..CALLS_PER_USER_MAX).map(|_| Stuck::new()).collect();
@@ -293,12 +293,12 @@ fn a_call_that_panics_leaves_no_caller_waiting() {
 }
 
 #[test]
-fn a_child_starts_with_calls_of_its_own() {
+fn a_forked_child_starts_with_a_state_of_its_own() {
     let ours: *const Calls = Calls::of_this_process();
     assert_eq!(ours, ptr::from_ref(Calls::of_this_process()));
     let of_parent = Box::into_raw(Box::new(Calls::new(0)));
     CALLS.store(of_parent, Ordering::Release);
-    // SAFETY: it was just made, and is leaked.
+    // SAFETY: the value was just made, and is leaked.
     let lock_that_was_taken = unsafe { &*of_parent }.lock();
     let new: *const Calls = Calls::of_this_process();
     assert!(new != ours && new != of_parent.cast_const());
