@@ -1,4 +1,4 @@
-//! A program's allocator that uses a session while that session allocates.
+//! Tests with a global allocator that uses a session while that session allocates.
 #![cfg(not(any(loom, miri)))]
 #![expect(unsafe_code, reason = "is an allocator")]
 
@@ -21,15 +21,15 @@ use longshore_pagetable::Prot;
 use longshore_sys::memfd;
 
 thread_local! {
-    /// Called by the allocator, but not within itself. Without one, it is any other allocator.
+    /// A function that the allocator calls, but not recursively.
     static ALSO: Cell<Option<fn(&'static Session)>> = const { Cell::new(None) };
     static CALLS: Cell<u32> = const { Cell::new(0) };
     static SESSION: Cell<Option<&'static Session>> = const { Cell::new(None) };
-    /// Calls of the allocator that were not as they must be: an allocator must not panic.
+    /// The number of failed checks within the allocator, which must not panic.
     static WRONG: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The call in which [`lease_and_drop`] makes a lease.
+/// The number of the allocator call in which [`lease_and_drop`] makes a lease.
 static NTH: AtomicU32 = AtomicU32::new(0);
 
 struct Hooked;
@@ -45,7 +45,7 @@ fn hook() {
     }
 }
 
-// SAFETY: the system's.
+// SAFETY: it calls the system's allocator.
 unsafe impl GlobalAlloc for Hooked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         hook();
@@ -66,7 +66,7 @@ unsafe impl GlobalAlloc for Hooked {
     }
 }
 
-/// Runs `work` with an allocator that calls `also`, which it does.
+/// Runs `work` while the allocator calls `also`, and checks that it did.
 fn with_hook<R>(also: fn(&'static Session), work: impl FnOnce() -> R) -> R {
     CALLS.set(0);
     WRONG.set(0);
@@ -82,12 +82,12 @@ fn expect(is_so: bool) {
     WRONG.set(WRONG.get() + u32::from(!is_so));
 }
 
-/// A test in which a thread may wait for itself, with a session of its own.
+/// Runs a test with a new session on a thread. Fails if the thread waits for itself for too long.
 fn in_time(test: fn(&'static Session)) {
     let (done, is_done) = mpsc::channel();
     let thread = thread::spawn(move || {
         let session = Box::leak(Box::new(space().session()));
-        // Its translations are known, and the allocator is not called for them.
+        // Fill the TLB, so that the first accesses do not allocate.
         for (page, byte) in (0..PAGES).zip(1..) {
             session.write(at(page), &[byte; 16]).unwrap();
         }
@@ -102,14 +102,14 @@ fn in_time(test: fn(&'static Session)) {
 }
 
 const PAGE: u64 = 4096;
-/// Pages of this process, not side by side.
+/// The number of mapped pages of this process, of which no two are contiguous.
 const PAGES: u64 = 32;
 const REMOTE: Iova = Iova::new(1 << 40);
 /// A page of this process that nothing accesses.
 const UNUSED: Iova = Iova::new(1 << 41);
 
 fn at(page: u64) -> Iova {
-    // They take turns, so that no two of them are one extent.
+    // Swap neighbours, so that no two of them are one extent.
     Iova::new((page ^ 1) * PAGE)
 }
 
@@ -152,15 +152,14 @@ fn first_byte(session: &Session, iova: Iova) -> Option<u8> {
     session.read(iova, &mut byte).is_ok().then_some(byte[0])
 }
 
-/// Ends an access of its own, after which the slot must still be busy: this thread may then unmap
-/// nothing.
+/// Makes an access. After it the slot must still be busy, so this thread cannot unmap anything.
 fn access_and_unmap(session: &'static Session) {
     expect(first_byte(session, at(3)) == Some(4));
     let unmapped = session.space().unmap(UNUSED, PAGE);
     expect(matches!(unmapped, Err(Error::PinnedByCaller { .. })));
 }
 
-/// Pins a page, and accesses another one and the remote region within.
+/// Pins a page, and accesses the remote region within the pin.
 fn pin_and_call(session: &'static Session) {
     let pinned = session.pin(at(3), 16, ReadOnly, |view| {
         expect(first_byte(session, REMOTE) == Some(7));
@@ -170,7 +169,7 @@ fn pin_and_call(session: &'static Session) {
     expect(pinned == Ok(true));
 }
 
-/// Makes a lease in one of the calls alone: the list has room for the next lease then.
+/// Makes a lease in only one of the calls, so that the list has room for the next lease.
 fn lease_and_drop(session: &'static Session) {
     expect(
         CALLS.get() != NTH.load(Ordering::Relaxed)
@@ -191,7 +190,7 @@ fn memory_is_not_unmapped_while_a_lease_of_it_is_made() {
 }
 
 #[test]
-fn memory_is_not_unmapped_while_a_call_is_put_on_the_list() {
+fn memory_is_not_unmapped_while_a_call_is_added_to_the_list() {
     in_time(|session| {
         // The list has no room for the call, so it allocates.
         let lease = || session.lease(at(0), 16, ReadOnly, OnUnmap::Wait).unwrap();
@@ -217,11 +216,11 @@ fn an_allocator_that_leases_does_not_wait_for_its_own_thread() {
 }
 
 #[test]
-fn an_allocator_that_pins_finds_the_session_whole() {
+fn an_allocator_that_pins_finds_the_session_consistent() {
     in_time(|session| {
         let len = (PAGES * PAGE) as usize;
         with_hook(pin_and_call, || {
-            // The extents of the pin are more than there is room for, and so are their leases.
+            // The pin has more extents than the lists have room for, and as many leases.
             let pinned = session.pin(Iova::new(0), len, ReadWrite, |view| {
                 expect(first_byte(session, REMOTE) == Some(7));
                 let mut byte = [0];
@@ -232,7 +231,7 @@ fn an_allocator_that_pins_finds_the_session_whole() {
             });
             expect(pinned == Ok(()));
         });
-        // Nothing is pinned or leased any more.
+        // All pins and leases have ended.
         session.space().unmap(Iova::new(0), PAGES * PAGE).unwrap();
     });
 }

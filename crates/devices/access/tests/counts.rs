@@ -1,4 +1,4 @@
-//! What warm operations cost, counted: allocations, locks, barriers.
+//! Counts the allocations, locks and barriers of operations with a warm TLB.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "counts allocations, and maps memory by its address")]
 
@@ -13,7 +13,7 @@ struct Counting;
 
 thread_local!(static ALLOCATIONS: Cell<u64> = const { Cell::new(0) });
 
-// SAFETY: the system's allocator, with a count beside it.
+// SAFETY: it counts and calls the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
@@ -37,7 +37,7 @@ struct World {
     memory: Memory,
 }
 
-/// Pages, freed after the space.
+/// Pages that are freed after the space.
 struct Memory(*mut u8);
 
 impl Memory {
@@ -54,7 +54,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
+        // SAFETY: the memory was allocated with this layout.
         unsafe { std::alloc::dealloc(self.0, Self::LAYOUT) };
     }
 }
@@ -72,12 +72,12 @@ impl World {
     }
 
     fn unmap(&self, page: u64) {
-        // SAFETY: mapped by `map`, in this thread.
+        // SAFETY: this thread has mapped it with `map_raw`.
         unsafe { self.space.unmap_raw(Iova::new(page * PAGE), PAGE) }.unwrap();
     }
 }
 
-/// What `work` costs: allocations, and what the space counts.
+/// Returns the cost of `work`: the number of allocations, and the counters of the space.
 fn cost(space: &Space, work: impl FnOnce()) -> (u64, Counters) {
     let (before, allocations) = (space.counters(), ALLOCATIONS.get());
     work();
@@ -113,7 +113,7 @@ fn warm_operations_allocate_nothing_and_take_no_lock() {
         let session = space.session();
         assert_eq!(cost(space, || (0..rounds).for_each(|_| round())), barriers(0), "not yet used");
 
-        // From one page into the next. Under Miri each byte takes long.
+        // Accesses cross from one page into the next. Miri is slow, so they are short there.
         const LEN: usize = if cfg!(miri) { 32 } else { 3000 };
         let mut bytes = [0; LEN];
         let mut access = || {
@@ -131,7 +131,7 @@ fn warm_operations_allocate_nothing_and_take_no_lock() {
         (0..8).for_each(|page| world.map(page));
         access();
         assert_eq!(cost(space, || (0..rounds).for_each(|_| access())), barriers(0), "accesses");
-        // It is not parked now.
+        // The session is not parked now.
         assert_eq!(cost(space, || (0..8).for_each(|page| world.unmap(page))), barriers(8));
         (0..8).for_each(|page| world.map(page));
         access();
@@ -143,7 +143,7 @@ fn warm_operations_allocate_nothing_and_take_no_lock() {
             (0..8).for_each(|page| world.map(page));
             access();
             let many = cost(space, || {
-                // Backwards, so that no two are taken for one.
+                // In descending order, so that adjacent ranges are not merged.
                 for page in (0..8).rev() {
                     // SAFETY: mapped above, in this thread.
                     unsafe { batch.unmap_raw(Iova::new(page * PAGE), PAGE) }.unwrap();
@@ -174,7 +174,7 @@ fn a_slot_is_used_again() {
         }
     });
     assert_eq!(again, barriers(0));
-    // What one has used is not the next one's.
+    // A session does not inherit the TLB of the previous user of its slot.
     world.map(0);
     let session = world.space.session();
     session.write_obj(Iova::new(0), 5u64).unwrap();

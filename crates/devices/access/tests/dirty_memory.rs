@@ -1,4 +1,4 @@
-//! A dirty log takes memory for what was touched. By itself in a program, because it looks at the
+//! A dirty log takes memory only for marked pages. The only test of its program, because it measures the
 //! memory of the whole process.
 #![cfg(all(not(loom), not(miri)))]
 
@@ -14,7 +14,7 @@ fn resident_bytes() -> i64 {
 }
 
 #[test]
-fn sixteen_tebibytes_cost_what_is_touched() {
+fn a_log_of_sixteen_tebibytes_takes_memory_only_for_marked_pages() {
     const MIB: i64 = 1 << 20;
     let range = AddrRange::new(GuestPhys::new(1 << 32), 16 << 40).unwrap();
     let before = resident_bytes();
@@ -28,7 +28,7 @@ fn sixteen_tebibytes_cost_what_is_touched() {
     }
     let done = log.harvest(range, || {}, |_| {});
     assert_eq!((done.pages, done.page_words, done.middle_words), (16, 16, 16));
-    // With transparent huge pages each mark may make 2 MiB of bits, and the first all summaries.
+    // With transparent huge pages, each mark may touch 2 MiB of bits, and the first one all summaries.
     let touched = resident_bytes() - before;
     assert!(touched < (16 * 2 + 8 + 4) * MIB, "{touched} bytes for 16 marks");
 }

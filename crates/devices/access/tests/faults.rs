@@ -1,5 +1,4 @@
-//! Memory that vanishes, peers that die, calls that are cancelled, and threads that would wait for
-//! themselves.
+//! Missing memory, processes that end, cancelled calls, and threads that would wait for themselves.
 #![cfg(not(any(loom, miri)))]
 #![expect(unsafe_code, reason = "writes to memory of another program")]
 
@@ -39,7 +38,7 @@ fn lost(offset: u64, done: usize) -> Fault {
 }
 
 #[test]
-fn a_file_that_was_truncated_faults_at_the_exact_byte() {
+fn accesses_to_a_truncated_file_fault_at_the_exact_byte() {
     let file = memfd::create("shrinks", Backing::Shmem).unwrap();
     memfd::set_len(&file, 4 * PAGE).unwrap();
     let region = Region::map_file(&file, FileOffset::new(0), 4 * PAGE, RegionAccess::ReadWrite);
@@ -77,7 +76,7 @@ fn a_file_that_was_truncated_faults_at_the_exact_byte() {
         view.write(PAGE as usize, &[3; 4])
     });
     assert_eq!(outcome.unwrap(), Err(lost(end, 0)));
-    // What is there is there, and what comes back is back.
+    // The rest of the file is still accessible, and so is its end after the file has grown again.
     session.read(at(end - 5000), &mut into[..5000]).unwrap();
     memfd::set_len(&file, 4 * PAGE).unwrap();
     assert_eq!(session.read_obj::<u64>(at(end)), Ok(0));
@@ -124,12 +123,12 @@ fn the_offset_into_a_file_is_kept() {
     assert!(matches!(refused, Err(Error::ReadOnlyRegion)));
 }
 
-/// A process that does not outlive the test.
+/// A process that is killed on drop.
 struct Killed(Child);
 
 impl Killed {
     fn end(&mut self) {
-        // It may have ended before.
+        // The process may have ended before.
         let _ = self.0.kill();
         self.0.wait().unwrap();
     }
@@ -141,8 +140,8 @@ impl Drop for Killed {
     }
 }
 
-/// Starts a program that sleeps, and returns the end of its stack, and the beginning of its first
-/// mapping, which is read-only and begins with the magic number of ELF.
+/// Starts a program that sleeps, and returns the end of its stack, and the start of its first mapping,
+/// which is read-only and begins with the magic number of ELF.
 fn sleeping() -> (Killed, u64, u64) {
     let mut command = Command::new("sleep");
     command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -151,7 +150,7 @@ fn sleeping() -> (Killed, u64, u64) {
     loop {
         assert!(Instant::now() < end, "the process has no stack that is named so");
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.0.id())).unwrap();
-        // Before it has executed `sleep` it is this program, and before it sleeps it uses its stack.
+        // Wait until it has executed `sleep` and sleeps, because until then it uses its stack.
         let is_new =
             maps.lines().any(|line| line.ends_with("sleep") || line.ends_with("coreutils"));
         let status = std::fs::read_to_string(format!("/proc/{}/stat", child.0.id())).unwrap();
@@ -161,7 +160,7 @@ fn sleeping() -> (Killed, u64, u64) {
             let number = |text| u64::from_str_radix(text, 16).ok();
             Some((number(start)?, number(end)?))
         };
-        // They are there from the start.
+        // Both mappings exist from the start.
         let stack = maps.lines().find(|line| line.ends_with("[stack]")).and_then(range);
         let first = maps.lines().find(|line| line.contains(" r--p ")).and_then(range);
         if let (true, true, Some(stack), Some(first)) = (is_new, is_asleep, stack, first) {
@@ -170,7 +169,7 @@ fn sleeping() -> (Killed, u64, u64) {
     }
 }
 
-/// Writes to memory that the other process itself may only read are refused, and change nothing.
+/// Writes to memory that is read-only in the other process fail, and change nothing.
 #[test]
 fn read_only_memory_of_another_process_is_read_and_never_written() {
     let (child, _, first) = sleeping();
@@ -193,9 +192,9 @@ fn read_only_memory_of_another_process_is_read_and_never_written() {
     }
 }
 
-/// A child can have memory of this process mapped, which safe code must not change.
+/// A child may share memory with this process, which safe code must not change.
 #[test]
-fn memory_of_another_process_is_written_only_by_a_promise() {
+fn writing_memory_of_another_process_needs_unsafe_code() {
     let (child, stack, _) = sleeping();
     let pid = child.0.id();
     let memory = Arc::new(ProcessMemory::open(pid, stack - 2 * PAGE).unwrap());
@@ -228,7 +227,7 @@ fn memory_of_another_process_faults_once_the_process_is_gone() {
     let mut seven = [0; 7];
     session.read(at(16), &mut seven).unwrap();
     assert_eq!(&seven, b"written");
-    // Behind the stack there is nothing.
+    // Nothing is mapped after the stack.
     assert_eq!(session.read(at(2 * PAGE - 3), &mut seven), Err(lost(2 * PAGE - 3, 3)));
     assert_eq!(session.pin(START, 8, ReadOnly, |_| ()).unwrap_err().reason, Reason::NotDirect);
     assert_eq!(session.fetch_or(START, 1u32).unwrap_err().reason, Reason::NotDirect);
@@ -242,7 +241,8 @@ fn memory_of_another_process_faults_once_the_process_is_gone() {
     space.unmap(START, 4 * PAGE).unwrap();
 }
 
-/// Reads end when they are cancelled, with three bytes done; writes do what `on_write` says.
+/// Remote memory whose reads end when they are cancelled, with three bytes done, and whose writes call
+/// `on_write`.
 struct Slow {
     reading: Mutex<Option<bool>>,
     changed: Condvar,
@@ -308,7 +308,7 @@ fn unmapping_cancels_a_call_to_a_remote_region_and_waits_for_it() {
         slow.wait_until_reading();
         assert!(matches!(space.detach(&region), Err(Error::StillMapped { .. })));
         space.unmap(START, 4 * PAGE).unwrap();
-        // More than once where the call takes its time to return.
+        // The call is cancelled more than once if it takes long to return.
         let cancelled = slow.cancelled.lock().unwrap();
         assert!(
             !cancelled.is_empty() && cancelled.iter().all(|range| *range == (PAGE + 4..PAGE + 12))
@@ -320,7 +320,7 @@ fn unmapping_cancels_a_call_to_a_remote_region_and_waits_for_it() {
 }
 
 #[test]
-fn other_ranges_are_unmapped_without_cancelling() {
+fn unmapping_other_ranges_cancels_no_call() {
     let slow = Slow::new(|| ());
     let region = Region::remote(Arc::clone(&slow) as Arc<dyn RemoteMemory>, 4 * PAGE).unwrap();
     let space = Space::new().unwrap();
@@ -338,12 +338,12 @@ fn other_ranges_are_unmapped_without_cancelling() {
 }
 
 #[test]
-fn a_thread_is_not_let_wait_for_itself() {
+fn unmapping_fails_if_the_thread_would_wait_for_itself() {
     let space = Space::new().unwrap();
     let (inner, outcome) = (space.clone(), Arc::new(Mutex::new(None)));
     let told = Arc::clone(&outcome);
     let slow = Slow::new(move || {
-        // As a server that handles an unmapping while it waits for an answer.
+        // Like a server that handles an unmapping while it waits for an answer.
         *told.lock().unwrap() = Some(inner.unmap(START, PAGE));
     });
     let region = Arc::new(Region::remote(slow, PAGE).unwrap());
@@ -361,7 +361,7 @@ fn a_thread_is_not_let_wait_for_itself() {
     let region = Arc::new(region.unwrap());
     space.attach(&region).unwrap();
     space.map(START, &region, 0, 2 * PAGE, Prot::READ_WRITE).unwrap();
-    // A lease that waits, of what is unmapped and of something else.
+    // A lease with `OnUnmap::Wait` that overlaps the range.
     let lease = session.lease(START, 8, ReadOnly, OnUnmap::Wait).unwrap();
     let refused = space.unmap(START, 2 * PAGE);
     assert!(matches!(refused, Err(Error::PinnedByCaller { .. })), "{refused:?}");
@@ -376,7 +376,7 @@ fn a_thread_is_not_let_wait_for_itself() {
         })
         .unwrap();
     batch.finish().unwrap();
-    // A panic in a pin leaves it.
+    // A panic in a pin ends the pin.
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         session.pin(at(0x10_0000), 8, ReadOnly, |_| panic!("in a pin"))
     }));
@@ -386,7 +386,7 @@ fn a_thread_is_not_let_wait_for_itself() {
 }
 
 #[test]
-fn a_lease_is_waited_for_and_told() {
+fn unmapping_notifies_a_lease_and_waits_for_it() {
     let file = memfd::create("leased", Backing::Shmem).unwrap();
     memfd::set_len(&file, 2 * PAGE).unwrap();
     let region = Region::map_file(&file, FileOffset::new(0), 2 * PAGE, RegionAccess::ReadWrite);
@@ -404,7 +404,7 @@ fn a_lease_is_waited_for_and_told() {
     let is_dropped = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Used on another thread, until it is wanted back.
+            // Use the lease on another thread until it is revoked.
             while !lease.is_revoked() {
                 lease.view().write(0, b"by lease").unwrap();
                 std::thread::yield_now();
@@ -423,7 +423,7 @@ fn a_lease_is_waited_for_and_told() {
     assert_eq!(&bytes, b"to the end");
 }
 
-/// A source of a user's own that says it has more, the more is read from it.
+/// A custom source whose `remaining` grows as bytes are read from it.
 struct Growing<'m> {
     bytes: VolatileSlice<'m>,
     says: usize,

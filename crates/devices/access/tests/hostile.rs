@@ -1,5 +1,5 @@
-//! Callers that do what the safe interface lets them: end another's mappings, panic in callbacks, drop
-//! memory in the middle of an access, and name another file each time they are asked.
+//! Hostile callers of the safe API: they unmap memory of others, drop memory in the middle of an access,
+//! and return another file from each call of `as_fd`.
 #![cfg(not(any(loom, miri)))]
 #![expect(unsafe_code, reason = "maps memory by its address")]
 
@@ -21,10 +21,10 @@ use longshore_sys::memfd::{self, Backing};
 
 const PAGE: u64 = 4096;
 
-/// The owner of a space lends out sessions, and a session has the space: what it mapped is unmapped by
-/// nobody else, whichever method is called.
+/// An owner of a space that lends out sessions thereby lends the space, too. No safe method may unmap
+/// its raw mappings.
 #[test]
-fn the_safe_methods_leave_a_raw_space_alone() {
+fn the_safe_methods_fail_on_a_raw_only_space() {
     for dirty_bits in [false, true] {
         let config = SpaceConfig::new().with_raw_only(true).with_dirty_bits(dirty_bits);
         let space = Space::with_config(config).unwrap();
@@ -33,7 +33,7 @@ fn the_safe_methods_leave_a_raw_space_alone() {
         let memory = Mapping::of_file(&file, PAGE, Granule::SIZE_4K, Access::ReadWrite).unwrap();
         let bus = BusAddr::new(memory.start().expose_provenance().get() as u64);
         let iova = Iova::new(0x1000);
-        // SAFETY: it stays mapped until the end, and has no references.
+        // SAFETY: the memory stays mapped until the end, and has no references.
         unsafe { space.map_raw(iova, bus, PAGE, Prot::READ_WRITE) }.unwrap();
         let session = space.session();
         session.write(iova, b"mine").unwrap();
@@ -62,7 +62,7 @@ fn the_safe_methods_leave_a_raw_space_alone() {
     }
 }
 
-/// Descriptors of several files, another one each time.
+/// A type whose `as_fd` returns another file each time.
 struct Lying {
     files: [OwnedFd; 4],
     next: Cell<usize>,
@@ -78,7 +78,7 @@ impl Lying {
         Self { files, next: Cell::new(0) }
     }
 
-    /// The number of the file whose first byte was changed.
+    /// Returns the number of the file whose first byte was changed.
     fn changed(&self) -> usize {
         let is_changed = |file: &OwnedFd| {
             let mut byte = [0];
@@ -97,7 +97,7 @@ impl AsFd for Lying {
     }
 }
 
-/// A file whose length was checked is mapped, and no other.
+/// The file that is mapped is the one whose length was checked.
 #[test]
 fn the_file_that_is_mapped_is_the_one_that_was_checked() {
     let lying = Lying::new();
@@ -115,8 +115,8 @@ fn the_file_that_is_mapped_is_the_one_that_was_checked() {
     assert_eq!(lying.changed(), 0);
 }
 
-/// Memory that answers as soon as it is being unmapped, and whose last reference is then dropped by the
-/// thread that accessed it, or by the one that unmaps.
+/// Memory that answers a read only when it is cancelled. Then the accessing thread or the unmapping
+/// thread drops the last reference.
 struct Fleeting {
     space: Space,
     called: Arc<Barrier>,
@@ -144,14 +144,14 @@ impl RemoteMemory for Fleeting {
 
 impl Drop for Fleeting {
     fn drop(&mut self) {
-        // An access here would leave the slot under the one that is going on.
+        // An access here would leave the slot in the middle of the outer access.
         if self.space.grace_period().is_err() {
             self.dropped_within.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// The owner's code runs when its memory is dropped. It must not run in the middle of an access.
+/// Dropping memory runs code of its owner, which must not happen in the middle of an access.
 #[test]
 fn remote_memory_is_never_dropped_within_an_access() {
     const ROUNDS: usize = 3000;
@@ -170,7 +170,7 @@ fn remote_memory_is_never_dropped_within_an_access() {
             let mut bytes = [0; 2 * PAGE as usize];
             for _ in 0..ROUNDS {
                 mapped.wait();
-                // First the remote page, then the other.
+                // Reads the remote page first, and then the page of this process.
                 session.read(Iova::new(0), &mut bytes).unwrap();
             }
         });

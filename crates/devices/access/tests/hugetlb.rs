@@ -1,5 +1,5 @@
-//! Memory of the hugetlb pool that a client punches holes into. One test, because it changes how many
-//! pages the pool of the machine has.
+//! Memory of the hugetlb pool into which a client punches holes. The only test of its program, because
+//! it changes the size of the machine's pool.
 
 #![cfg(all(target_os = "linux", not(loom)))]
 #![expect(unsafe_code, reason = "maps pages to take them out of the pool")]
@@ -19,13 +19,13 @@ use rustix::fs::FallocateFlags;
 const HUGE: u64 = 2 << 20;
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-/// Pages that this test has added to the pool, which it takes back.
+/// The pages that this test has added to the pool. Dropping it removes them.
 struct Pool {
     before: String,
 }
 
 impl Pool {
-    /// Adds `pages` to the pool, or says why it cannot.
+    /// Adds `pages` to the pool, or returns the reason why it cannot.
     fn grow(pages: u64) -> Result<Self, String> {
         let read = || fs::read_to_string(POOL).map_err(|error| format!("{POOL}: {error}"));
         let before = read()?;
@@ -56,7 +56,7 @@ fn punch(file: &OwnedFd, offset: u64, len: u64) -> bool {
     rustix::fs::fallocate(file, mode, offset, len).is_ok()
 }
 
-/// Takes every free page out of the pool, for as long as what is returned lives.
+/// Takes every free page out of the pool, until the result is dropped.
 fn empty_pool() -> Vec<Mapping> {
     let mut taken = Vec::new();
     loop {
@@ -64,7 +64,7 @@ fn empty_pool() -> Vec<Mapping> {
         let Ok(mapping) = Mapping::of_file(&file, HUGE, Granule::SIZE_2M, Access::ReadWrite) else {
             return taken;
         };
-        // SAFETY: the first byte of the mapping, which has a page reserved.
+        // SAFETY: it is the first byte of the mapping, for which a page is reserved.
         unsafe { mapping.start().write_volatile(1) };
         taken.push(mapping);
     }
@@ -78,7 +78,7 @@ fn a_punched_hole_in_a_sealed_hugetlb_file_is_a_fault() {
     };
     let file = huge_file(2);
     memfd::add_seals(&file, Seals { shrink: true, grow: true, ..Seals::default() }).unwrap();
-    // The second page; its offset is a multiple of the pages' size and the region's end is not.
+    // The region begins in the middle of the second page, and ends with it.
     let offset = FileOffset::new(HUGE + 0x1000);
     let region = Region::map_file(file.as_fd(), offset, HUGE - 0x1000, RegionAccess::ReadWrite);
     let region = Arc::new(region.unwrap());

@@ -1,4 +1,4 @@
-//! Dirty logs and dirty bits through sessions: exact, and without a lost write while devices run.
+//! Dirty logs and dirty bits of sessions: they are exact, and no write is lost while devices run.
 #![cfg(not(any(loom, miri)))]
 #![expect(unsafe_code, reason = "maps memory by its address")]
 
@@ -47,7 +47,7 @@ fn space_of(region: &Arc<Region>, config: SpaceConfig) -> Space {
     space
 }
 
-/// The pages of each way to write: one page each, in this order from page 1 on, with one between.
+/// Writes one page in each way, every second page from page 1 on, and returns the written pages.
 fn write_in_each_way(session: &Session) -> BTreeSet<u64> {
     let at = |way: u64| iova(1 + 2 * way);
     session.write(at(0), &[1; 100]).unwrap();
@@ -60,9 +60,9 @@ fn write_in_each_way(session: &Session) -> BTreeSet<u64> {
     session.pin(at(6), 8, WriteOnly, |view| view.write(0, &[1; 8])).unwrap().unwrap();
     session.pin(at(7), 8, ReadWrite, |_| ()).unwrap();
     drop(session.lease(at(8), 8, WriteOnly, OnUnmap::Wait).unwrap());
-    // One that ends early.
+    // A write that ends early.
     session.write(iova(PAGES - 1), &[1; 2 * PAGE as usize]).unwrap_err();
-    // And what is no write.
+    // Accesses that do not write.
     session.read(iova(30), &mut [0; 100]).unwrap();
     session.load::<u8>(iova(32), Ordering::Acquire).unwrap();
     session.pin(iova(34), 8, longshore_access::ReadOnly, |_| ()).unwrap();
@@ -84,7 +84,7 @@ fn harvested<A: Address>(space: &Space, log: &DirtyLog<A>, start: u64) -> BTreeS
 }
 
 #[test]
-fn what_is_written_is_logged_in_every_way_and_nothing_else_is() {
+fn writes_of_every_kind_are_logged_and_reads_are_not() {
     let region = memory();
     let space = space_of(&region, SpaceConfig::new());
     let session = space.session();
@@ -93,19 +93,19 @@ fn what_is_written_is_logged_in_every_way_and_nothing_else_is() {
     let logs = Logs::default()
         .with_iova(Log::Internal(Arc::clone(&by_iova)))
         .with_guest_phys(Log::Internal(Arc::clone(&by_guest)));
-    // Off.
+    // The logs are off.
     write_in_each_way(&session);
     assert!(harvested(&space, &by_iova, START).is_empty());
-    // On, with a TLB that was warm before.
+    // The logs are on, and the TLB has entries from before.
     space.set_logs(logs).unwrap();
     assert!(matches!(space.logs().by_iova, Log::Internal(_)));
     for _ in 0..3 {
         let expected = write_in_each_way(&session);
         assert_eq!(harvested(&space, &by_iova, START), expected);
         assert_eq!(harvested(&space, &by_guest, GUEST), expected);
-        assert!(harvested(&space, &by_iova, START).is_empty(), "it was harvested");
+        assert!(harvested(&space, &by_iova, START).is_empty(), "the second harvest is empty");
     }
-    // Off again.
+    // The logs are off again.
     space.set_logs(Logs::default()).unwrap();
     write_in_each_way(&session);
     assert!(harvested(&space, &by_iova, START).is_empty());
@@ -117,14 +117,14 @@ fn writes_to_remote_regions_are_logged() {
     // The stack of a process that waits for its standard input.
     let mut command = Command::new("cat");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    // Once it has copied something, its stack is where it stays.
+    // After it has copied a byte, its stack does not move any more.
     child.stdin.as_mut().unwrap().write_all(b"!").unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
     let stack = maps.lines().find(|line| line.ends_with("[stack]")).unwrap();
     let end = u64::from_str_radix(stack.split([' ', '-']).nth(1).unwrap(), 16).unwrap();
     let pid = child.id();
-    // SAFETY: the stack of another program, which shares no memory with this one.
+    // SAFETY: it is the stack of another program, which shares no memory with this one.
     let remote = Arc::new(unsafe { ProcessMemory::open(pid, end - 4 * PAGE).unwrap().writable() });
     let region = Region::remote(remote, 4 * PAGE).unwrap().at_guest_phys(GuestPhys::new(GUEST));
     let (region, space) = (Arc::new(region), Space::new().unwrap());
@@ -143,14 +143,14 @@ fn writes_to_remote_regions_are_logged() {
 }
 
 #[test]
-fn an_external_log_has_the_bits_of_what_was_written() {
+fn an_external_log_has_the_bits_of_the_written_pages() {
     let region = memory();
     let space = space_of(&region, SpaceConfig::new());
     let bits: &'static [AtomicU64] =
         Vec::leak((0..(GUEST / PAGE + PAGES) / 64).map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
     let external = |words: usize| {
         let start = NonNull::from(bits).cast();
-        // SAFETY: leaked, and looked at by atomics only.
+        // SAFETY: the words were leaked, and are accessed by atomics only.
         let log = unsafe { ExternalLog::from_raw_parts(start, words * 8, ()) };
         Logs::default().with_guest_phys(Log::External(Arc::new(log)))
     };
@@ -161,7 +161,7 @@ fn an_external_log_has_the_bits_of_what_was_written() {
     let expected = write_in_each_way(&session);
     let word = bits[(GUEST / PAGE / 64) as usize].load(Ordering::Acquire);
     assert_eq!((0..64).filter(|bit| word >> bit & 1 != 0).collect::<BTreeSet<u64>>(), expected);
-    // A region that it has no bits for is not let in.
+    // A region beyond the log cannot be attached.
     let file = memfd::create("beyond", Backing::Shmem).unwrap();
     memfd::set_len(&file, PAGE).unwrap();
     let beyond =
@@ -193,7 +193,7 @@ fn dirty_bits_are_set_as_hardware_sets_them() {
     }
     let none = space_of(&memory(), SpaceConfig::new());
     assert!(matches!(none.read_dirty(iova(0), PAGE, true, |_| ()), Err(Error::Table { .. })));
-    // Both at once.
+    // A log and dirty bits at the same time.
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range(START, PAGES)).unwrap());
     let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
     space.set_logs(logs).unwrap();
@@ -213,11 +213,11 @@ fn read_dirty(space: &Space, clear: bool) -> BTreeSet<u64> {
 }
 
 #[test]
-fn what_a_lease_may_write_is_told_by_each_harvest_while_it_lives() {
+fn each_harvest_reports_the_pages_of_live_writable_leases() {
     let space = space_of(&memory(), SpaceConfig::new());
     let session = space.session();
     let (log, logs) = internal(range(START, PAGES));
-    // One from before the log.
+    // A lease from before the log.
     let before = session.lease(iova(9), 16, WriteOnly, OnUnmap::Wait).unwrap();
     space.set_logs(logs.clone()).unwrap();
     let lease = session.lease(iova(3), 2 * PAGE as usize, ReadWrite, OnUnmap::Wait).unwrap();
@@ -230,7 +230,7 @@ fn what_a_lease_may_write_is_told_by_each_harvest_while_it_lives() {
     drop(lease);
     assert_eq!(harvested(&space, &log, START), [3, 4, 9].into());
     assert_eq!(harvested(&space, &log, START), [9].into());
-    // A log that is taken away has what was written until then.
+    // A log that is removed has the writes until then.
     before.view().write(0, b"once more").unwrap();
     log.clear(log.covers());
     space.set_logs(Logs::default()).unwrap();
@@ -239,12 +239,12 @@ fn what_a_lease_may_write_is_told_by_each_harvest_while_it_lives() {
 }
 
 #[test]
-fn a_log_of_another_process_has_what_leases_write_when_it_is_said() {
+fn log_leases_marks_live_leases_in_an_external_log() {
     let region = memory();
     let space = space_of(&region, SpaceConfig::new());
     let bits: &'static [AtomicU64] =
         Vec::leak((0..(GUEST / PAGE + PAGES) / 64).map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
-    // SAFETY: leaked, and looked at by atomics only.
+    // SAFETY: the words were leaked, and are accessed by atomics only.
     let log =
         unsafe { ExternalLog::from_raw_parts(NonNull::from(bits).cast(), bits.len() * 8, ()) };
     let by_guest_phys = Log::External(Arc::new(log));
@@ -262,7 +262,7 @@ fn a_log_of_another_process_has_what_leases_write_when_it_is_said() {
 }
 
 #[test]
-fn what_a_lease_may_write_is_dirty_while_it_lives() {
+fn the_pages_of_a_writable_lease_are_dirty_while_it_lives() {
     let config = SpaceConfig::new().with_dirty_bits(true);
     let space = space_of(&memory(), config);
     let session = space.session();
@@ -280,14 +280,14 @@ fn what_a_lease_may_write_is_dirty_while_it_lives() {
 }
 
 #[test]
-fn each_page_of_a_write_is_dirty_also_where_a_log_is_on() {
+fn each_page_of_a_write_is_dirty_also_if_a_log_is_on() {
     let config = SpaceConfig::new().with_dirty_bits(true);
     let space = space_of(&memory(), config);
     let session = space.session();
     let (_, logs) = internal(range(START, PAGES));
     for logs in [Logs::default(), logs] {
         space.set_logs(logs).unwrap();
-        // The second walk in a window of the TLB takes its neighbours with it.
+        // The second walk in a window of the TLB merges neighbouring pages.
         session.read(iova(0), &mut [0; 8]).unwrap();
         session.read(iova(1), &mut [0; 8]).unwrap();
         session.write(iova(2), &[1; 3 * PAGE as usize]).unwrap();
@@ -298,7 +298,7 @@ fn each_page_of_a_write_is_dirty_also_where_a_log_is_on() {
 }
 
 #[test]
-fn unmapping_tells_of_what_was_written() {
+fn unmapping_reports_the_written_pages() {
     let config = SpaceConfig::new().with_dirty_bits(true);
     let region = memory();
     let space = space_of(&region, config);
@@ -337,9 +337,9 @@ fn unmapping_tells_of_what_was_written() {
     none.unmap(iova(0), PAGES * PAGE).unwrap();
 }
 
-/// A lease whose page was read and cleared, and that writes until its unmapping has it back.
+/// The dirty bit of a leased page is cleared, and the lease may write until its unmapping revokes it.
 #[test]
-fn unmapping_tells_of_what_a_lease_wrote_last() {
+fn unmapping_reports_the_last_writes_of_a_lease() {
     let config = SpaceConfig::new().with_dirty_bits(true);
     let space = space_of(&memory(), config);
     let session = space.session();
@@ -354,8 +354,8 @@ fn unmapping_tells_of_what_a_lease_wrote_last() {
     assert_eq!(runs, [range(iova(3).raw(), 1)]);
 }
 
-/// Pages are mapped, written and unmapped while somebody else reads and clears dirty bits: between
-/// the two, no write is lost.
+/// One thread maps, writes and unmaps pages while another one reads and clears dirty bits. Each write is
+/// reported to one of them.
 #[test]
 fn no_write_is_lost_between_reading_dirty_bits_and_unmapping() {
     let config = SpaceConfig::new().with_dirty_bits(true);
@@ -363,7 +363,7 @@ fn no_write_is_lost_between_reading_dirty_bits_and_unmapping() {
     let space = Space::with_config(config).unwrap();
     space.attach(&region).unwrap();
     let (space, stop, passes) = (&space, &AtomicBool::new(false), &AtomicU64::new(0));
-    // A bit for each page.
+    // `told` has a bit for each page.
     let told = &AtomicU64::new(0);
     let tell = |run: AddrRange<Iova>| {
         for page in pages_of(&[run], START) {
@@ -386,7 +386,7 @@ fn no_write_is_lost_between_reading_dirty_bits_and_unmapping() {
             }
             session.park();
             space.unmap_dirty(iova(0), 8 * PAGE, tell).unwrap();
-            // What the other has in hand it tells of by then.
+            // After two more passes, the other thread has reported all bits that it has cleared.
             let end = passes.load(Ordering::Acquire) + 2;
             while passes.load(Ordering::Acquire) < end {
                 assert!(!reader.is_finished());
@@ -399,8 +399,8 @@ fn no_write_is_lost_between_reading_dirty_bits_and_unmapping() {
     });
 }
 
-/// Threads write numbers that grow; whoever harvests copies the pages that are reported. In the end the
-/// copy is what is there.
+/// Threads write growing numbers while this thread harvests and copies the reported pages. In the end
+/// the copy must equal the memory.
 fn nothing_is_lost(config: SpaceConfig, mut harvest: impl FnMut(&Space, &mut dyn FnMut(u64))) {
     let memory = vec![0u8; (PAGES as usize + 1) * PAGE as usize].leak();
     let bus = (memory.as_mut_ptr().expose_provenance() as u64 + PAGE - 1) & !(PAGE - 1);
@@ -454,7 +454,7 @@ fn no_write_is_lost_between_harvests() {
     let mut is_on = false;
     nothing_is_lost(SpaceConfig::new(), |space, look| {
         if !is_on {
-            // While they write already: then all of it is new.
+            // The threads write already, so all pages count as new.
             let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
             log.start(|| space.set_logs(logs)).unwrap();
             is_on = true;
@@ -468,7 +468,7 @@ fn no_write_is_lost_between_harvests() {
 }
 
 #[test]
-fn no_dirty_bit_is_lost_when_they_are_cleared() {
+fn no_write_is_lost_when_dirty_bits_are_cleared() {
     let config = SpaceConfig::new().with_dirty_bits(true);
     nothing_is_lost(config, |space, look| {
         let read = space.read_dirty(iova(0), PAGES * PAGE, true, |run| {
@@ -478,9 +478,9 @@ fn no_dirty_bit_is_lost_when_they_are_cleared() {
     });
 }
 
-/// A log in a file, that begins and ends anywhere, and that is sealed, or not and cut off.
+/// A log in a file begins and ends at any byte. The file is sealed, or else truncated.
 #[test]
-fn a_log_in_a_file_is_marked_and_survives_that_it_vanishes() {
+fn a_log_in_a_file_is_marked_and_survives_its_truncation() {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
     const OFFSET: u64 = 4096 + 13;
@@ -497,7 +497,7 @@ fn a_log_in_a_file_is_marked_and_survives_that_it_vanishes() {
         assert_eq!(log.pages(), LEN * 8);
         let file = File::from(file);
         let mark = |page: u64, pages: u64| log.mark(GuestPhys::new(page * PAGE), pages * PAGE);
-        // Words, bytes before and behind them, over all of it.
+        // Marks in whole words, and in the bytes before and after them.
         for (page, pages) in [(0, 1), (1, 7), (20, 200), (LEN * 8 - 30, 30)] {
             mark(page, pages).unwrap();
             let mut bytes = vec![0; LEN as usize];
@@ -514,13 +514,13 @@ fn a_log_in_a_file_is_marked_and_survives_that_it_vanishes() {
             continue;
         }
         file.set_len(2 * 4096).unwrap();
-        // What is left is marked, and what is not is said.
+        // The remaining bits are set, and the missing ones return an error.
         mark(5, 1).unwrap();
         let lost = mark(LEN * 8 - 1, 1).unwrap_err();
         assert!(lost.log_pages < LEN * 8, "{lost}");
         let mut burst = log.burst();
         burst.mark(GuestPhys::new((LEN * 8 - 1) * PAGE), 1).unwrap();
-        assert!(burst.mark(GuestPhys::new(0), 1).is_err(), "what was pending is lost");
+        assert!(burst.mark(GuestPhys::new(0), 1).is_err(), "the pending marks are lost");
         drop(burst);
         drop(log);
     }

@@ -1,9 +1,9 @@
-//! Every interleaving of writers and a harvester of a dirty log, with loom in the place of the
-//! atomics: `RUSTFLAGS="--cfg loom" cargo test -p longshore-access --release --test loom_dirty`.
+//! Explores every interleaving of writers and a harvester of a dirty log with loom: `RUSTFLAGS="--cfg
+//! loom" cargo test -p longshore-access --release --test loom_dirty`.
 //!
-//! Memory is one cell a page, written and read `Relaxed`, so that a store may become visible as late
-//! as the language allows. The harvester keeps a copy of it as a migration does: it copies each page
-//! it is reported. In the end, after one more harvest, the copy must be the memory.
+//! Each page is one cell, which is written and read `Relaxed`, so that a store may become visible as
+//! late as the language allows. Like a migration, the harvester keeps a copy of the memory: it copies
+//! each reported page. After a last harvest the copy must equal the memory.
 #![cfg(loom)]
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ mod dirty;
 
 const PAGE: u64 = 4096;
 
-/// Memory of some pages with its log, and a slot for each writer.
+/// The memory of some pages, its log, and a slot for each writer.
 struct Model {
     log: DirtyLog<Iova>,
     pages: Vec<u64>,
@@ -30,7 +30,7 @@ struct Model {
 }
 
 impl Model {
-    /// The memory has these pages; the log covers all up to the last.
+    /// Makes a model whose memory has `pages`. The log covers all pages up to the last.
     fn new(pages: &[u64], writers: usize) -> Arc<Self> {
         let range = AddrRange::new(Iova::new(0), (pages[pages.len() - 1] + 1) * PAGE).unwrap();
         Arc::new(Self {
@@ -41,7 +41,7 @@ impl Model {
         })
     }
 
-    /// What a session does: enter the slot, copy, mark, leave.
+    /// Writes like a session: enters the slot, copies, marks, leaves the slot.
     fn write(&self, writer: usize, at: usize, value: u64) {
         self.slots[writer].store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -60,7 +60,7 @@ impl Model {
         }
     }
 
-    /// Copies the pages that are reported, and returns which they are.
+    /// Harvests, copies the reported pages, and returns their numbers.
     fn harvest(&self, copy: &mut [u64], grace: impl FnMut()) -> BTreeSet<u64> {
         let mut told = BTreeSet::new();
         self.log.harvest(self.log.covers(), grace, |run| {
@@ -75,7 +75,7 @@ impl Model {
         told
     }
 
-    /// The last harvest, when all writers are through: the copy is then the memory.
+    /// Harvests once more after all writers have ended, and checks that the copy equals the memory.
     fn compare(&self, mut copy: Vec<u64>) {
         self.harvest(&mut copy, || self.grace());
         for (at, &copied) in copy.iter().enumerate() {
@@ -86,19 +86,20 @@ impl Model {
     }
 }
 
-/// Bounds the switches that loom tries where there are more than two threads or many steps.
+/// Runs a model with a bound on the preemptions that loom tries, for models with more than two threads
+/// or many steps.
 fn with_preemptions(bound: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(bound);
     builder.check(model);
 }
 
-/// Whether loom finds an interleaving in which `model` panics.
+/// Returns `true` if loom finds an interleaving in which `model` panics.
 fn fails(model: impl Fn() + Sync + Send + 'static) -> bool {
     catch_unwind(AssertUnwindSafe(|| loom::model(model))).is_err()
 }
 
-/// One writer writes a page again and again, so that it finds its own mark.
+/// One writer writes a page twice, so that it finds its own mark.
 fn one_page_twice(grace: impl Fn(&Model) + Sync + Send + 'static) {
     let model = Model::new(&[0], 1);
     let other = Arc::clone(&model);
@@ -118,13 +119,13 @@ fn no_write_is_lost() {
     with_preemptions(4, || one_page_twice(Model::grace));
 }
 
-/// The control: without the wait, the harvester reads the page too early, and no mark is left.
+/// The control: without grace periods, the harvester reads the page too early, and no mark is left.
 #[test]
 fn without_the_grace_period_a_write_is_lost() {
     assert!(fails(|| one_page_twice(|_| {})));
 }
 
-/// The control of the control: it fails because of the second grace period, not of the first.
+/// Shows that the second grace period is the one that is needed, not the first.
 #[test]
 fn without_the_grace_period_before_the_report_a_write_is_lost() {
     assert!(fails(|| {
@@ -137,7 +138,7 @@ fn without_the_grace_period_before_the_report_a_write_is_lost() {
     }));
 }
 
-/// Two writers meet in one page, in one word, in one middle word, or only in the top.
+/// Two writers write to one page, or to pages that share a page word, a middle word, or only a top word.
 fn two_writers(pages: [u64; 2]) {
     with_preemptions(2, move || {
         let pages = if pages[0] == pages[1] { &pages[..1] } else { &pages[..] };
@@ -178,9 +179,9 @@ fn two_writers_below_one_top_word() {
     two_writers([0, 4096]);
 }
 
-/// A write that has returned is in the next harvest, even if it did nothing because another writer
-/// had set the bit and was still on the way up to the summary.
-fn returned_writes_are_told_of(grace: impl Fn(&Model, u64) + Sync + Send + 'static) {
+/// The next harvest reports a write that has returned, even if it found the bit set by another writer
+/// that had not set the summary bits yet.
+fn returned_writes_are_reported(grace: impl Fn(&Model, u64) + Sync + Send + 'static) {
     with_preemptions(2, move || {
         let model = Model::new(&[0], 2);
         let other = Arc::clone(&model);
@@ -207,15 +208,15 @@ fn returned_writes_are_told_of(grace: impl Fn(&Model, u64) + Sync + Send + 'stat
 }
 
 #[test]
-fn what_has_returned_is_told_of() {
-    returned_writes_are_told_of(|model, _| model.grace());
+fn writes_that_have_returned_are_reported() {
+    returned_writes_are_reported(|model, _| model.grace());
 }
 
 #[test]
-fn without_the_grace_period_before_taking_it_may_be_late() {
+fn without_the_first_grace_period_a_report_may_be_late() {
     assert!(
         catch_unwind(|| {
-            returned_writes_are_told_of(|model, call| {
+            returned_writes_are_reported(|model, call| {
                 if call > 0 {
                     model.grace();
                 }
@@ -225,15 +226,15 @@ fn without_the_grace_period_before_taking_it_may_be_late() {
     );
 }
 
-/// A writer that set a bit itself has seen to the whole way up when it returns, even where another
-/// writer is still under way with the same summary bits. Shown without the grace period that would
-/// wait for the other one: it writes another page, so nobody relies on its mark. All rounds but the
-/// last wait for nobody at all, and may copy pages too early.
+/// When a writer that set a page bit returns, all summary bits above it are set, even if another writer
+/// is still setting the same summary bits. The test omits the grace period that would wait for the other
+/// writer, which writes another page, so that its mark is not needed. All rounds except the last use no
+/// grace period at all, and may copy pages too early.
 fn a_mark_reaches_the_top_itself(neighbour: u64, rounds: u64) {
     with_preemptions(2, move || {
         let model = Model::new(&[0, neighbour, 64 + neighbour], 2);
         if rounds > 1 {
-            // Sets the top bit, for the first round to clear.
+            // Sets the top bit, which the first round clears.
             model.write(0, 2, 9);
         }
         let other = Arc::clone(&model);
@@ -283,10 +284,10 @@ fn a_mark_reaches_a_top_that_is_being_cleared() {
     a_mark_reaches_the_top_itself(1, 2);
 }
 
-/// A harvest of a part may leave summary bits that stand for nothing any more. The next one takes
-/// them, and finds or leaves the bit that a writer sets meanwhile.
+/// A harvest of a part may leave summary bits without set bits below them. The next one takes them, and
+/// finds or leaves the bit that a writer sets meanwhile.
 #[test]
-fn a_summary_that_is_out_of_date_hides_nothing() {
+fn an_outdated_summary_hides_no_mark() {
     with_preemptions(3, || {
         let model = Model::new(&[0, 1], 1);
         model.write(0, 0, 1);
@@ -301,7 +302,7 @@ fn a_summary_that_is_out_of_date_hides_nothing() {
     });
 }
 
-/// Harvests of a part leave the rest, and what stands for it in the summary, to be found.
+/// A harvest of a part leaves the marks of the rest and their summary bits.
 #[test]
 fn a_part_is_harvested_beside_a_writer_of_the_rest() {
     with_preemptions(3, || {
@@ -319,7 +320,7 @@ fn a_part_is_harvested_beside_a_writer_of_the_rest() {
     });
 }
 
-/// Two harvesters: every write is reported by one of them, after it was made.
+/// Two harvesters: one of them reports each write after it was made.
 #[test]
 fn two_harvesters_share_the_marks() {
     with_preemptions(2, || {
@@ -341,9 +342,9 @@ fn two_harvesters_share_the_marks() {
     });
 }
 
-/// What a failed harvest puts back is found by the next, beside a writer that may find the bit.
+/// The next harvest finds the marks that a failed one has put back, while a writer may find the bit set.
 #[test]
-fn what_is_put_back_is_found() {
+fn marks_that_are_put_back_are_found() {
     with_preemptions(3, || {
         let model = Model::new(&[0], 1);
         model.write(0, 0, 1);

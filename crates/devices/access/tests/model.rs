@@ -1,5 +1,5 @@
-//! Sequences of operations beside a plain map of pages: what is mapped, what is read, what is
-//! written, and where each access ends.
+//! Compares random sequences of operations with a plain map of pages: mappings, bytes read and written,
+//! and the address of each fault.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "makes a region of memory that Miri can look at")]
 
@@ -20,13 +20,13 @@ use longshore_pagetable::{Error as TableError, Prot};
 use proptest::prelude::*;
 
 const PAGE: u64 = 4096;
-/// Pages of a block of 2 MiB.
+/// The number of pages in a block of 2 MiB.
 const BLOCK: u64 = 512;
-/// Pages of a region: one block and a bit, or little where each byte takes long.
+/// The number of pages of a region: slightly more than a block, or a few under Miri, which is slow.
 const REGION_PAGES: u64 = if cfg!(miri) { 8 } else { BLOCK + 8 };
 const START: u64 = 1 << 40;
 
-/// Memory that is asked for.
+/// Remote memory.
 struct Asked(Mutex<Vec<u8>>);
 
 impl RemoteMemory for Asked {
@@ -45,7 +45,7 @@ impl RemoteMemory for Asked {
     fn cancel(&self, _range: Range<u64>) {}
 }
 
-/// Own memory, freed after the regions.
+/// Memory of this process, which is freed after the regions.
 struct Own {
     start: NonNull<u8>,
     layout: std::alloc::Layout,
@@ -62,7 +62,7 @@ impl Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
+        // SAFETY: the memory was allocated with this layout.
         unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) };
     }
 }
@@ -81,7 +81,7 @@ enum Op {
     Renew { session: usize },
 }
 
-/// Pages: many near each other, some whole blocks.
+/// Generates pages: many near each other, and some at the start of a block.
 fn some_page() -> impl Strategy<Value = u64> {
     prop_oneof![3 => 0..12u64, 1 => (BLOCK - 4)..(BLOCK + 4), 1 => Just(BLOCK), 1 => Just(2 * BLOCK)]
 }
@@ -126,14 +126,14 @@ fn some_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What should be so.
+/// The expected state.
 struct Oracle {
-    /// Page to region, page of it, permissions.
+    /// The region, the page in it and the permissions of each mapped page.
     mapped: BTreeMap<u64, (usize, u64, Prot)>,
     content: Vec<Vec<u8>>,
-    /// Pages that were written since they were mapped or their dirty bits were cleared.
+    /// The pages that were written since they were mapped or their dirty bits were cleared.
     dirty: BTreeSet<u64>,
-    /// Those, and what was to be written, or lies in one block with it.
+    /// The pages that may be dirty: also those whose write failed, and those in the same block.
     touched: BTreeSet<u64>,
 }
 
@@ -141,7 +141,7 @@ const REMOTE: usize = 2;
 const ROM: usize = 3;
 
 impl Oracle {
-    /// Where `at` leads, or why nowhere.
+    /// Returns the byte at `at`, or the reason why it cannot be accessed.
     fn byte(&mut self, at: u64, want: Prot) -> Result<&mut u8, Reason> {
         let (region, page, prot) = *self.mapped.get(&(at / PAGE)).ok_or(Reason::Unmapped)?;
         if !prot.contains(want) {
@@ -175,7 +175,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// The first fault of a range that must be all there, of this process.
+    /// Returns the first fault of an access that needs all of a range in this process.
     fn whole(&mut self, at: u64, len: usize, want: Prot) -> Result<(), Fault> {
         for done in 0..len {
             let page = (at + done as u64) / PAGE;
@@ -195,7 +195,7 @@ struct World {
     sessions: Vec<Session>,
     oracle: Oracle,
     asked: Arc<Asked>,
-    /// Freed last.
+    /// The memory, which is freed last.
     own: Vec<Own>,
 }
 
@@ -204,7 +204,8 @@ impl World {
         let bytes = (REGION_PAGES * PAGE) as usize;
         let own: Vec<Own> = (0..3).map(|_| Own::new(bytes)).collect();
         let asked = Arc::new(Asked(Mutex::new(vec![0; bytes])));
-        // SAFETY: freed after the regions are dropped, and only looked at by volatile reads.
+        // SAFETY: the memory is freed after the regions are dropped, and only accessed by volatile
+        // reads.
         let host = |own: &Own| unsafe { Region::from_raw_parts(own.start, bytes as u64) }.unwrap();
         let remote = Arc::clone(&asked) as Arc<dyn RemoteMemory>;
         let regions = vec![
@@ -228,7 +229,7 @@ impl World {
         Self { space, has_dirty_bits, regions, sessions, oracle, asked, own }
     }
 
-    /// `len` bytes at `at` were to be written, and the first `done` were.
+    /// Records a write of `len` bytes at `at`, of which the first `done` were written.
     fn note_write(&mut self, at: u64, len: usize, done: usize) {
         if done != 0 {
             self.oracle.dirty.extend(at / PAGE..=(at + done as u64 - 1) / PAGE);
@@ -241,7 +242,7 @@ impl World {
         }
     }
 
-    /// That `told` has what is dirty of some pages, and nothing that cannot be.
+    /// Checks that `told` has all dirty pages of `pages`, and only pages that may be dirty.
     fn check_dirty(&self, pages: Range<u64>, told: &[AddrRange<Iova>]) {
         let told: BTreeSet<u64> = told
             .iter()
@@ -304,7 +305,7 @@ impl World {
         }
     }
 
-    /// Whether it was unmapped.
+    /// Checks the outcome of an unmapping, and updates the expected state.
     fn unmapped(&mut self, page: u64, pages: u64, outcome: &Result<(), Error>) {
         let range = page..page + pages;
         let is_whole = range.clone().all(|page| self.oracle.mapped.contains_key(&page));
@@ -318,7 +319,7 @@ impl World {
                 }
             }
             Err(Error::Table { source: TableError::Hole { .. }, .. }) => assert!(!is_whole),
-            // Whether pages lie in a block is the page table's affair.
+            // The page table decides whether pages are in a block.
             Err(Error::Table { source: TableError::PartialBlock { .. }, .. }) => {
                 assert!(!(pages | page).is_multiple_of(BLOCK));
             }
@@ -406,7 +407,7 @@ impl World {
             let mut bytes = vec![0; len];
             view.read(0, &mut bytes).unwrap();
             assert_eq!(bytes, before);
-            // Pins nest, and accesses within them are accesses.
+            // Pins can be nested, and accesses work within them.
             let nested = session.pin(iova, len / 2, ReadOnly, |inner| inner.slices().count());
             assert!(nested.unwrap() <= view.slices().count());
             view.write(0, &vec![byte; len]).unwrap();
@@ -462,11 +463,11 @@ impl World {
         }
     }
 
-    /// The memory itself, and that everything can be taken down.
+    /// Compares the memory itself, and checks which regions can be detached.
     fn finish(mut self) {
         for (own, region) in [0, 1, ROM].into_iter().enumerate() {
             let len = self.own[own].layout.size();
-            // SAFETY: as long as the allocation.
+            // SAFETY: the length is that of the allocation.
             let view = unsafe { VolatileSlice::from_raw_parts(self.own[own].start, len) };
             let mut bytes = vec![0; len];
             view.read(0, &mut bytes).unwrap();
@@ -497,7 +498,7 @@ proptest! {
     })]
 
     #[test]
-    fn a_space_does_what_a_map_of_pages_does(
+    fn a_space_behaves_like_a_map_of_pages(
         has_dirty_bits: bool,
         ops in prop::collection::vec(some_op(), 1..if cfg!(miri) { 20 } else { 120 }),
     ) {
@@ -510,7 +511,7 @@ proptest! {
 }
 
 #[test]
-fn addresses_outside_of_what_is_translated_fault() {
+fn accesses_outside_of_the_address_space_fault() {
     let world = World::new(false);
     let session = &world.sessions[0];
     let last = Iova::new(u64::MAX);

@@ -1,4 +1,4 @@
-//! Memory of another process, which may never answer.
+//! Accesses to memory of another process, which may block them for ever.
 #![cfg(not(any(loom, miri)))]
 #![expect(
     unsafe_code,
@@ -25,13 +25,13 @@ mod peer;
 
 use peer::{END_OF_READ_ONLY, PAGE, PAGES, Peer, READ_ONLY, UNANSWERED, WRITABLE, content};
 
-/// No wait of a test is longer, if all is well.
+/// The timeout of each wait in a test.
 const LONG: Duration = Duration::from_secs(60);
-/// Some accesses are to end so early.
+/// The timeout of accesses that should time out.
 const SHORT: Duration = Duration::from_millis(200);
-/// The most calls to one process at a time.
+/// The maximum number of calls to one process at a time.
 const CALLS_MAX: usize = 4;
-/// The most threads that wait for calls.
+/// The maximum number of idle threads.
 const IDLE_MAX: usize = 8;
 const START: Iova = Iova::new(0x10_0000);
 
@@ -40,21 +40,21 @@ fn peer() {
     peer::be();
 }
 
-/// The tests count threads, so one runs at a time.
+/// Locks out other tests, because the tests count threads.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of threads that the library has for calls, and of all threads that wait in a call for
-/// another process.
+/// Returns the number of threads that the library has for calls, and the number of threads that are
+/// blocked in such a system call.
 fn threads() -> (usize, usize) {
     let (mut all, mut stuck) = (0, 0);
     for thread in fs::read_dir("/proc/self/task").unwrap() {
-        // It may have exited.
+        // The thread may have exited.
         let read = |name| fs::read_to_string(thread.as_ref().unwrap().path().join(name));
         all += usize::from(read("comm").is_ok_and(|name| name.trim_end() == "longshore-call"));
-        // The number of the system call that it sleeps in.
+        // The number of the system call in which the thread sleeps.
         let call = read("syscall").unwrap_or_default();
         let call = call.split(' ').next().and_then(|number| number.parse().ok());
         let calls = [libc::SYS_process_vm_readv, libc::SYS_process_vm_writev];
@@ -75,7 +75,7 @@ fn until_stuck(count: usize) {
     until(|| threads().1 == count);
 }
 
-/// Runs something that might never return.
+/// Runs `work`, which might never return, on a thread.
 fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Receiver<R> {
     let (tell, told) = mpsc::channel();
     thread::spawn(move || tell.send(work()));
@@ -91,11 +91,11 @@ fn write(memory: &ProcessMemory, offset: usize, from: &mut [u8]) -> Result<(), R
 }
 
 fn writable(peer: &Peer) -> ProcessMemory {
-    // SAFETY: memory that another program has made for itself.
+    // SAFETY: the memory is private to another program.
     unsafe { peer.memory(peer.address).writable() }
 }
 
-/// All of the memory of a process in a space.
+/// Maps all of the memory of a process in a space.
 fn mapped(memory: ProcessMemory) -> (Space, Arc<Region>) {
     let len = (PAGES * PAGE) as u64;
     let region = Arc::new(Region::remote(Arc::new(memory), len).unwrap());
@@ -109,7 +109,7 @@ fn at(page: usize) -> Iova {
     Iova::new(START.raw() + (page * PAGE) as u64)
 }
 
-/// Reads or writes a page for which the process does not answer.
+/// Reads or writes a page whose fault the process does not handle.
 fn ask(space: &Space, is_write: bool) -> Receiver<Result<(), Fault>> {
     let space = space.clone();
     in_time(move || {
@@ -121,8 +121,8 @@ fn ask(space: &Space, is_write: bool) -> Receiver<Result<(), Fault>> {
     })
 }
 
-/// Has calls abandoned until there are `count`. On a busy machine some of the accesses end before their
-/// calls have begun.
+/// Makes accesses that time out until `count` calls are abandoned. On a busy machine some of the
+/// accesses end before their calls have begun.
 fn abandon(space: &Space, count: usize) {
     let end = Instant::now() + LONG;
     while threads().1 < count {
@@ -142,7 +142,7 @@ fn answers(memory: &ProcessMemory) {
 }
 
 #[test]
-fn calls_on_other_threads_do_what_those_on_the_calling_thread_do() {
+fn calls_on_other_threads_behave_like_calls_on_the_calling_thread() {
     let _alone = alone();
     let Some(peer) = Peer::start() else { return };
     let (by_threads, direct) = (writable(&peer).timeout(LONG), writable(&peer).on_calling_thread());
@@ -161,7 +161,7 @@ fn calls_on_other_threads_do_what_those_on_the_calling_thread_do() {
             assert_eq!(one[..done_bytes], other[..done_bytes], "reading {what}");
             assert!(one[done_bytes..].iter().all(|byte| *byte == 1), "untouched by {what}");
 
-            // Written, looked at, and put back.
+            // Write, compare, and restore.
             let mut before = vec![0; WRITABLE * PAGE];
             read(&direct, 0, &mut before).unwrap();
             let outcomes = [&by_threads, &direct].map(|memory| {
@@ -180,7 +180,8 @@ fn calls_on_other_threads_do_what_those_on_the_calling_thread_do() {
             }
         }
     }
-    // The end of all addresses, a write that nobody has promised, and a process that is gone.
+    // The end of the address space, a write without the promise of `writable`, and a process that has
+    // ended.
     let end = peer.memory(u64::MAX - 4);
     let overflow = RemoteFault::new(0, Reason::Overflow);
     assert_eq!(read(&end, 5, &mut [0]), Err(overflow));
@@ -199,7 +200,7 @@ fn calls_on_other_threads_do_what_those_on_the_calling_thread_do() {
 }
 
 #[test]
-fn unmapping_ends_accesses_that_the_process_does_not_answer() {
+fn unmapping_ends_accesses_that_the_process_blocks() {
     let _alone = alone();
     let Some(mut peer) = Peer::start() else { return };
     let (space, _region) = mapped(writable(&peer).timeout(LONG));
@@ -208,27 +209,27 @@ fn unmapping_ends_accesses_that_the_process_does_not_answer() {
     let unmapped = in_time(move || space.unmap(START, (PAGES * PAGE) as u64));
     let unmapped = unmapped.recv_timeout(LONG);
     if unmapped.is_err() {
-        // Otherwise this test would wait for it.
+        // Otherwise this test would wait for the call.
         peer.kill();
     }
     unmapped.expect("unmapping waits for the process").unwrap();
     for asked in asked {
         assert_eq!(asked.recv_timeout(LONG).unwrap(), fault(Reason::Revoked));
     }
-    // The process has two more calls.
+    // Two more calls to the process are allowed.
     let memory = writable(&peer).timeout(LONG);
     answers(&memory);
     assert_eq!(threads().1, 2);
     assert_eq!(peer.ask("answer"), "ok");
     until_stuck(0);
-    // What was given up before it was written is not written then.
+    // The abandoned write is not done later, because it was abandoned while it faulted in its pages.
     let mut page = [1; PAGE];
     read(&memory, UNANSWERED * PAGE, &mut page).unwrap();
     assert_eq!(page, [0; PAGE]);
 }
 
 #[test]
-fn accesses_end_in_time_and_keep_few_threads_until_the_process_answers() {
+fn accesses_time_out_and_keep_few_threads_until_the_process_answers() {
     let _alone = alone();
     let Some(mut peer) = Peer::start() else { return };
     let (space, _region) = mapped(writable(&peer).timeout(SHORT));
@@ -244,15 +245,15 @@ fn accesses_end_in_time_and_keep_few_threads_until_the_process_answers() {
     }
     abandon(&space, CALLS_MAX);
     assert_eq!(threads().1, CALLS_MAX);
-    // Others are refused at once, also of memory that is there, and by another name of the process.
+    // Other accesses fail at once, even to present memory, and through another handle on the process.
     let memory = peer.memory(peer.address);
     let unavailable = Err(RemoteFault::new(0, Reason::Unavailable));
     assert_eq!(read(&memory, 0, &mut [0]), unavailable);
     assert_eq!(ask(&space, true).recv_timeout(LONG).unwrap(), fault(Reason::Unavailable));
-    // Other processes are not concerned.
+    // Other processes are not affected.
     let other = Peer::start().unwrap();
     answers(&writable(&other).timeout(LONG));
-    // How much of a write was done is not known.
+    // The log marks all of the write, because the number of written bytes is unknown.
     let mut dirty = Vec::new();
     space.harvest(&log, all, |run| dirty.push((run.start(), run.len()))).unwrap();
     assert_eq!(dirty, [(at(UNANSWERED), PAGE as u64)]);
@@ -260,7 +261,7 @@ fn accesses_end_in_time_and_keep_few_threads_until_the_process_answers() {
     assert_eq!(peer.ask("answer"), "ok");
     until_stuck(0);
     until(|| ask(&space, true).recv_timeout(LONG).unwrap() == Ok(()));
-    // The threads go.
+    // The threads exit.
     until(|| threads().0 == 0);
     answers(&memory.timeout(LONG));
 }
@@ -271,24 +272,24 @@ fn accesses_end_with_the_process_and_with_its_program() {
     for way in ["kill", "exec"] {
         let Some(mut peer) = Peer::start() else { return };
         let (space, _region) = mapped(writable(&peer).timeout(LONG));
-        // The others wait in turn.
+        // The other accesses wait for their turn.
         let asked: Vec<_> = (0..16).map(|at| ask(&space, at % 2 == 0)).collect();
         until_stuck(CALLS_MAX);
         match way {
             "kill" => peer.kill(),
             way => assert_eq!(peer.ask(way), "ok"),
         }
-        // The old memory may be there, with zeros, until its last call has returned.
+        // The old memory may exist, filled with zeros, until its last call has returned.
         for asked in asked {
             let _ = asked.recv_timeout(LONG).expect("an access does not end");
         }
         until_stuck(0);
-        // What remains of it is not mapped.
+        // Afterwards nothing is mapped there any more.
         assert_eq!(ask(&space, true).recv_timeout(LONG).unwrap(), fault(Reason::BackingLost));
     }
 }
 
-/// Another process has the handler of its page faults, and does not answer either.
+/// Another process has inherited the handler of its page faults, and does not answer either.
 #[test]
 fn the_end_of_a_process_may_not_end_its_calls() {
     let _alone = alone();
@@ -340,7 +341,7 @@ fn many_threads_share_the_calls_of_a_process() {
     assert!(threads().0 <= IDLE_MAX + CALLS_MAX);
 }
 
-/// Of the threads of its parent a forked child has none.
+/// A forked child has none of the threads of its parent.
 #[test]
 fn a_forked_child_starts_threads_of_its_own() {
     let _alone = alone();
@@ -349,17 +350,17 @@ fn a_forked_child_starts_threads_of_its_own() {
     answers(&memory);
     let (space, _region) = mapped(writable(&peer).timeout(SHORT));
     abandon(&space, CALLS_MAX);
-    // SAFETY: the child reads memory and exits.
+    // SAFETY: the child only reads memory and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let mut byte = [0];
         let is_right = read(&memory, 5, &mut byte).is_ok() && byte[0] == content(5);
-        // SAFETY: nothing of this test is to run in the child.
+        // SAFETY: it ends the child without running the rest of the test.
         unsafe { libc::_exit(if is_right { 0 } else { 1 }) };
     }
     assert!(child > 0);
     let (end, mut status) = (Instant::now() + LONG, 0);
-    // SAFETY: it is a child of this process that nobody else waits for.
+    // SAFETY: it is a child of this process, and no other thread waits for it.
     while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
         if Instant::now() > end {
             // SAFETY: the same.

@@ -1,6 +1,6 @@
-//! The caller's code that runs in the middle of an access, a pin or a transfer: it uses the same
-//! session, panics, or has the memory freed meanwhile. Freed memory is overwritten first, so that an
-//! access to it finds other bytes.
+//! Callbacks that run in the middle of an access, a pin or a transfer: they use the same session, panic,
+//! or run while the memory is freed. Memory is overwritten before it is freed, so that a late access
+//! reads other bytes.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "owns memory that is freed when it is no longer mapped")]
 
@@ -23,7 +23,7 @@ use longshore_mem::{VolatileSlice, VolatileSliceMut};
 use longshore_pagetable::Prot;
 
 const PAGE: u64 = 4096;
-/// A remote page, with a page of this process before it and one behind.
+/// A remote page, with a page of this process before it and one after it.
 const BEFORE: Iova = Iova::new(0x10_0000);
 const REMOTE: Iova = Iova::new(0x10_1000);
 const BEHIND: Iova = Iova::new(0x10_2000);
@@ -47,10 +47,10 @@ impl Page {
     }
 }
 
-// SAFETY: the page is the value's alone, which is no one else's.
+// SAFETY: the value is the only owner of the page.
 unsafe impl Send for Page {}
 
-// SAFETY: allocated until it is dropped, writable, and never lent.
+// SAFETY: the page stays allocated until this is dropped, is writable, and has no references.
 unsafe impl DmaMemory for Page {
     fn host(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.0, PAGE as usize)
@@ -67,28 +67,28 @@ unsafe impl DmaMemory for Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: the page is ours. A late reader finds other bytes.
+        // SAFETY: this owns the page. A late reader finds other bytes.
         unsafe { self.0.write_bytes(0xee, PAGE as usize) };
-        // SAFETY: allocated with this layout.
+        // SAFETY: the page was allocated with this layout.
         unsafe { std::alloc::dealloc(self.0.as_ptr(), LAYOUT) };
     }
 }
 
 thread_local! {
-    /// So that whatever runs on this thread can come back to the session.
+    /// The session, for callbacks that run on this thread.
     static SESSION: OnceCell<Session> = const { OnceCell::new() };
     /// The action of the next call of the remote region on this thread.
     static NEXT: Cell<Option<fn(&Session)>> = const { Cell::new(None) };
 }
 
-/// Memory whose every byte is 7, and that runs what it is given.
+/// Memory whose every byte is 7, and whose reads run the next callback.
 struct Calls {
     begun: Sender<()>,
 }
 
 impl RemoteMemory for Calls {
     fn read(&self, _offset: u64, mut into: VolatileSliceMut<'_>) -> Result<(), RemoteFault> {
-        // The receiver is gone once everything is unmapped.
+        // The receiver is dropped after everything is unmapped.
         let _ = self.begun.send(());
         come_back();
         let bytes = [7; PAGE as usize];
@@ -103,14 +103,14 @@ impl RemoteMemory for Calls {
     fn cancel(&self, _range: Range<u64>) {}
 }
 
-/// Runs what is to be run, with the session that is in the middle of something.
+/// Runs the next callback, with the session that is in the middle of an access.
 fn come_back() {
     if let Some(next) = NEXT.take() {
         SESSION.with(|cell| next(cell.get().unwrap()));
     }
 }
 
-/// A cursor that comes back to the session each time it moves.
+/// A cursor that runs the next callback each time that it advances.
 struct Curious<'b>(Cursor<'b, Dest>);
 
 impl SegmentSource<Dest> for Curious<'_> {
@@ -132,7 +132,7 @@ impl SegmentSource<Dest> for Curious<'_> {
     }
 }
 
-/// Bytes read are those of the page they are of, or nothing was read.
+/// Reads from `iova` and checks that each byte that was read is `byte`.
 fn read(session: &Session, iova: Iova, byte: u8) {
     let mut bytes = [0; 16];
     let done = session.read(iova, &mut bytes).map_or_else(|fault| fault.done, |()| bytes.len());
@@ -145,7 +145,7 @@ fn read_view<A: Readable>(view: &View<'_, A>, byte: u8) {
     assert_eq!(bytes, [byte; 16]);
 }
 
-/// The access that is going on when the remote region is called.
+/// The accesses during which the remote region is called.
 const OUTER: [fn(&Session); 4] = [
     |session| {
         let mut bytes = vec![0; 3 * PAGE as usize];
@@ -184,7 +184,7 @@ const OUTER: [fn(&Session); 4] = [
     },
 ];
 
-/// The action of the caller's code then.
+/// The callbacks that run within these accesses.
 const INNER: [fn(&Session); 7] = [
     |session| read(session, OTHER, 3),
     |session| session.park(),
@@ -212,8 +212,8 @@ const INNER: [fn(&Session); 7] = [
     },
 ];
 
-/// Maps four pages, runs `outer` with `inner` in its middle, and meanwhile unmaps and frees all of
-/// them.
+/// Maps four pages, and runs `outer` with the callback `inner` while another thread unmaps and frees all
+/// of them.
 fn attack(outer: fn(&Session), inner: fn(&Session), backwards: bool) {
     // Miri has no membarrier.
     let config = SpaceConfig::new().with_barrier(Some(Barrier::Fence));
@@ -256,7 +256,7 @@ fn attack(outer: fn(&Session), inner: fn(&Session), backwards: bool) {
                 NEXT.set(Some(inner));
                 let outcome = catch_unwind(AssertUnwindSafe(|| outer(session)));
                 NEXT.set(None);
-                // One that panicked may have called nothing.
+                // An access that panicked may not have called the remote region.
                 let _ = begun.send(());
                 if let Err(panicked) = outcome {
                     let message = panicked.downcast_ref::<&str>().copied();
@@ -265,7 +265,7 @@ fn attack(outer: fn(&Session), inner: fn(&Session), backwards: bool) {
                         "{message:?}"
                     );
                 }
-                // The slot is left, or the unmapping thread would wait for it for ever.
+                // The slot must have been left, or an unmapping thread would wait for ever.
                 space.grace_period().unwrap();
                 assert_eq!(session.pin(Iova::new(0), 0, ReadOnly, |view| view.len()), Ok(0));
             });
@@ -279,7 +279,7 @@ fn attack(outer: fn(&Session), inner: fn(&Session), backwards: bool) {
 }
 
 #[test]
-fn nothing_is_used_after_it_was_freed_and_no_slot_stays_busy() {
+fn freed_memory_is_not_accessed_and_no_slot_stays_busy() {
     for outer in OUTER {
         for inner in INNER {
             attack(outer, inner, false);

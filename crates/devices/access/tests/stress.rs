@@ -1,5 +1,5 @@
-//! Unmapping races with reads, writes, pins and leases, and what reaches memory after its unmapping
-//! returned is counted: none. With the waiting taken out, some.
+//! Unmapping races with reads, writes, pins and leases. No access may reach memory after its unmapping
+//! has returned. Without grace periods, the same test finds such accesses.
 #![cfg(not(any(loom, miri)))]
 #![expect(unsafe_code, reason = "maps memory by its address, and fills it")]
 
@@ -15,20 +15,20 @@ use longshore_mem::{BusAddr, Iova};
 use longshore_pagetable::Prot;
 
 const PAGE: usize = 4096;
-/// Pages that are mapped and unmapped together.
+/// The number of pages that are mapped and unmapped together.
 const EXTENT: usize = 16;
 const EXTENTS: usize = 8;
 const EXTENT_BYTES: usize = EXTENT * PAGE;
-/// What is in memory only while it is not mapped.
+/// The content of memory while it is not mapped.
 const POISON: u8 = 0xdb;
-/// What is in it while it is.
+/// The content of memory while it is mapped.
 const FINE: u8 = 0x11;
 
 struct Arena {
     start: NonNull<u8>,
 }
 
-// SAFETY: memory that is accessed by volatile copies only.
+// SAFETY: the memory is accessed by volatile copies only.
 unsafe impl Sync for Arena {}
 
 impl Arena {
@@ -39,9 +39,9 @@ impl Arena {
     }
 
     fn view(&self, extent: usize) -> VolatileSliceMut<'_> {
-        // SAFETY: within the memory, which was leaked.
+        // SAFETY: the extent is within the memory, which was leaked.
         let start = unsafe { self.start.add(extent * EXTENT_BYTES) };
-        // SAFETY: accessed by volatile copies only, there and in the sessions.
+        // SAFETY: the memory is accessed by volatile copies only, also by the sessions.
         unsafe { VolatileSliceMut::from_raw_parts(start, EXTENT_BYTES) }
     }
 
@@ -49,7 +49,7 @@ impl Arena {
         self.view(extent).write(0, &[byte; EXTENT_BYTES]).unwrap();
     }
 
-    /// Bytes that are not poison.
+    /// Returns the number of bytes that are not poison.
     fn written(&self, extent: usize) -> u64 {
         let mut bytes = vec![0; EXTENT_BYTES];
         self.view(extent).as_readable().read(0, &mut bytes).unwrap();
@@ -73,7 +73,7 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Accesses until told to stop.
+/// Accesses random ranges until `stop` is set.
 fn access(session: &Session, counts: &Counts, mut state: u64) {
     let mut buffer = vec![0; EXTENT_BYTES];
     while !counts.stop.load(Ordering::Relaxed) {
@@ -120,7 +120,7 @@ fn access(session: &Session, counts: &Counts, mut state: u64) {
     }
 }
 
-/// Maps and unmaps, poisoning what is unmapped, until `is_enough`.
+/// Unmaps, poisons and maps random extents until `is_enough` returns `true`.
 fn unmap(space: &Space, arena: &Arena, counts: &Counts, is_enough: impl Fn(&Counts) -> bool) {
     let bus = arena.start.expose_provenance().get() as u64;
     let at = |extent: usize| (extent * EXTENT_BYTES) as u64;
@@ -133,10 +133,10 @@ fn unmap(space: &Space, arena: &Arena, counts: &Counts, is_enough: impl Fn(&Coun
     let mut state = 0x9e37_79b9_7f4a_7c15;
     while !is_enough(counts) {
         let extent = random(&mut state) as usize % EXTENTS;
-        // SAFETY: mapped so above, by this thread.
+        // SAFETY: this thread has mapped it with `map_raw`.
         unsafe { space.unmap_raw(Iova::new(at(extent)), EXTENT_BYTES as u64) }.unwrap();
         arena.fill(extent, POISON);
-        // A stray write comes when it comes.
+        // Wait for a stray write, which may come at any time.
         for _ in 0..random(&mut state) % 2000 {
             std::hint::spin_loop();
         }
@@ -173,31 +173,31 @@ fn no_strays(barrier: Option<Barrier>, accesses: u64, unmaps: u64) {
             && counts.unmaps.load(Ordering::Relaxed) >= unmaps
     });
     assert_eq!(counts.strays.load(Ordering::Relaxed), 0);
-    // The race was one.
+    // Accesses and unmappings did race.
     assert!(counts.faults.load(Ordering::Relaxed) > 0);
     assert!(space.counters().waited > 0);
 }
 
 #[test]
-fn nothing_is_accessed_after_its_unmapping_returned() {
+fn no_memory_is_accessed_after_its_unmapping_returned() {
     no_strays(None, 100_000, 500);
 }
 
 #[test]
-fn nor_where_sessions_execute_fences() {
+fn no_memory_is_accessed_after_its_unmapping_returned_with_fences() {
     no_strays(Some(Barrier::Fence), 100_000, 500);
 }
 
 #[test]
 #[ignore = "ten million accesses take up to 20 seconds"]
-fn nothing_is_accessed_in_ten_million() {
+fn no_memory_is_accessed_after_its_unmapping_returned_in_ten_million_accesses() {
     no_strays(None, 10_000_000, 2_000);
 }
 
-/// The same, without the waiting: so the count can be trusted.
+/// The control: without grace periods, the test finds stray accesses.
 #[test]
-fn without_the_waiting_strays_are_found() {
-    // SAFETY: what is unmapped was leaked.
+fn without_grace_periods_stray_accesses_are_found() {
+    // SAFETY: the memory was leaked.
     let space = unsafe { Space::without_grace_periods(SpaceConfig::new()) }.unwrap();
     let end = Instant::now() + Duration::from_secs(60);
     let counts =

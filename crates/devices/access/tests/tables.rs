@@ -1,4 +1,4 @@
-//! Page tables of a space: how many there are, freed and limited.
+//! The number of page tables of a space: counting, freeing and limits.
 #![cfg(not(loom))]
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const GIB: u64 = 1 << 30;
 /// The bytes of one table.
 const TABLE: u64 = 4096;
 
-/// Memory of any length that is not there.
+/// Missing memory of any length.
 struct Nothing;
 
 impl RemoteMemory for Nothing {
@@ -63,7 +63,7 @@ fn unmapping_frees_the_tables_that_it_leaves_empty() {
     unmap(512 * GIB, PAGE);
     assert_eq!(space.table_bytes(), TABLE);
 
-    // A range that begins and ends in the middle of tables, unmapped whole and in parts.
+    // A range that begins and ends in the middle of tables is unmapped as a whole and in parts.
     for parts in [&[4 * MIB][..], &[PAGE, 2 * MIB, MIB, MIB - PAGE]] {
         let start = GIB - MIB - PAGE;
         map(start, 4 * MIB);
@@ -74,7 +74,7 @@ fn unmapping_frees_the_tables_that_it_leaves_empty() {
         }
         assert_eq!(space.table_bytes(), TABLE);
     }
-    // With one grace period for several.
+    // A batch with one grace period frees tables, too.
     let mut batch = space.batch();
     for at in [0, GIB, 3 * GIB] {
         map(at, PAGE);
@@ -97,7 +97,7 @@ fn a_mapping_that_needs_too_many_tables_is_refused_and_leaves_none() {
     let config = SpaceConfig::for_client().with_table_bytes_max(Some(8 * TABLE));
     let (space, region) = space_with(config, GIB);
     let map = |iova, len| space.map(Iova::new(iova), &region, 0, len, Prot::READ);
-    // Not congruent to the region, so a table for each 2 MiB: five with the ends.
+    // The IOVA is not congruent to the region, so there is a table for each 2 MiB: five with the ends.
     map(0x1000, 8 * MIB).unwrap();
     assert_eq!(space.table_bytes(), 8 * TABLE);
     for (iova, len) in [(GIB, PAGE), (16 * MIB + PAGE, GIB)] {
@@ -106,7 +106,7 @@ fn a_mapping_that_needs_too_many_tables_is_refused_and_leaves_none() {
         assert_eq!(limit_bytes, 8 * TABLE);
         assert_eq!(space.table_bytes(), 8 * TABLE);
     }
-    // Where there are tables already, nothing more is needed.
+    // A mapping in existing tables needs no more.
     map(9 * MIB, PAGE).unwrap();
     space.unmap(Iova::new(9 * MIB), PAGE).unwrap();
     space.unmap(Iova::new(0x1000), 8 * MIB).unwrap();
@@ -137,7 +137,7 @@ fn the_limit_of_a_client_holds_to_the_last_table() {
 }
 
 #[test]
-fn parts_of_regions_and_their_places_are_in_whole_pages() {
+fn parts_of_regions_must_be_whole_pages() {
     let file = memfd::create("region", memfd::Backing::Shmem).unwrap();
     memfd::set_len(&file, 4 * PAGE).unwrap();
     let (start, access) = (FileOffset::new(0), RegionAccess::ReadWrite);

@@ -1,5 +1,5 @@
-//! Code written for rust-vmm, vm-memory's own and virtio-queue's, on what sessions, pins and leases
-//! reach.
+//! Runs code written for rust-vmm (of vm-memory and virtio-queue) on the memory of sessions, pins and
+//! leases.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "makes regions of memory that Miri can look at")]
 
@@ -31,10 +31,10 @@ use vm_memory::{
 
 const PAGE: u64 = 4096;
 const START: u64 = 0x4000_0000;
-/// Of the regions.
+/// The number of pages of a region.
 const PAGES: u64 = 8;
 
-/// A driver's memory, mapped as follows. What is adjacent here is not where it is backed.
+/// A driver's memory, mapped as follows. Adjacent pages here are not always adjacent in their regions.
 ///
 /// ```text
 ///   page    0     1  │  2     3  │  4   │   5   │  6     7  │   8   │   9
@@ -66,13 +66,13 @@ impl RemoteMemory for NoAnswer {
 #[repr(C, align(4096))]
 struct Page([u8; PAGE as usize]);
 
-/// A region's own memory.
+/// The memory of a region.
 struct Own(NonNull<[Page]>);
 
-// SAFETY: it is good on every thread.
+// SAFETY: the memory is valid on every thread.
 unsafe impl Send for Own {}
 
-// SAFETY: it stays until this is dropped, and nobody holds a reference to it.
+// SAFETY: the memory stays mapped until this is dropped, and no reference to it exists.
 unsafe impl DmaMemory for Own {
     fn host(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.0.cast(), (PAGES * PAGE) as usize)
@@ -89,7 +89,7 @@ unsafe impl DmaMemory for Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        // SAFETY: it was leaked where this was made.
+        // SAFETY: `memory` leaked the box.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -140,7 +140,7 @@ impl World {
         log
     }
 
-    /// The pages that were written since it was last asked.
+    /// Returns the pages that were written since the last call.
     fn harvest(&self, log: &DirtyLog<Iova>) -> Vec<u64> {
         let mut pages = Vec::new();
         let visit = |run: AddrRange<Iova>| {
@@ -156,10 +156,10 @@ fn some_bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
 }
 
-/// All of vm-memory's methods, where memory from page 0 to 3 may be read and written. Writes in each
-/// of its pages.
+/// Calls all of vm-memory's methods on pages 0 to 3, which may be read and written. Writes to each of
+/// these pages.
 fn use_bytes<M: GuestMemory + ?Sized>(memory: &M) {
-    // From A into B.
+    // An access that crosses from A into B.
     let (start, len) = (at(0, 4000), 8300);
     let bytes = some_bytes(len, 1);
     assert_eq!(memory.write(&bytes, start).unwrap(), len);
@@ -173,7 +173,7 @@ fn use_bytes<M: GuestMemory + ?Sized>(memory: &M) {
     memory.read_slice(&mut read, at(1, 3900)).unwrap();
     assert_eq!(read[..], bytes);
 
-    // An object may lie across the seam, an atomic access not.
+    // An object may cross the boundary, but an atomic access must not.
     memory.write_obj(0x0123_4567_89ab_cdef_u64, at(1, 4093)).unwrap();
     assert_eq!(memory.read_obj::<u64>(at(1, 4093)).unwrap(), 0x0123_4567_89ab_cdef);
     memory.store(7u16, at(3, 2), Ordering::Release).unwrap();
@@ -187,13 +187,13 @@ fn use_bytes<M: GuestMemory + ?Sized>(memory: &M) {
         assert!(matches!(error, GuestMemoryError::InvalidBackendAddress), "{error}");
     }
 
-    // From and to what is read and written by itself.
+    // Methods that transfer from a reader and to a writer.
     let bytes = some_bytes(5000, 3);
     memory.read_exact_volatile_from(at(1, 100), &mut &bytes[..], 5000).unwrap();
     let mut read = vec![0; 5000];
     memory.write_all_volatile_to(at(1, 100), &mut &mut read[..], 5000).unwrap();
     assert_eq!(read, bytes);
-    // A source that ends before.
+    // A source that ends early.
     assert_eq!(memory.read_volatile_from(at(2, 4000), &mut &bytes[..150], 200).unwrap(), 150);
 
     for access in [Permissions::Read, Permissions::Write, Permissions::ReadWrite] {
@@ -203,12 +203,12 @@ fn use_bytes<M: GuestMemory + ?Sized>(memory: &M) {
         let slices = memory.get_slices(at(0, 10), 3 * PAGE as usize, access).unwrap();
         let lens: Vec<usize> = slices.map(|slice| slice.unwrap().len()).collect();
         assert_eq!(lens.iter().sum::<usize>(), 3 * PAGE as usize);
-        assert!(lens.len() >= 2, "A and B are apart: {lens:?}");
+        assert!(lens.len() >= 2, "A and B are not contiguous: {lens:?}");
         assert_eq!(memory.get_slices(at(77, 0), 0, access).unwrap().count(), 0);
     }
 }
 
-/// What of it was written last, as the session sees it.
+/// Checks the last writes of [`use_bytes`] by reads of the session.
 fn assert_written(session: &Session) {
     for (at, bytes) in [((1, 100), some_bytes(5000, 3)), ((2, 4000), some_bytes(150, 3))] {
         let mut read = vec![0; bytes.len()];
@@ -218,7 +218,7 @@ fn assert_written(session: &Session) {
 }
 
 #[test]
-fn vm_memorys_methods_reach_what_the_session_reaches() {
+fn vm_memorys_methods_access_the_memory_of_a_session() {
     let world = World::new();
     world.session.guest_memory(|memory| {
         use_bytes(memory);
@@ -228,7 +228,7 @@ fn vm_memorys_methods_reach_what_the_session_reaches() {
 }
 
 #[test]
-fn vm_memorys_methods_reach_what_is_pinned() {
+fn vm_memorys_methods_access_pinned_memory() {
     let world = World::new();
     let len = 4 * PAGE as usize;
     world
@@ -239,12 +239,12 @@ fn vm_memorys_methods_reach_what_is_pinned() {
 }
 
 #[test]
-fn a_lease_lends_memory_to_other_threads() {
+fn leased_memory_can_be_used_on_other_threads() {
     let world = World::new();
     let lease = world.session.lease(iova(0), 4 * PAGE as usize, ReadWrite, OnUnmap::Wait).unwrap();
     let memory = Arc::new(PinnedMemory::from(lease));
     assert!(memory.lease().is_some_and(|lease| !lease.is_revoked()));
-    // As those want that keep memory.
+    // Devices that own their memory need this bound.
     fn run(space: impl GuestAddressSpace + Send + 'static) {
         std::thread::spawn(move || use_bytes(&*space.memory())).join().unwrap();
     }
@@ -257,7 +257,7 @@ fn a_lease_lends_memory_to_other_threads() {
 }
 
 #[test]
-fn a_pin_is_lent_to_threads_of_its_scope() {
+fn pinned_memory_can_be_used_by_threads_of_its_scope() {
     let world = World::new();
     let len = 4 * PAGE as usize;
     let pinned = world.session.pin(iova(0), len, ReadWrite, |view| {
@@ -270,7 +270,7 @@ fn a_pin_is_lent_to_threads_of_its_scope() {
 }
 
 #[test]
-fn what_is_pinned_to_be_read_and_written_is_a_backend() {
+fn memory_pinned_for_reading_and_writing_is_a_backend() {
     let world = World::new();
     let len = 4 * PAGE as usize;
     let pinned = world.session.pin(iova(0), len, ReadWrite, |view| {
@@ -282,7 +282,7 @@ fn what_is_pinned_to_be_read_and_written_is_a_backend() {
     let pinned = world.session.pin(Iova::new(start), len, ReadWrite, |view| {
         let memory = PinnedMemory::from(view);
         let regions = memory.regions();
-        // By the layout of the world, where host memory that is side by side is merged.
+        // Adjacent host memory is merged, as in the layout of the world above.
         if !cfg!(miri) {
             let layout: Vec<_> =
                 regions.iter().map(|region| (region.start_addr(), region.len())).collect();
@@ -315,7 +315,7 @@ fn what_is_pinned_to_be_read_and_written_is_a_backend() {
     pinned.unwrap();
 }
 
-/// The fault within an error of vm-memory that carries one.
+/// Returns the fault that is the source of an error of vm-memory.
 fn fault_in(error: &GuestMemoryError) -> Fault {
     let GuestMemoryError::IOError(error) = error else { panic!("{error}") };
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
@@ -323,7 +323,7 @@ fn fault_in(error: &GuestMemoryError) -> Fault {
 }
 
 #[test]
-fn what_cannot_be_accessed_says_why() {
+fn failed_accesses_return_the_documented_errors() {
     let world = World::new();
     let byte = &mut [0u8];
     world.session.guest_memory(|memory| {
@@ -348,17 +348,17 @@ fn what_cannot_be_accessed_says_why() {
             }
             assert!(memory.check_range(at(page, 9), 9, Permissions::No));
         }
-        // The reason is that of the first byte that cannot be accessed; what is before it is done.
+        // The reason is that of the first byte that cannot be accessed; the bytes before it are done.
         let slices = memory.get_slices(at(6, 1), 3 * PAGE as usize, Permissions::Read).unwrap();
         let slices: Vec<_> = slices.collect();
         let (last, before) = slices.split_last().unwrap();
         let done: usize = before.iter().map(|slice| slice.as_ref().unwrap().len()).sum();
         assert_eq!(done, 2 * PAGE as usize - 1);
         assert_eq!(fault_in(last.as_ref().unwrap_err()), forbidden(8, done));
-        // It is not memory of this process.
+        // The memory is not of this process.
         let error = memory.read_obj::<u8>(at(9, 0)).unwrap_err();
         assert!(matches!(error, GuestMemoryError::HostAddressNotAvailable), "{error}");
-        // It passes the end of the address space.
+        // The range passes the end of the address space.
         let error = memory.read(&mut [0; 2], GuestAddress(u64::MAX)).unwrap_err();
         assert!(matches!(error, GuestMemoryError::GuestAddressOverflow), "{error}");
         assert!(!memory.check_range(GuestAddress(2), usize::MAX, Permissions::No));
@@ -366,12 +366,12 @@ fn what_cannot_be_accessed_says_why() {
 }
 
 #[test]
-fn what_is_pinned_permits_what_the_pin_permits() {
+fn pinned_memory_permits_the_same_accesses_as_the_pin() {
     let world = World::new();
     let outside = |error: GuestMemoryError, address| {
         assert!(matches!(error, GuestMemoryError::InvalidGuestAddress(a) if a == address));
     };
-    // Of the pin, not of the mapping, which permits both.
+    // The permissions are those of the pin; the mapping permits both.
     let pinned = world.session.pin(iova(1), 2 * PAGE as usize, ReadOnly, |view| {
         let memory = PinnedMemory::from(view);
         let error = memory.write_obj(1u32, at(1, 0)).unwrap_err();
@@ -396,7 +396,7 @@ fn what_is_pinned_permits_what_the_pin_permits() {
         memory.write_obj(1u32, at(1, 0)).unwrap();
     });
     pinned.unwrap();
-    // Of nothing.
+    // An empty pin.
     let pinned = world.session.pin(iova(4), 0, ReadWrite, |view| {
         let memory = PinnedMemory::from(view);
         assert_eq!((memory.regions().num_regions(), memory.regions().last_addr().0), (0, 0));
@@ -405,13 +405,14 @@ fn what_is_pinned_permits_what_the_pin_permits() {
     pinned.unwrap();
 }
 
-/// The session's own accesses are the oracle: the same bytes, and the same number of them done.
+/// The session's own accesses are the oracle: both must transfer the same number of bytes, and the same
+/// bytes.
 #[test]
-fn each_range_ends_where_it_ends_for_the_session() {
+fn each_access_ends_at_the_same_byte_as_the_sessions() {
     let world = World::new();
     let mut compared = [0; 2];
     let lens: &[usize] = if cfg!(miri) { &[1, 100, 1500] } else { &[1, 8, 100, 4096, 9000] };
-    // Not to the remote page, which a session can read.
+    // The remote page is left out, because only a session can read it.
     for start in (0..9 * PAGE).step_by(if cfg!(miri) { 3001 } else { 509 }) {
         for &len in lens {
             let len = len.min((9 * PAGE - start) as usize);
@@ -433,7 +434,7 @@ fn each_range_ends_where_it_ends_for_the_session() {
 }
 
 #[test]
-fn slices_of_a_read_only_region_are_of_copies() {
+fn slices_of_a_read_only_region_are_copies() {
     let world = World::new();
     let pages = Vec::leak(vec![Page([7; PAGE as usize]); PAGES as usize]);
     let rom = Region::from_memory(Own(NonNull::from(pages))).unwrap().read_only();
@@ -458,9 +459,9 @@ fn slices_of_a_read_only_region_are_of_copies() {
 }
 
 #[test]
-fn of_a_scope_exactly_what_is_written_is_logged() {
+fn exactly_the_written_pages_of_a_scope_are_logged() {
     let world = World::new();
-    // Warm, so that the TLB has what need not be logged.
+    // Fill the TLB with entries from before the log.
     world.session.guest_memory(|memory| use_bytes(memory));
     let log = world.log();
     world.session.guest_memory(|memory| {
@@ -489,7 +490,7 @@ fn of_a_scope_exactly_what_is_written_is_logged() {
                 let part = last.offset(last.len() - 20).unwrap().subslice(8, 8).unwrap();
                 part.write_obj(1u32, 4).unwrap();
                 assert!(part.bitmap().dirty_at(4) && last.bitmap().dirty_at(last.len() - 1));
-                // The rest of a slice's world is not its to mark.
+                // A slice does not mark bytes outside of itself.
                 part.bitmap().mark_dirty(8, usize::MAX);
                 part.bitmap().mark_dirty(usize::MAX, usize::MAX);
                 part.bitmap().slice_at(usize::MAX).mark_dirty(0, 1);
@@ -513,20 +514,20 @@ fn of_a_scope_exactly_what_is_written_is_logged() {
 }
 
 #[test]
-fn of_a_pin_all_is_logged_when_it_ends() {
+fn all_of_a_pin_is_logged_when_it_ends() {
     let world = World::new();
     let log = world.log();
     let len = 2 * PAGE as usize;
     let pinned = world.session.pin(iova(1), len, ReadWrite, |view| {
         PinnedMemory::from(view).write_obj(1u8, at(1, 0)).unwrap();
-        assert_eq!(log.count(log.covers()), 0, "not before");
+        assert_eq!(log.count(log.covers()), 0, "nothing is logged before that");
     });
     pinned.unwrap();
     assert_eq!(world.harvest(&log), [1, 2]);
     let lease = world.session.lease(iova(6), len, WriteOnly, OnUnmap::Wait).unwrap();
     let memory = PinnedMemory::from(lease);
     memory.write_obj(1u8, at(6, 0)).unwrap();
-    assert_eq!(world.harvest(&log), [6, 7], "as long as it lives");
+    assert_eq!(world.harvest(&log), [6, 7], "a live lease is always reported");
     drop(memory);
     assert_eq!(world.harvest(&log), [6, 7]);
     let read = world.session.pin(iova(1), len, ReadOnly, |view| {
@@ -536,7 +537,7 @@ fn of_a_pin_all_is_logged_when_it_ends() {
 }
 
 #[test]
-fn dirty_bits_are_set_where_writes_are_asked_for() {
+fn dirty_bits_are_set_by_writes_only() {
     let world = World::with_config(SpaceConfig::new().with_dirty_bits(true));
     let dirty = || {
         let mut pages = Vec::new();
@@ -571,13 +572,13 @@ fn unmapping_waits_for_the_scope() {
             let own = space.unmap(iova(6), PAGE);
             assert!(matches!(own, Err(Error::PinnedByCaller { .. })), "it would wait for itself");
             start.send(()).unwrap();
-            // Until the other thread has cleared the entry, and waits for this scope.
+            // Wait until the other thread has cleared the entry, and waits for this scope.
             while memory.check_range(at(0, 0), 8, Permissions::Read) {
                 std::thread::yield_now();
             }
             slice.write_obj(7u64, 0).unwrap();
             assert_eq!(slice.read_obj::<u64>(0).unwrap(), 7);
-            // Pins and scopes nest.
+            // Pins and scopes can be nested.
             session.guest_memory(|inner| inner.write_obj(1u8, at(2, 0)).unwrap());
             session.pin(iova(2), 8, ReadOnly, |view| view.read_obj::<u8>(0).unwrap()).unwrap();
             assert!(!unmapped.load(Ordering::SeqCst));
@@ -587,8 +588,8 @@ fn unmapping_waits_for_the_scope() {
     space.unmap(iova(6), PAGE).unwrap();
 }
 
-/// A split virtqueue of 16 entries as the driver sees it, by the session: table in page 0, available
-/// ring in page 1, used ring in page 3.
+/// The driver's side of a split virtqueue of 16 entries, accessed by a session: the table is in page 0,
+/// the available ring in page 1, the used ring in page 3.
 struct Driver<'w>(&'w Session, u16);
 
 const DESCRIPTORS: GuestAddress = GuestAddress(START);
@@ -619,7 +620,7 @@ impl Driver<'_> {
         self.0.store(Iova::new(AVAILABLE.0 + 2), self.1, Ordering::Release).unwrap();
     }
 
-    /// The index of the used ring, and its entry `index`: a chain's head and a length.
+    /// Returns the index of the used ring, and its entry `index`: the head of a chain and a length.
     fn used(&self, index: u16) -> (u16, [u32; 2]) {
         let entry = |more| Iova::new(USED.0 + 4 + 8 * u64::from(index) + more);
         let word = |at| self.0.read_obj::<u32>(at).unwrap();
@@ -641,8 +642,8 @@ fn queue() -> Queue {
     queue
 }
 
-/// A device as one writes it for rust-vmm: it answers each request with its bytes reversed. How many
-/// chains it was given, and how many of them it refused.
+/// Serves a queue like a typical rust-vmm device, which answers each request with its bytes reversed.
+/// Returns the number of chains, and how many of them failed.
 fn serve<M: GuestMemory>(queue: &mut Queue, memory: &M) -> [usize; 2] {
     let (mut served, mut refused) = (0, 0);
     while let Some(chain) = queue.pop_descriptor_chain(memory) {
@@ -671,12 +672,13 @@ fn a_virtqueue_of_rust_vmm_is_served() {
     let request = some_bytes(300, 9);
     let reversed: Vec<u8> = request.iter().rev().copied().collect();
     world.session.write(Iova::new(at(1, 3946).0), &request).unwrap();
-    // A chain: read in A and on in B; written in two parts, one before and one across a seam.
+    // A chain that is read from A into B, and written in two parts, the second of them across a
+    // boundary.
     driver.describe(DESCRIPTORS, 0, at(1, 3946), 300, NEXT);
     driver.describe(DESCRIPTORS, 1, at(2, 2000), 100, NEXT | WRITE);
     driver.describe(DESCRIPTORS, 2, at(6, 4000), 200, WRITE);
     driver.make_available(0);
-    // The same by an indirect table, in memory that the device only may read.
+    // The same request by an indirect table, in memory that the device may only read.
     world.space.unmap(iova(5), PAGE).unwrap();
     let rom = memory();
     world.space.attach(&rom).unwrap();
@@ -687,7 +689,7 @@ fn a_virtqueue_of_rust_vmm_is_served() {
     world.space.map(iova(5), &rom, 0, PAGE, Prot::READ).unwrap();
     driver.describe(DESCRIPTORS, 5, at(5, 0), 32, INDIRECT);
     driver.make_available(5);
-    // And what no device may do: write to what is only to be read, or to a hole.
+    // Two chains that must fail: one writes to read-only memory, one into a hole.
     driver.describe(DESCRIPTORS, 6, at(1, 3946), 8, NEXT);
     driver.describe(DESCRIPTORS, 7, at(5, 100), 8, WRITE);
     driver.make_available(6);
@@ -714,7 +716,7 @@ fn a_virtqueue_of_rust_vmm_is_served() {
     assert_eq!(read[..], reversed);
     world.session.read(Iova::new(at(7, 1000).0), &mut read).unwrap();
     assert_eq!(read[..], reversed);
-    // The used ring, the buffers that were written, and nothing else.
+    // Only the used ring and the written buffers are logged.
     assert_eq!(world.harvest(&log), [2, 3, 6, 7]);
 
     // A queue whose used ring the device may not write to.

@@ -1,4 +1,4 @@
-//! A space as vm-memory's `GuestAddressSpace`, owned by a device, and memory that cannot be written.
+//! A space as vm-memory's `GuestAddressSpace`, owned by a device; and memory that must not be written.
 #![cfg(not(any(loom, miri)))]
 
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -37,7 +37,7 @@ fn region(of: impl AsFd, pages: u64, access: RegionAccess) -> Arc<Region> {
     Arc::new(Region::map_file(of, FileOffset::new(0), pages * PAGE, access).unwrap())
 }
 
-/// A space with four pages of memory.
+/// Makes a space with four pages of memory.
 fn space() -> Space {
     let file = memfd::create("guest", memfd::Backing::Shmem).unwrap();
     memfd::set_len(&file, 4 * PAGE).unwrap();
@@ -47,14 +47,14 @@ fn space() -> Space {
     space
 }
 
-/// A device as one writes it for rust-vmm: it keeps its memory, and runs on a thread of its own.
+/// A typical rust-vmm device: it owns its memory, and runs on a thread of its own.
 struct Device<A> {
     space: A,
     queue: Queue,
 }
 
 impl<A: GuestAddressSpace + Send + Sync + 'static> Device<A> {
-    /// Answers each request with its bytes reversed. Returns how many there were.
+    /// Answers each request with its bytes reversed. Returns the number of requests.
     fn serve(&mut self) -> usize {
         let memory = self.space.memory();
         let chains: Vec<_> = self.queue.iter(memory.clone()).unwrap().collect();
@@ -69,8 +69,8 @@ impl<A: GuestAddressSpace + Send + Sync + 'static> Device<A> {
     }
 }
 
-/// Makes a request of `bytes` from page 3 available, to be answered in page 2. The table is in page
-/// 0, the available ring in page 1.
+/// Makes a request available: `bytes` in page 3, with a buffer for the answer in page 2. The table is in
+/// page 0, the available ring in page 1.
 fn request(driver: &Session, count: u16, bytes: &[u8]) {
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;
@@ -104,7 +104,7 @@ fn a_device_owns_its_space_and_serves_a_queue_on_its_thread() {
         let mut answer = [0; 5];
         driver.read(iova(2), &mut answer).unwrap();
         assert_eq!(answer, [5, 4, 3, 2, round as u8]);
-        // Nothing is held between two runs: what the queue is in can be mapped anew.
+        // The device holds no memory between two passes, so pages can be remapped.
         space.unmap(iova(2), PAGE).unwrap();
         let file = memfd::create("anew", memfd::Backing::Shmem).unwrap();
         memfd::set_len(&file, PAGE).unwrap();
@@ -121,7 +121,7 @@ fn unmapping_waits_for_memory_that_is_held() {
     memory.write_obj(7u32, at(1, 8)).unwrap();
     let slice = memory.get_slices(at(1, 8), 4, Permissions::Read).unwrap().next();
     let slice = slice.unwrap().unwrap();
-    // On the thread that holds it, unmapping would wait for itself.
+    // On the thread that holds the memory, unmapping would wait for itself.
     assert!(matches!(space.unmap(iova(1), PAGE), Err(Error::PinnedByCaller { .. })));
     let is_started = Arc::new(AtomicBool::new(false));
     let is_unmapped = Arc::new(AtomicBool::new(false));
@@ -153,7 +153,7 @@ fn unmapping_waits_for_memory_that_is_held() {
 }
 
 #[test]
-fn exactly_what_is_written_is_logged() {
+fn exactly_the_written_pages_are_logged() {
     let space = space();
     let range = AddrRange::new(iova(0), 4 * PAGE).unwrap();
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range).unwrap());
@@ -171,7 +171,7 @@ fn exactly_what_is_written_is_logged() {
     assert_eq!(pages, [(2, 2)]);
 }
 
-/// A space with `pages` pages of ROM, whose bytes count up.
+/// Makes a space with `pages` pages of ROM, whose bytes count up.
 fn rom(pages: u64, config: SpaceConfig) -> (Space, impl AsFd) {
     let file = memfd::create("rom", memfd::Backing::Shmem).unwrap();
     memfd::set_len(&file, PAGE).unwrap();
@@ -190,15 +190,15 @@ fn rom(pages: u64, config: SpaceConfig) -> (Space, impl AsFd) {
     (space, file)
 }
 
-/// Safe code that writes to a slice that it was given to read.
-fn write_to_what_is_read<M: GuestMemory>(memory: &M) {
+/// Writes to slices that were requested for reading, which safe code can do. The memory must not change.
+fn write_to_read_slices<M: GuestMemory>(memory: &M) {
     let slices = memory.get_slices(at(0, 16), 16, Permissions::Read).unwrap();
     for slice in slices {
         slice.unwrap().write_slice(&[0xee; 16], 0).unwrap();
     }
     let mut read = [0; 16];
     memory.read_slice(&mut read, at(0, 16)).unwrap();
-    assert_eq!(read, std::array::from_fn(|byte| byte as u8 + 16), "the memory is as it was");
+    assert_eq!(read, std::array::from_fn(|byte| byte as u8 + 16), "the memory has not changed");
     let word = memory.load::<u64>(at(0, 8), Ordering::Acquire).unwrap();
     assert_eq!(word.to_ne_bytes(), std::array::from_fn(|byte| byte as u8 + 8));
     memory.write_obj(1u8, at(0, 16)).unwrap_err();
@@ -213,12 +213,12 @@ fn write_to_what_is_read<M: GuestMemory>(memory: &M) {
 #[test]
 fn slices_cannot_write_to_memory_that_is_mapped_for_reading_only() {
     let (space, _file) = rom(2, SpaceConfig::new());
-    space.session().guest_memory(|memory| write_to_what_is_read(memory));
-    write_to_what_is_read(&*space.memory());
+    space.session().guest_memory(|memory| write_to_read_slices(memory));
+    write_to_read_slices(&*space.memory());
 }
 
 #[test]
-fn pinned_memory_has_no_slices_of_what_cannot_be_written() {
+fn pinned_memory_has_no_slices_of_read_only_memory() {
     let (space, _file) = rom(2, SpaceConfig::new());
     let is_refused = |memory: &dyn Fn() -> Option<GuestMemoryError>| match memory() {
         Some(GuestMemoryError::IOError(error)) => error.kind() == ErrorKind::PermissionDenied,
@@ -238,7 +238,7 @@ fn pinned_memory_has_no_slices_of_what_cannot_be_written() {
 }
 
 #[test]
-fn copies_of_what_cannot_be_written_have_a_limit() {
+fn copies_of_read_only_memory_have_a_limit() {
     const LIMIT_PAGES: u64 = (16 << 20) / PAGE;
     let (space, _file) = rom(LIMIT_PAGES + 1, SpaceConfig::new());
     let memory = space.memory();
@@ -251,14 +251,14 @@ fn copies_of_what_cannot_be_written_have_a_limit() {
     let GuestMemoryError::IOError(error) = error else { panic!("{error}") };
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     drop(memory);
-    // The copies went with it.
+    // The copies were freed with the memory.
     assert_eq!(space.memory().read_obj::<u8>(at(0, 5)).unwrap(), 5);
 }
 
 #[test]
-fn small_copies_are_charged_for_what_they_take() {
+fn small_copies_count_with_their_overhead() {
     let (space, _file) = rom(1, SpaceConfig::new());
     let memory = space.memory();
     let count = (0..).take_while(|_| memory.read_obj::<u8>(at(0, 1)).is_ok()).count();
-    assert_eq!(count, (16 << 20) / 64, "each takes an allocation and a place in a list");
+    assert_eq!(count, (16 << 20) / 64, "each takes an allocation and an entry in a list");
 }

@@ -1,5 +1,5 @@
-//! A thread that unmaps, or waits for a grace period, never waits for an access that it could have
-//! ended: above all calls to remote regions, which may be answered only after it has returned.
+//! A thread that unmaps, or waits for a grace period, never waits for an access that it could end. This
+//! matters most for calls to remote regions, which may be answered only after it has returned.
 #![cfg(not(any(loom, miri)))]
 #![expect(unsafe_code, reason = "makes a segment by its address")]
 
@@ -21,17 +21,17 @@ use longshore_pagetable::Prot;
 use longshore_sys::memfd::{self, Backing};
 
 const PAGE: u64 = 4096;
-/// What is pinned, of this process.
+/// A page of this process, which the tests pin.
 const PINNED: Iova = Iova::new(0x10_0000);
-/// Of a remote region.
+/// A page of a remote region.
 const REMOTE: Iova = Iova::new(0x20_0000);
-/// Of this process, and nobody's business.
+/// A page of this process, which most tests do not access.
 const OTHER: Iova = Iova::new(0x30_0000);
 
-/// No wait of a test is longer, if all is well.
+/// The timeout of each wait in a test.
 const LONG: Duration = Duration::from_secs(20);
 
-/// A client that answers nothing until it is told to, or the call is cancelled.
+/// A client that answers a call only after [`answer`](Self::answer), or when the call is cancelled.
 #[derive(Default)]
 struct Client {
     state: Mutex<State>,
@@ -42,12 +42,12 @@ struct Client {
 struct State {
     calls: usize,
     answers: bool,
-    /// Cancelling before this many times does nothing, as if the call had not begun.
+    /// The first cancellations, up to this number, have no effect, as if the call had not begun.
     deaf: usize,
     cancelled: Vec<Range<u64>>,
-    /// What a call has done when it is cancelled.
+    /// The number of bytes that a call has done when it is cancelled.
     done: usize,
-    /// Whether cancelling panics, once it is done.
+    /// `true` if `cancel` panics after it has cancelled the call.
     panics: bool,
 }
 
@@ -124,8 +124,8 @@ impl World {
         Self { space, own, client }
     }
 
-    /// Runs `device` in a thread of its own, and `work` once it has called the client. Where `work`
-    /// is not through after a while, the client answers and the test fails.
+    /// Runs `device` on a thread, and `work` on another one after `device` has called the client. If
+    /// `work` does not return in time, the client answers and the test fails.
     fn during<R: Send>(
         &self,
         device: impl FnOnce(&Session) -> R + Send,
@@ -144,7 +144,7 @@ impl World {
             if waited == Err(RecvTimeoutError::Disconnected) {
                 std::panic::resume_unwind(work.join().unwrap_err());
             }
-            assert_eq!(waited, Ok(()), "it waits for what waits for it");
+            assert_eq!(waited, Ok(()), "the two threads wait for each other");
             device.join().unwrap()
         })
     }
@@ -161,7 +161,7 @@ fn own(pages: u64) -> Arc<Region> {
     Arc::new(region.unwrap())
 }
 
-/// Waits until something is so; it must be in time.
+/// Waits until `is_so` returns `true`. Panics after [`LONG`].
 fn until(is_so: impl Fn() -> bool) {
     let end = Instant::now() + LONG;
     while !is_so() {
@@ -187,7 +187,7 @@ fn a_call_within_a_pin_is_cancelled_when_it_is_unmapped() {
             view.write(0, b"pinned").unwrap();
             let asked = ask(session);
             until(|| is_unmapped.load(Ordering::SeqCst));
-            // The pin goes on, and what is pinned is there.
+            // The pin is still valid.
             view.read(0, &mut [0; 8]).unwrap();
             assert_eq!(ask(session).unwrap_err().reason, Reason::Unmapped);
             asked
@@ -204,14 +204,14 @@ fn a_call_within_a_pin_is_cancelled_when_it_is_unmapped() {
 }
 
 #[test]
-fn what_is_pinned_around_a_call_is_waited_for_and_the_call_is_cancelled() {
+fn unmapping_waits_for_pins_around_a_call_and_cancels_the_call() {
     let world = World::new();
     let is_over = AtomicBool::new(false);
     let device = |session: &Session| {
         let nested = session.pin(PINNED, 8, ReadOnly, |outer| {
             let asked = session.pin(OTHER, 8, WriteOnly, |inner| {
                 let asked = ask(session);
-                // Once more: the pin is not over.
+                // The next call is cancelled as well, because the pin has not ended.
                 assert_eq!(ask(session), revoked());
                 inner.write(0, b"pinned").unwrap();
                 asked
@@ -229,14 +229,14 @@ fn what_is_pinned_around_a_call_is_waited_for_and_the_call_is_cancelled() {
         batch.unmap(OTHER, PAGE).unwrap();
         batch.unmap(PINNED, PAGE).unwrap();
         batch.finish().unwrap();
-        assert!(is_over.load(Ordering::SeqCst), "it has waited for the pin");
+        assert!(is_over.load(Ordering::SeqCst), "finishing waits for the pin");
         world.space.detach(&world.own).unwrap();
     });
     assert_eq!(asked, revoked());
 }
 
 #[test]
-fn nobody_else_waits_for_a_call_within_a_pin() {
+fn unmapping_other_memory_does_not_wait_for_a_call_within_a_pin() {
     let world = World::new();
     let device = |session: &Session| session.pin(PINNED, 8, WriteOnly, |_| ask(session)).unwrap();
     let asked = world.during(device, || {
@@ -248,7 +248,7 @@ fn nobody_else_waits_for_a_call_within_a_pin() {
     });
     assert_eq!(asked, Ok(()));
     assert_eq!(world.client.cancelled(), 0);
-    // Nothing is left of it.
+    // No pin or call is left.
     world.unmap(PINNED);
     world.unmap(REMOTE);
 }
@@ -263,7 +263,7 @@ impl World {
 }
 
 #[test]
-fn what_is_written_in_a_pin_around_a_call_is_logged() {
+fn writes_in_a_pin_around_a_call_are_logged() {
     let world = World::new();
     let covers = AddrRange::new(PINNED, PAGE).unwrap();
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, covers).unwrap());
@@ -279,7 +279,7 @@ fn what_is_written_in_a_pin_around_a_call_is_logged() {
         });
         pinned.unwrap();
     };
-    // Logs are set while the slot is left: the pin's writes come after that.
+    // The logs are set while the slot is left, and the pin writes after that.
     world.during(device, || {
         let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
         world.space.set_logs(logs).unwrap();
@@ -287,9 +287,9 @@ fn what_is_written_in_a_pin_around_a_call_is_logged() {
     assert_eq!((harvest(), harvest()), (1, 0));
 }
 
-/// A thread that unmaps and then harvests has all that was written.
+/// A thread that unmaps and then harvests gets all writes.
 #[test]
-fn what_a_call_wrote_is_logged_when_its_unmapping_returns() {
+fn the_writes_of_a_call_are_logged_when_its_unmapping_returns() {
     let world = World::new();
     world.client.state.lock().unwrap().done = 4;
     let covers = AddrRange::new(REMOTE, PAGE).unwrap();
@@ -333,7 +333,7 @@ fn a_call_that_keeps_another_session_busy_is_cancelled() {
     assert_eq!(world.during(device, || world.unmap(OTHER)), revoked());
 }
 
-/// A cursor that asks a remote region for its second segment, while the first is being filled.
+/// A cursor that calls a remote region in the middle of a transfer.
 struct Asking<'s> {
     session: &'s Session,
     bytes: Vec<u8>,
@@ -359,7 +359,7 @@ impl SegmentSource<Dest> for Asking<'_> {
     }
 }
 
-/// A cursor with a segment that has no bytes.
+/// A cursor with an empty segment.
 struct Empty(u8);
 
 impl SegmentSource<Dest> for Empty {
@@ -368,7 +368,7 @@ impl SegmentSource<Dest> for Empty {
     }
 
     fn next_segment(&mut self, _max: usize) -> Option<Segment<'_, Dest>> {
-        // SAFETY: no bytes of our own.
+        // SAFETY: the view has no bytes.
         let view =
             unsafe { VolatileSliceMut::from_raw_parts(std::ptr::NonNull::from(&mut self.0), 0) };
         Some(Segment::from(view))
@@ -382,14 +382,14 @@ impl SegmentSource<Dest> for Empty {
 }
 
 #[test]
-fn nothing_is_asked_for_nothing() {
+fn an_empty_segment_needs_no_call() {
     let world = World::new();
     assert_eq!(world.space.session().read_iter(REMOTE, &mut Empty(0), 8), Ok(0));
     assert_eq!(world.client.state.lock().unwrap().calls, 0);
 }
 
 #[test]
-fn a_call_from_a_cursor_is_cancelled_by_whoever_waits() {
+fn a_call_from_a_cursor_is_cancelled_by_each_waiting_thread() {
     let waits: [fn(&World); 4] = [
         |world| world.unmap(REMOTE),
         |world| world.unmap(OTHER),
@@ -408,7 +408,7 @@ fn a_call_from_a_cursor_is_cancelled_by_whoever_waits() {
 }
 
 #[test]
-fn a_lease_is_told_while_a_pin_is_waited_for() {
+fn a_lease_is_notified_while_unmapping_waits_for_a_pin() {
     let world = World::new();
     let told = Arc::new(AtomicUsize::new(0));
     let device = |session: &Session| {
@@ -421,7 +421,7 @@ fn a_lease_is_told_while_a_pin_is_waited_for() {
             .pin(PINNED, 8, ReadOnly, |_| {
                 world.client.state.lock().unwrap().calls += 1;
                 world.client.changed.notify_all();
-                // The pin lasts as long as the lease is not wanted back.
+                // The pin lasts until the lease is revoked.
                 until(|| lease.is_revoked());
             })
             .unwrap();
@@ -430,9 +430,9 @@ fn a_lease_is_told_while_a_pin_is_waited_for() {
     assert_eq!(told.load(Ordering::SeqCst), 1);
 }
 
-/// The memory is used still, so it must not be let go.
+/// The memory is still in use, so its region must not be detached.
 #[test]
-fn what_a_callback_panics_about_counts_as_mapped() {
+fn memory_stays_mapped_if_its_notification_panics() {
     let world = World::new();
     let notify = OnUnmap::Notify(Arc::new(|| panic!("told")));
     let lease = world.space.session().lease(PINNED, 8, WriteOnly, notify).unwrap();
@@ -463,12 +463,12 @@ fn logs_outlive_a_callback_that_panics_while_they_are_replaced() {
         assert!(std::panic::catch_unwind(set).is_err());
     };
     assert_eq!(world.during(device, replace), Ok(0));
-    assert_eq!(Arc::strong_count(&log), 2, "the logs were dropped with sessions in them");
+    assert_eq!(Arc::strong_count(&log), 2, "the logs were dropped while sessions used them");
 }
 
-/// Between two pins the slot is left for no time at all.
+/// The slot is left only for a moment between two pins.
 #[test]
-fn a_session_that_goes_from_pin_to_pin_is_not_waited_for_in_vain() {
+fn unmapping_does_not_wait_for_pins_that_begin_later() {
     let world = World::new();
     let is_through = AtomicBool::new(false);
     let device = |session: &Session| {
@@ -477,13 +477,13 @@ fn a_session_that_goes_from_pin_to_pin_is_not_waited_for_in_vain() {
         let pinned = session.pin(PINNED, 8, ReadOnly, |_| {
             world.client.state.lock().unwrap().calls += 1;
             world.client.changed.notify_all();
-            // Until it is said that something was unmapped; then this session sees that.
+            // Wait for the barrier of the unmapping, after which this session sees the flush.
             until(|| world.space.counters().barriers != before);
             session.read(OTHER, &mut [0; 8]).unwrap_err();
         });
         pinned.unwrap();
         let again = session.pin(PINNED, 8, ReadOnly, |_| {
-            // Else it has waited for a pin that began later.
+            // This times out if the unmapping waits for this later pin.
             until(|| is_through.load(Ordering::SeqCst));
         });
         again.unwrap();

@@ -1,7 +1,7 @@
-//! Limits on what the clients of a device server make this process map.
+//! Limits on the files that a device server maps for its clients.
 //!
-//! Each file of a client is a mapping of this process. A process without free mappings cannot start a
-//! thread, which ends it, and the clients of all users share the mappings and the addresses of one process.
+//! Each file of a client is a mapping of this process. The clients of all users share the mappings and
+//! addresses of the process. A process without free mappings cannot start a thread, and then it aborts.
 //! So half of both is kept for the process itself, and one user can have half of the rest:
 //!
 //! ```text
@@ -23,9 +23,9 @@ use longshore_sys::mapping;
 use crate::client::quota_exceeded::QuotaExceeded;
 use crate::{Error, Region, RegionAccess};
 
-/// The addresses that a process has, at least.
+/// The minimum address space of a process in bytes.
 const ADDRESS_BYTES: u64 = 1 << 47;
-/// The kernel's default of `vm.max_map_count` is below a power of two by this.
+/// The difference between a power of two and the kernel's default of `vm.max_map_count`.
 const COUNT_MARGIN: u64 = 6;
 
 static OF_PROCESS: LazyLock<MappingAccounts> = LazyLock::new(|| {
@@ -43,8 +43,8 @@ pub struct MappingAccounts {
 }
 
 impl MappingAccounts {
-    /// Makes accounts in which one user can have this many mapped files and bytes of addresses, and all
-    /// users together twice as many.
+    /// Makes accounts in which one user can have `files_per_user` mapped files and `bytes_per_user`
+    /// bytes of addresses, and all users together twice as many.
     pub const fn new(files_per_user: u64, bytes_per_user: u64) -> Self {
         let files_max = limits(files_per_user);
         let bytes_max = limits(bytes_per_user);
@@ -68,14 +68,14 @@ pub struct MappingQuota {
 /// A mapped file, counted until this is dropped.
 #[derive(Debug)]
 pub struct MappingPermit {
-    /// Only dropped.
+    /// Kept only to be dropped.
     _file: Permit,
     bytes: Permit,
 }
 
 impl MappingQuota {
-    /// Returns the quota of this process's own user in the accounts that all servers of the process share.
-    /// It is for clients whose user is not known.
+    /// Returns the quota of this process's own user in the accounts that all servers of the process
+    /// share. Use it for clients whose user is unknown.
     pub fn of_process() -> Self {
         Self { accounts: &OF_PROCESS, user: User::own() }
     }
@@ -91,10 +91,10 @@ impl MappingQuota {
         Self::new(self.accounts, uid)
     }
 
-    /// Counts one file, of which `len_bytes` are to be mapped.
+    /// Counts one file and `len_bytes` of addresses to map.
     ///
     /// # Errors
-    /// [`QuotaExceeded`]; nothing is counted then.
+    /// [`QuotaExceeded`]. Nothing is counted then.
     pub fn acquire(self, len_bytes: u64) -> Result<MappingPermit, QuotaExceeded> {
         let Self { accounts, user } = self;
         let file = accounts.files.take(user, 1, accounts.files_max).map_err(QuotaExceeded)?;
@@ -103,16 +103,16 @@ impl MappingQuota {
         Ok(MappingPermit { _file: file, bytes })
     }
 
-    /// Maps a file as [`Region::map_file`] does, if that is within the limits. It is counted until the
-    /// memory is unmapped. The descriptor is kept until then, and another thread closes it, so the last close of
-    /// the file, which can wait, delays neither this call nor the unmapping.
+    /// Maps a file like [`Region::map_file`], if that is within the limits. The file counts against them
+    /// until the memory is unmapped. The descriptor is kept until then, and another thread closes it. So
+    /// the last close of the file, which can block, delays neither this call nor the unmapping.
     ///
-    /// One user can have an eighth of the descriptors of this process (`RLIMIT_NOFILE`) kept for regular files,
-    /// and all users a quarter. Beyond that they are closed at once by the other thread, and unmapping walks the
-    /// locks of the file.
+    /// For regular files of one user, at most an eighth of the descriptors of this process
+    /// (`RLIMIT_NOFILE`) are kept, and a quarter for all users. Beyond that the other thread closes the
+    /// descriptors at once, and unmapping walks the locks of the file.
     ///
     /// # Errors
-    /// [`Error::ClientLimit`] beyond a limit; those of [`Region::map_file`].
+    /// [`Error::ClientLimit`] if a limit would be exceeded; those of [`Region::map_file`].
     pub fn map_file(
         self,
         file: OwnedFd,
@@ -127,7 +127,7 @@ impl MappingQuota {
             true => Some(kept_descriptors::keep(self.user, 1).map_err(QuotaExceeded)?),
             false => kept_descriptors::keep_file(self.user),
         };
-        // The rest of the huge pages at the ends.
+        // The rest of the huge pages at both ends.
         let more_bytes = region.address_bytes().saturating_sub(len_bytes);
         permit.bytes.extend(more_bytes, self.accounts.bytes_max).map_err(QuotaExceeded)?;
         Ok(region.keeping((permit, kept.map(|kept| (file, kept)))))
@@ -148,7 +148,7 @@ mod tests {
     const PAGE: u64 = 4096;
     const HUGE: u64 = 2 << 20;
 
-    /// Accounts of their own with these limits for one user, and twice as much for all users.
+    /// Makes new accounts with these limits for one user, and twice as much for all users.
     fn quota(files: u64, bytes: u64) -> MappingQuota {
         let accounts = Box::leak(Box::new(MappingAccounts::new(files, bytes)));
         MappingQuota::new(accounts, User::own().uid())
@@ -189,7 +189,7 @@ mod tests {
         map(quota, &file, PAGE).unwrap();
     }
 
-    /// How many descriptors of this process are of files with this name.
+    /// Returns the number of descriptors of this process whose files have this name.
     fn count_of(name: &str) -> usize {
         let entries = fs::read_dir("/proc/self/fd").unwrap();
         let links = entries.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    /// Unmapping closes the file, which can wait, if there is no descriptor of it.
+    /// Without a descriptor of the file, unmapping would close the file, which can block.
     #[test]
     fn unmapping_is_not_the_last_close_of_a_file() {
         const UID: u32 = 4_000_000_051;
@@ -233,7 +233,7 @@ mod tests {
         let (quota, file) = (quota(100, 3 * HUGE), file(4 * HUGE));
         let two = map(quota, &file, HUGE + PAGE).unwrap();
         let over = over_limit(map(quota, &file, HUGE + PAGE));
-        // First by its length, which fits, and then by the addresses that it took.
+        // Its length fits, but not the addresses that it needs.
         assert_eq!((over.whose, over.max), (Whose::User, 3 * HUGE));
         let one = map(quota, &file, PAGE).unwrap();
         over_limit(map(quota, &file, PAGE));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_that_fail_count_nothing() {
+    fn failed_mappings_are_not_counted() {
         let (quota, file) = (quota(1, HUGE), file(PAGE));
         for _ in 0..3 {
             let refused = map(quota, &file, 2 * PAGE).unwrap_err();

@@ -1,4 +1,4 @@
-//! The dirty log against a set of page numbers, and how much it does for what.
+//! Compares the dirty log with a set of page numbers, and checks the cost of its operations.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -32,7 +32,7 @@ fn mark(log: &DirtyLog<Iova>, first: u64, count: u64) {
     log.mark(Iova::new(first * PAGE), count * PAGE);
 }
 
-/// What a harvest tells of, checked to be ascending runs with gaps between them.
+/// Returns the harvested pages. Checks that they come as ascending runs with gaps between them.
 fn harvested(log: &DirtyLog<Iova>, within: AddrRange<Iova>) -> BTreeSet<u64> {
     let mut told = BTreeSet::new();
     let mut end = None;
@@ -50,12 +50,12 @@ fn add(
     let log2 = log.granule_log2();
     assert!(!run.is_empty() && log.covers().contains_range(run));
     let (first, last) = (run.start().raw() >> log2, run.last().unwrap().raw() >> log2);
-    assert!(end.is_none_or(|end| first > end + 1), "runs ascend, and neighbours are one run");
+    assert!(end.is_none_or(|end| first > end + 1), "runs ascend, and adjacent runs are merged");
     *end = Some(last);
     told.extend(first..=last);
 }
 
-/// How many atomic changes `work` makes.
+/// Returns the number of atomic changes that `work` makes.
 fn ors(work: impl FnOnce()) -> u64 {
     let before = ORS.get();
     work();
@@ -90,7 +90,7 @@ fn small_logs_agree_with_a_set_exhaustively() {
     }
 }
 
-/// Marks and harvests that begin and end at and beside every kind of edge.
+/// Marks and harvests begin and end at and beside every kind of edge.
 #[test]
 fn edges_of_words_agree_with_a_set() {
     let edges: &[u64] =
@@ -116,7 +116,7 @@ fn edges_of_words_agree_with_a_set() {
     }
 }
 
-/// Fails, or panics without the message.
+/// Returns an error, or panics without printing a message.
 fn fail<E>(panics: bool, error: E) -> Result<(), E> {
     if panics {
         resume_unwind(Box::new("on purpose"));
@@ -128,7 +128,7 @@ fn fail<E>(panics: bool, error: E) -> Result<(), E> {
 enum Step {
     Mark(u64, u64),
     Harvest(u64, u64),
-    /// Fails with the run of this number; the second says whether by a panic.
+    /// A harvest whose visitor fails at the run with the third number; the last is `true` for a panic.
     Fail(u64, u64, u64, bool),
     Clear(u64, u64),
     Count(u64, u64),
@@ -136,7 +136,7 @@ enum Step {
 }
 
 fn step(pages: u64) -> impl Strategy<Value = Step> {
-    // Addresses reach past both ends of what is covered; lengths are of a few bytes to all of it.
+    // Addresses reach beyond both ends of the log; lengths are a few bytes up to all of it.
     let at = || prop_oneof![0..(pages + 8) * PAGE, (0..pages + 8).prop_map(|page| page * PAGE)];
     let len = || prop_oneof![0u64..100, PAGE - 1..PAGE + 2, 0..pages * PAGE, Just(64 * PAGE)];
     prop_oneof![
@@ -226,7 +226,7 @@ fn follow(granule: Granule, first: u64, count: u64, steps: Vec<Step>) {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    // What it runs through is safe code, all of it met by other tests under Miri.
+    // It runs only safe code, which other tests cover under Miri.
     #[test]
     #[cfg_attr(miri, ignore = "a case takes Miri a minute")]
     fn small_logs_agree_with_a_set(
@@ -253,23 +253,23 @@ proptest! {
 fn a_marked_page_costs_no_atomic_change() {
     let log = log_of(0, 10_000);
     let at = Iova::new(3 * PAGE);
-    assert_eq!(ors(|| log.mark(at, 8)), 3, "the page, and two levels of summary");
+    assert_eq!(ors(|| log.mark(at, 8)), 3, "the page, and two summary levels");
     assert_eq!(ors(|| (0..100).for_each(|_| log.mark(at, 8))), 0);
-    assert_eq!(ors(|| log.mark(Iova::new(4 * PAGE), 1)), 1, "a neighbour has its summary");
+    assert_eq!(ors(|| log.mark(Iova::new(4 * PAGE), 1)), 1, "its summary bits are set");
     assert_eq!(ors(|| log.mark(Iova::new(3 * PAGE), 2 * PAGE)), 0);
-    assert_eq!(ors(|| mark(&log, 0, 64)), 1, "one change for all that is missing in a word");
+    assert_eq!(ors(|| mark(&log, 0, 64)), 1, "one change for all missing bits of a word");
     assert_eq!(ors(|| mark(&log, 0, 64)), 0);
     assert_eq!(ors(|| mark(&log, 32, 64)), 2, "a new word and its bit in the middle");
     assert_eq!(ors(|| log.mark(at, 0)), 0);
-    // After a harvest everything is to be marked anew.
+    // After a harvest all levels must be set again.
     harvested(&log, log.covers());
     assert_eq!(ors(|| log.mark(at, 8)), 3);
 }
 
-/// The summary words of a TiB are few; below them a harvest goes only where something is dirty.
+/// A TiB has few top words. Below them a harvest visits only words with dirty pages.
 #[test]
-#[cfg_attr(miri, ignore = "a bitmap of 32 MiB, which Miri keeps notes for byte by byte")]
-fn a_harvest_of_a_tebibyte_visits_what_is_dirty() {
+#[cfg_attr(miri, ignore = "Miri tracks each byte of the 32 MiB bitmap")]
+fn a_harvest_of_a_tebibyte_visits_only_dirty_words() {
     let pages_all = (1u64 << 40) / PAGE;
     let log = log_of(0, pages_all);
     let graces = Cell::new(0);
@@ -278,7 +278,7 @@ fn a_harvest_of_a_tebibyte_visits_what_is_dirty() {
     assert_eq!(nothing, Harvest { top_words: 1024, graces: 1, ..Harvest::default() });
     assert_eq!(graces.get(), 1);
 
-    // Pages far from each other: one word of each level for each of them.
+    // Pages far from each other need one word of each level.
     for dirty in [1u64, 100, 5000] {
         let stride = pages_all / dirty;
         (0..dirty).for_each(|at| mark(&log, at * stride, 1));
@@ -288,25 +288,25 @@ fn a_harvest_of_a_tebibyte_visits_what_is_dirty() {
         assert!(done.top_words <= 1024 + dirty, "{done:?}");
         assert_eq!(done.graces, 2);
     }
-    // 4 GiB in one piece: one run, and a sixty-fourth of the words above.
+    // 4 contiguous GiB are one run, and need a sixty-fourth as many words at the next level.
     mark(&log, 777, 1 << 20);
     let done = harvest();
     assert_eq!((done.pages, done.runs), (1 << 20, 1));
     assert_eq!((done.page_words, done.middle_words), ((1 << 14) + 1, (1 << 8) + 1));
     assert_eq!(done.graces, 3, "16 Ki words at a time, and one word more");
-    // And then nothing is left, at any level.
+    // Nothing is left at any level.
     assert_eq!(harvest(), nothing);
 }
 
 #[test]
-fn a_harvest_of_a_part_looks_at_the_part() {
+fn a_harvest_of_a_part_reads_only_that_part() {
     let count = if cfg!(miri) { 1 << 15 } else { 1 << 20 };
     let log = log_of(0, count);
     mark(&log, 0, count);
     let done = log.harvest(pages(count / 2, 128), || {}, |_| {});
     assert_eq!((done.pages, done.page_words, done.middle_words), (128, 2, 1));
     assert_eq!(
-        log.harvest(pages(5, 0), || panic!("nothing to wait for"), |_| {}),
+        log.harvest(pages(5, 0), || panic!("an empty harvest needs no grace period"), |_| {}),
         Harvest::default()
     );
     assert_eq!(log.count(log.covers()), count - 128);
@@ -332,10 +332,10 @@ fn runs_continue_from_chunk_to_chunk() {
     assert_eq!(done.graces, 6, "one at the beginning, and one for each of five chunks");
 }
 
-/// Every grace period and every visit fails once, as an error and as a panic: nothing is lost, and
-/// what was reported is not reported again.
+/// Every grace period and every visit fails once, with an error and with a panic. No page is lost, and
+/// reported pages are not reported again.
 #[test]
-fn what_was_not_told_of_is_marked_again() {
+fn pages_that_were_not_reported_are_marked_again() {
     let dirty: BTreeSet<u64> = [0, 1, 2, 63, 64, 65, 200, 4095, 4096, 4100, 9000].into();
     let calls_max = if cfg!(miri) { 5 } else { 20 };
     for panics in [false, true] {
@@ -394,13 +394,13 @@ fn a_visitor_may_mark_and_harvest() {
             }
         },
     );
-    // 500 was in hand of the outer one.
+    // The outer harvest had taken page 500.
     assert_eq!((done.pages, inner), (2, BTreeSet::from([700])));
     assert_eq!(harvested(&log, log.covers()), BTreeSet::from([701]));
 }
 
 #[test]
-fn bad_ranges_are_refused_with_what_to_do() {
+fn bad_ranges_return_errors() {
     let small = DirtyLog::new(Granule::new(2048).unwrap(), pages(0, 1)).unwrap_err();
     assert_eq!(
         small.to_string(),
@@ -413,8 +413,8 @@ fn bad_ranges_are_refused_with_what_to_do() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "Miri's allocator does not fail, it gives up")]
-fn memory_that_is_not_there_is_told() {
+#[cfg_attr(miri, ignore = "Miri aborts if there is no memory")]
+fn a_log_that_does_not_fit_in_memory_returns_an_error() {
     let vast = DirtyLog::new(Granule::SIZE_4K, range(0, u64::MAX - PAGE)).unwrap_err();
     assert!(
         matches!(vast, LogError::OutOfMemory { size_bytes, .. } if size_bytes > 1 << 48),
@@ -445,10 +445,10 @@ fn start_clears_and_stop_keeps() {
     assert_eq!(published, Ok(true));
     mark(&log, 2, 1);
     assert_eq!(log.start(fine), Ok(false));
-    assert!(log.peek(Iova::new(2 * PAGE)), "a start that does nothing clears nothing");
+    assert!(log.peek(Iova::new(2 * PAGE)), "starting a running log clears nothing");
     assert_eq!(log.stop(fine), Ok(true));
     assert_eq!(harvested(&log, log.covers()), BTreeSet::from([2]));
-    // A start or stop that fails leaves it stopped, and can be tried again.
+    // If a start or stop fails, the log is stopped, and the call can be repeated.
     assert_eq!(log.start(|| Err("no barrier")), Err("no barrier"));
     assert!(!log.is_running());
     let panic = catch_unwind(AssertUnwindSafe(|| log.start(|| fail(true, ()))));
@@ -460,7 +460,7 @@ fn start_clears_and_stop_keeps() {
 }
 
 #[test]
-fn a_log_is_none_or_one_of_two() {
+fn a_log_is_off_internal_or_external() {
     let off = Log::<Iova>::default();
     assert!(off.is_off() && off.mark(Iova::new(0), 8).is_ok());
     let inner = Arc::new(log_of(0, 10));
@@ -468,7 +468,7 @@ fn a_log_is_none_or_one_of_two() {
     assert!(!log.is_off() && log.mark(Iova::new(20 * PAGE), 8).is_ok());
     assert!(log.mark(Iova::new(PAGE), 8).is_ok() && inner.peek(Iova::new(PAGE)));
     let memory = Arc::new([const { AtomicU64::new(0) }; 1]);
-    // (External logs are tested beside their code.)
+    // More tests of external logs are in their module.
     let external = ExternalLog::<GuestPhys>::of_words(&memory);
     let log = Log::External(Arc::new(external));
     assert!(log.mark(GuestPhys::new(PAGE), 8).is_ok());
@@ -476,10 +476,10 @@ fn a_log_is_none_or_one_of_two() {
     assert!(log.mark(GuestPhys::new(64 * PAGE), 8).is_err());
 }
 
-/// Threads write counters into pages while another one harvests and copies: in the end the copy is
-/// the memory, whatever the timing. `tests/loom_dirty.rs` shows what this can only sample.
+/// Threads write counters into pages while another one harvests and copies. In the end the copy must
+/// equal the memory. This samples the timings; `tests/loom_dirty.rs` explores them.
 #[test]
-fn a_copy_by_harvests_ends_as_the_memory() {
+fn a_copy_by_harvests_ends_equal_to_the_memory() {
     const WRITERS: usize = 2;
     const PAGES: usize = 300;
     const CELLS: usize = 4;
@@ -519,7 +519,7 @@ fn a_copy_by_harvests_ends_as_the_memory() {
                     random ^= random << 13;
                     random ^= random >> 7;
                     random ^= random << 17;
-                    // Mostly a few hot pages, whose marks are found set.
+                    // Mostly a few hot pages, whose marks are often set already.
                     let among = if random.is_multiple_of(4) { PAGES } else { 5 };
                     let page = (random >> 8) as usize % among;
                     slots[writer].fetch_add(1, Ordering::Relaxed);

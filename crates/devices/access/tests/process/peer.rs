@@ -1,4 +1,4 @@
-//! Another process, whose memory is read and written, and which handles some of its page faults itself.
+//! A second process, whose memory the tests read and write. It handles some of its page faults itself.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,37 +15,37 @@ use rustix::mm::{
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) const PAGE: usize = 4096;
-/// Pages from the address on that can be read and written, up to one that is not mapped.
+/// The number of pages from the address on that can be read and written. The next one is not mapped.
 pub(crate) const WRITABLE: usize = 40;
-/// The first page that can only be read.
+/// The first read-only page.
 pub(crate) const READ_ONLY: usize = WRITABLE + 1;
-/// The page behind those, which is not mapped.
+/// The page after the read-only ones, which is not mapped.
 pub(crate) const END_OF_READ_ONLY: usize = READ_ONLY + 20;
-/// The first page that the process does not answer for.
+/// The first page whose faults the process does not handle in time.
 pub(crate) const UNANSWERED: usize = END_OF_READ_ONLY + 1;
-/// The number of those.
+/// The number of such pages.
 const UNANSWERED_PAGES: usize = 32;
-/// All of them.
+/// The number of all pages.
 pub(crate) const PAGES: usize = UNANSWERED + UNANSWERED_PAGES;
 
-/// Set in the process.
+/// The environment variable that is set in the second process.
 const INSIDE: &str = "LONGSHORE_TEST_PEER";
 
 pub(crate) struct Peer {
     pub(crate) child: Child,
-    /// Programs that it starts end when this is closed.
+    /// Closing it ends the programs that the process has started.
     commands: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     pub(crate) address: u64,
 }
 
-/// What is at an offset of the memory that is answered for.
+/// Returns the initial byte at an offset before [`UNANSWERED`].
 pub(crate) fn content(offset: usize) -> u8 {
     (offset.wrapping_mul(31) ^ (offset / PAGE)) as u8
 }
 
 impl Peer {
-    /// Starts this test program as the process, in a test of the name `peer` that calls [`be`].
+    /// Starts this test program as the second process, in a test named `peer` that calls [`be`]. Returns
     /// `None` if there is no `userfaultfd`.
     pub(crate) fn start() -> Option<Self> {
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -65,12 +65,12 @@ impl Peer {
         Some(peer)
     }
 
-    /// Its memory from `address` on.
+    /// Returns its memory from `address` on.
     pub(crate) fn memory(&self, address: u64) -> ProcessMemory {
         ProcessMemory::open(self.child.id(), address).unwrap()
     }
 
-    /// Has it do something, and waits until it has.
+    /// Sends it a command, and waits for the answer.
     pub(crate) fn ask(&mut self, command: &str) -> String {
         writeln!(self.commands.as_ref().unwrap(), "{command}").unwrap();
         self.answer()
@@ -96,7 +96,7 @@ impl Peer {
         }
     }
 
-    /// Has programs that it started end.
+    /// Ends the programs that it has started.
     pub(crate) fn hang_up(&mut self) {
         self.commands = None;
     }
@@ -131,24 +131,24 @@ struct Register {
     ioctls: u64,
 }
 
-/// Numbers of `linux/userfaultfd.h`.
+/// The requests of `linux/userfaultfd.h`.
 const API: Opcode = opcode::read_write::<Api>(0xaa, 0x3f);
 const REGISTER: Opcode = opcode::read_write::<Register>(0xaa, 0);
 const UNREGISTER: Opcode = opcode::read::<Range>(0xaa, 1);
 
-/// Has page faults in a range be answered by the holder of the descriptor.
+/// Lets the holder of the returned descriptor handle page faults in a range.
 fn register(range: Range) -> rustix::io::Result<OwnedFd> {
     // SAFETY: the handler has no effect on memory that this program uses through references.
     let handler = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC)? };
     let mut api = Api { api: 0xaa, features: 0, ioctls: 0 };
     // SAFETY: the structure of this request.
     let request = unsafe { Updater::<API, Api>::new(&mut api) };
-    // SAFETY: it changes nothing but the descriptor.
+    // SAFETY: the request changes only the descriptor.
     unsafe { ioctl(&handler, request)? };
     let mut register = Register { range, mode: 1, ioctls: 0 };
     // SAFETY: the structure of this request.
     let request = unsafe { Updater::<REGISTER, Register>::new(&mut register) };
-    // SAFETY: a mapping that nothing refers to.
+    // SAFETY: no reference to the mapping exists.
     unsafe { ioctl(&handler, request)? };
     Ok(handler)
 }
@@ -156,11 +156,11 @@ fn register(range: Range) -> rustix::io::Result<OwnedFd> {
 fn unregister(handler: impl AsFd, mut range: Range) {
     // SAFETY: the structure of this request.
     let request = unsafe { Updater::<UNREGISTER, Range>::new(&mut range) };
-    // SAFETY: a mapping that nothing refers to.
+    // SAFETY: no reference to the mapping exists.
     unsafe { ioctl(handler, request).unwrap() };
 }
 
-/// Makes the memory.
+/// Maps and fills the memory.
 fn memory() -> *mut u8 {
     let flags = MapFlags::PRIVATE;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -174,7 +174,7 @@ fn memory() -> *mut u8 {
         unsafe { at.write(content(offset)) };
     }
     let page = |page: usize| start.wrapping_add(page * PAGE).cast();
-    // SAFETY: within the mapping, which nothing refers to.
+    // SAFETY: the page is within the mapping, to which no reference exists.
     unsafe { munmap(page(WRITABLE), PAGE) }.unwrap();
     // SAFETY: the same.
     unsafe { munmap(page(END_OF_READ_ONLY), PAGE) }.unwrap();
@@ -184,7 +184,7 @@ fn memory() -> *mut u8 {
     start
 }
 
-/// Is the process, if it was started as that.
+/// Runs as the second process, if this program was started as that.
 pub(crate) fn be() {
     if std::env::var_os(INSIDE).is_none() {
         return;
@@ -204,7 +204,7 @@ pub(crate) fn be() {
     tell(&start.expose_provenance().to_string());
     for command in std::io::stdin().lines().map_while(Result::ok) {
         match command.as_str() {
-            // What waits goes on, and finds zeros.
+            // Waiting accesses continue and read zeros.
             "answer" => unregister(&handler, range),
             // The new program has neither the memory nor the handler.
             "exec" => {
@@ -212,13 +212,13 @@ pub(crate) fn be() {
                 tell("ok");
                 panic!("{}", Command::new("cat").exec());
             }
-            // Another process has the handler then.
+            // Another process inherits the handler.
             "share" => {
                 rustix::io::fcntl_setfd(&handler, FdFlags::empty()).unwrap();
                 let mut other = Command::new("cat");
                 let started = other.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
                 tell(&started.unwrap().id().to_string());
-                // The other one reads the commands from here on.
+                // The other process reads the commands from now on.
                 loop {
                     std::thread::park();
                 }
