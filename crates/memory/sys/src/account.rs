@@ -1,5 +1,5 @@
-//! Amounts of a resource of this process that untrusted users have, with a limit for each user and one for
-//! all users together.
+//! Accounts of the resources of this process that untrusted users take, with a limit for each user and
+//! one for all users together.
 //!
 //! ```
 //! use longshore_sys::account::{Account, Limits};
@@ -23,25 +23,25 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::user::User;
 
-/// How much of a resource each user has.
+/// An account of how much of a resource each user has.
 #[derive(Debug)]
 pub struct Account {
     resource: &'static str,
     held: Mutex<Held>,
 }
 
-/// How much users may have.
+/// The limits on a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// One user.
+    /// The limit for each user.
     pub per_user: u64,
-    /// All users together.
+    /// The limit for all users together.
     pub all_users: u64,
 }
 
 #[derive(Debug)]
 struct Held {
-    /// Only users that have any.
+    /// The amounts of the users that have any.
     by_user: BTreeMap<User, u64>,
     total: u64,
 }
@@ -68,7 +68,7 @@ impl Held {
 }
 
 impl Account {
-    /// Makes one in which no user has anything. `resource` is the plural that errors name.
+    /// Makes an empty account. `resource` is the name of the resource in error messages, in the plural.
     pub const fn new(resource: &'static str) -> Self {
         Self { resource, held: Mutex::new(Held { by_user: BTreeMap::new(), total: 0 }) }
     }
@@ -76,7 +76,7 @@ impl Account {
     /// Counts `amount` more for `user` until the permit is dropped.
     ///
     /// # Errors
-    /// [`OverLimit`]; nothing is counted then.
+    /// [`OverLimit`]. Nothing is counted then.
     pub fn take(
         &'static self,
         user: User,
@@ -88,14 +88,14 @@ impl Account {
         Ok(permit)
     }
 
-    /// Counts `amount` more for `user` until the permit is dropped, also beyond the limits: for an amount
-    /// that cannot be refused, so that others are.
+    /// Counts `amount` more for `user` until the permit is dropped, without checking limits. Use it for
+    /// amounts that cannot be refused, so that they reduce what others can take.
     pub fn count(&'static self, user: User, amount: u64) -> Permit {
         self.lock().add(user, amount);
         Permit { account: self, user, amount }
     }
 
-    /// Returns how much a user has.
+    /// Returns the amount that a user has.
     pub(crate) fn held(&self, user: User) -> u64 {
         self.lock().of(user)
     }
@@ -117,7 +117,7 @@ impl Permit {
     /// Counts `more` for the same user, too.
     ///
     /// # Errors
-    /// [`OverLimit`]; the permit stays as it was.
+    /// [`OverLimit`]. The permit does not change then.
     pub fn extend(&mut self, more: u64, limits: Limits) -> Result<(), OverLimit> {
         let Self { account, user, .. } = *self;
         let mut held = account.lock();
@@ -141,29 +141,29 @@ impl Drop for Permit {
     }
 }
 
-/// A user cannot have more of a resource of this process.
+/// The error if a user cannot have more of a resource of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverLimit {
-    /// The resource, a plural.
+    /// The name of the resource, in the plural.
     pub resource: &'static str,
     /// The user that was refused.
     pub user: User,
-    /// Whose limit it is.
+    /// The limit that was reached.
     pub whose: Whose,
-    /// How much those whose limit it is have.
+    /// The amount that the user, or all users, have already.
     pub held: u64,
-    /// How much more the user wanted.
+    /// The additional amount that the user asked for.
     pub more: u64,
     /// The limit.
     pub max: u64,
 }
 
-/// Whose limit a limit is.
+/// The kind of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// That of the user who was refused.
+    /// The limit for each user.
     User,
-    /// That of all users together.
+    /// The limit for all users together.
     AllUsers,
 }
 
@@ -200,7 +200,7 @@ mod tests {
     const LIMITS: Limits = Limits { per_user: 4, all_users: 6 };
 
     #[test]
-    fn a_user_cannot_have_more_than_one_user_may_nor_than_all_may() {
+    fn a_user_cannot_exceed_its_own_limit_or_that_of_all_users() {
         static ACCOUNT: Account = Account::new("things");
         let take = |uid, amount| ACCOUNT.take(User::from_uid(uid), amount, LIMITS);
         let _three = take(1, 3).unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn an_amount_that_cannot_be_refused_keeps_others_from_being_taken() {
+    fn an_unchecked_amount_counts_against_the_limit() {
         static ACCOUNT: Account = Account::new("things");
         let counted = ACCOUNT.count(User::from_uid(1), 5);
         assert_eq!(ACCOUNT.take(User::from_uid(1), 1, LIMITS).unwrap_err().held, 5);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn permits_return_what_they_have_and_refusals_count_nothing() {
+    fn permits_return_their_amount_and_refused_amounts_are_not_counted() {
         static ACCOUNT: Account = Account::new("things");
         let mut permit = ACCOUNT.take(User::from_uid(1), 1, LIMITS).unwrap();
         permit.extend(2, LIMITS).unwrap();

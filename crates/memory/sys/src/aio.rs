@@ -1,9 +1,9 @@
-//! `io_submit(2)`, for the one thing that nothing else does: the kernel itself signals an eventfd,
-//! which it does without waiting, whatever mode the eventfd is in.
+//! `io_submit(2)`, which is used only to make the kernel itself signal an eventfd. Unlike any other way,
+//! this does not wait, whatever the mode of the eventfd.
 //!
-//! Each submission is a read of no bytes from an empty file, which is complete when the call returns.
-//! Its completion signals an eventfd (`IOCB_FLAG_RESFD`).
-#![expect(unsafe_code, reason = "system calls that no crate wraps")]
+//! Each submission reads zero bytes from an empty file, and is complete when the call returns. Its
+//! completion signals an eventfd (`IOCB_FLAG_RESFD`).
+#![expect(unsafe_code, reason = "makes system calls that no crate wraps")]
 
 use std::ffi::c_long;
 use std::io;
@@ -12,9 +12,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::memfd::{self, Backing};
 
-/// How many submissions may be under way or not yet collected.
+/// The maximum number of submissions that are in progress or not yet collected.
 const EVENTS: usize = 128;
-/// How often a submission is tried while others take all the room.
+/// The number of times that a submission is tried while others take all the room.
 const TRIES: usize = 64;
 
 const IOCB_CMD_PREAD: u16 = 0;
@@ -42,7 +42,7 @@ struct Iocb {
 #[derive(Clone, Copy, Default)]
 struct IoEvent([u64; 4]);
 
-/// The context of this process. It is never destroyed.
+/// The AIO context of this process. It is never destroyed.
 struct Context {
     id: u64,
     empty: OwnedFd,
@@ -50,12 +50,13 @@ struct Context {
 
 static CONTEXT: OnceLock<Context> = OnceLock::new();
 
-/// Makes the context, if it does not exist. After a failure the next call tries again: any user can take
-/// all contexts of the machine for a moment.
+/// Makes the context if it does not exist. After a failure the next call tries again, because any user
+/// can take all contexts of the machine for a moment.
 ///
 /// # Errors
-/// `ENOSYS` or `EPERM` if the kernel has no AIO, or a filter of system calls forbids it; `EAGAIN` if all
-/// contexts of the machine are taken (`fs.aio-max-nr`); memory or descriptors exhausted.
+/// `ENOSYS` or `EPERM` if the kernel has no AIO or a seccomp filter forbids it; `EAGAIN` if all contexts
+/// of the machine are taken (`fs.aio-max-nr`); `ENOMEM` or `EMFILE` if memory or descriptors are
+/// exhausted.
 pub(crate) fn prepare() -> io::Result<()> {
     context().map(drop)
 }
@@ -73,11 +74,11 @@ fn context() -> io::Result<&'static Context> {
     Ok(CONTEXT.get_or_init(|| context))
 }
 
-/// Adds one to the counter of `event`, an eventfd, without waiting. A counter at its end stays there.
+/// Adds one to the counter of the eventfd `event` without waiting. A full counter does not change.
 ///
 /// # Errors
 /// Those of [`prepare`]. `EINVAL` in a child that was forked after the context was made, and for a
-/// descriptor that is no eventfd.
+/// descriptor that is not an eventfd.
 pub(crate) fn signal(event: impl AsFd) -> io::Result<()> {
     let context = context()?;
     for _ in 0..TRIES {
@@ -93,7 +94,7 @@ impl Context {
     fn new() -> io::Result<Self> {
         let empty = memfd::create("longshore-empty", Backing::Shmem)?;
         let mut id = 0_u64;
-        // SAFETY: the kernel writes the context's number, of this size, and nothing else.
+        // SAFETY: the kernel writes only the context's ID, which has this size.
         done(unsafe { libc::syscall(libc::SYS_io_setup, EVENTS as c_long, &raw mut id) })?;
         Ok(Self { id, empty })
     }
@@ -107,17 +108,18 @@ impl Context {
             ..Iocb::default()
         };
         let list = [&raw const iocb];
-        // SAFETY: a list of one request, which the kernel copies; it reads no bytes into no buffer.
+        // SAFETY: the list has one request, which the kernel copies. It reads zero bytes, so it has no
+        // buffer.
         let submitted =
             unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1 as c_long, list.as_ptr()) };
         done(submitted).map(drop)
     }
 
-    /// Forgets what is complete, which makes room.
+    /// Collects completed requests, to make room.
     fn collect(&self) -> io::Result<()> {
         let mut events = [IoEvent::default(); EVENTS];
         let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel writes at most as many events as there is room for.
+        // SAFETY: the kernel writes at most as many events as the array has room for.
         let collected = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,

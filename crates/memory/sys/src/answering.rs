@@ -1,13 +1,14 @@
-//! Files whose accesses end without the help of another process or machine.
+//! Detecting files that the kernel serves itself, whose operations do not wait for another process or
+//! machine.
 //!
-//! A read, a page fault or even a `close(2)` of a file in a FUSE file system waits for the process
-//! that serves it, for ever if that process likes. The last close of a socket may wait for its peer, and
-//! that of any file that can be polled waits for the lock of each epoll that lists it. So a server must not
-//! touch a file of FUSE of a client, and must close no file of a client on a thread that has other work:
+//! A read, a page fault or even a `close(2)` of a file in a FUSE file system waits for its server
+//! process, for ever if that process likes. The last close of a socket may wait for its peer, and the
+//! last close of any pollable file waits for the lock of each epoll that lists it. So a server must not
+//! access FUSE files of clients, and must not close files of clients on a thread that has other work:
 //! [`crate::closing`] closes them.
 #![expect(
     unsafe_code,
-    reason = "asks for record locks: rustix does not take the process id of some"
+    reason = "queries record locks, of which rustix does not accept some process ids"
 )]
 
 use std::fs::File;
@@ -18,12 +19,12 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 
 use crate::{memfd, statmount};
 
-/// The magic number of the kernel's file system of DMA-bufs, which nobody can mount (`linux/magic.h`).
+/// The magic number of the kernel's file system of DMA-bufs, which cannot be mounted (`linux/magic.h`).
 const DMA_BUF_MAGIC: u32 = 0x444d_4142;
 
-/// File systems without a block device that only the kernel answers for: their names and magic numbers.
+/// The names and magic numbers of file systems that the kernel serves itself without a block device.
 ///
-/// The numbers are those of `linux/magic.h`, and of OpenZFS (`sys/fs/zfs.h`). `devtmpfs` and `rootfs` are
+/// The numbers are those of `linux/magic.h` and of OpenZFS (`sys/fs/zfs.h`). `devtmpfs` and `rootfs` are
 /// tmpfs or ramfs.
 const LOCAL: [(&[u8], u64); 8] = [
     (b"bcachefs", 0xca45_1a4e),
@@ -36,9 +37,10 @@ const LOCAL: [(&[u8], u64); 8] = [
     (b"zfs", 0x2fc1_2fc1),
 ];
 
-/// File systems on block devices for which the kernel alone answers: their names and magic numbers, as in
-/// [`LOCAL`], or in the sources of Linux (`ntfs3`). Those of networks can have device numbers that look like
-/// those of disks (Lustre).
+/// The names and magic numbers of file systems that the kernel serves itself from a block device.
+///
+/// The numbers are those of `linux/magic.h` and of the sources of Linux (`ntfs3`). The list is needed because
+/// network file systems can have device numbers that look like those of disks (Lustre).
 const ON_DISK: [(&[u8], u64); 14] = [
     (b"ext2", 0xef53),
     (b"ext3", 0xef53),
@@ -56,43 +58,48 @@ const ON_DISK: [(&[u8], u64); 14] = [
     (b"jfs", 0x3153_464a),
 ];
 
-/// The major numbers of block devices for which a process or another machine may answer: loop devices, whose
-/// file can be on FUSE, and NBD (`linux/major.h`).
+/// The major numbers of block devices that a process or another machine may serve: loop devices, whose file
+/// can be on FUSE, and NBD (`linux/major.h`).
 const NO_DISKS: [u32; 2] = [7, 43];
 
-/// How many bytes of `/proc/self/mountinfo` are read at most: 5,000 mounts with names of 200 bytes. A user
-/// who may mount FUSE file systems can make it as long as 47 MB.
+/// The maximum number of bytes of `/proc/self/mountinfo` that are read: enough for 5,000 mounts with
+/// names of 200 bytes. A user who may mount FUSE file systems can make the list as long as 47 MB.
 const LIST_BYTES_MAX: u64 = 1 << 20;
 
-/// Who answers for the files of a file system.
+/// The server of the files of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answers {
-    /// The kernel alone, with or without a block device.
+    /// The kernel itself, with or without a block device.
     Kernel,
-    /// The kernel alone if the files are on a block device: those of [`ON_DISK`], and those that are not
-    /// mounted in this process's mount namespace.
+    /// The kernel itself if the files are on a block device. This is for the file systems of [`ON_DISK`],
+    /// and those that are not mounted in this process's mount namespace.
     KernelOnDisk,
-    /// Another process or machine (FUSE, network file systems), or it is not known who.
+    /// Another process or machine (FUSE, network file systems), or an unknown server.
     Others,
 }
 
-/// Returns `true` if the kernel alone answers for a regular file, so that no access to it and no
-/// closing of it waits for another process or machine. Asking does not wait either. Of other kinds of
-/// files it says nothing, and returns `false`.
+/// Returns `true` if the kernel serves a regular file itself, so that neither accesses nor closes of it
+/// wait for another process or machine. This call does not wait either. For other kinds of files it
+/// returns `false`.
 ///
-/// It returns `true` for shared memory and the hugetlb pool; for files on a block device, but a loop device or
-/// NBD, of ext2 to ext4, XFS, F2FS, FAT, exFAT, NTFS, ISO 9660, UDF, SquashFS, EROFS and JFS, and of any file
-/// system that is not mounted in this process's mount namespace; and for files of bcachefs, Btrfs, overlayfs,
-/// ramfs, tmpfs and ZFS that are mounted there. It does not hold for FUSE, network file systems and `/proc`,
-/// whose `/proc/PID/mem` may wait for a handler of page faults (`userfaultfd(2)`). It returns `false` if
-/// the kernel does not report the mount of a file (`STATX_MNT_ID`, Linux 5.8).
+/// It returns `true` for:
+/// * shared memory and the hugetlb pool,
+/// * files of bcachefs, Btrfs, overlayfs, ramfs, tmpfs and ZFS that are mounted in this process's mount
+///   namespace,
+/// * files on a block device, except loop devices and NBD, if their file system is ext2 to ext4, XFS, F2FS,
+///   FAT, exFAT, NTFS, ISO 9660, UDF, SquashFS, EROFS or JFS, or is not mounted in this process's mount
+///   namespace.
+///
+/// It returns `false` for FUSE, network file systems and `/proc`, whose `/proc/PID/mem` may wait for a
+/// page-fault handler (`userfaultfd(2)`), and if the kernel does not report the mount of a file
+/// (`STATX_MNT_ID`, Linux 5.8).
 ///
 /// If the kernel does not have `statmount(2)` (Linux 6.8) or refuses it, the mount is looked up in
 /// `/proc/self/mountinfo`. It returns `false` if the mount is not in the first MiB of that list.
 ///
-/// Two cases are not noticed, which take root to mount: another block device for which a process or machine
-/// answers (ublk, iSCSI); and FUSE on a block device (`fuseblk`), or a network file system whose device number
-/// looks like that of a disk, that is mounted in another mount namespace.
+/// It does not detect two cases, for which only root can mount the file system: another block device that
+/// a process or another machine serves (ublk, iSCSI); and, in another mount namespace, FUSE on a block
+/// device (`fuseblk`) or a network file system whose device number looks like that of a disk.
 ///
 /// # Errors
 /// Those of `statx(2)`, and of reading `/proc/self/fd` and `/proc/self/mountinfo`.
@@ -117,7 +124,7 @@ pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
     })
 }
 
-/// Returns who answers for the files of the mount of `file`.
+/// Returns the server of the files of the mount of `file`.
 fn by_mount(file: BorrowedFd<'_>, status: &Statx) -> io::Result<Answers> {
     if StatxFlags::from_bits_retain(status.stx_mask).contains(statmount::UNIQUE_ID) {
         match statmount::magic(status.stx_mnt_id) {
@@ -125,8 +132,8 @@ fn by_mount(file: BorrowedFd<'_>, status: &Statx) -> io::Result<Answers> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Ok(Answers::KernelOnDisk);
             }
-            // A filter of system calls, a security module, or a mount that is not below the root of this
-            // process, which the list does not have either.
+            // A seccomp filter or a security module refuses the call, or the mount is not below the root
+            // of this process; then the list does not have it either.
             Err(_) => {}
         }
     }
@@ -144,7 +151,7 @@ fn by_magic(magic: u64) -> Answers {
     }
 }
 
-/// Returns who answers for the files of a file system by its type.
+/// Returns the server of the files of a file system of this type.
 fn by_name(name: &[u8]) -> Answers {
     let is_in = |all: &[(&[u8], u64)]| all.iter().any(|(known, _)| *known == name);
     if is_in(&LOCAL) {
@@ -156,7 +163,7 @@ fn by_name(name: &[u8]) -> Answers {
     }
 }
 
-/// Returns what [`by_mount`] does, from the list of all mounts.
+/// Returns the same as [`by_mount`], from the list of all mounts.
 fn by_list(file: BorrowedFd<'_>) -> io::Result<Answers> {
     let status = status(file, StatxFlags::MNT_ID)?;
     if !StatxFlags::from_bits_retain(status.stx_mask).contains(StatxFlags::MNT_ID) {
@@ -166,14 +173,15 @@ fn by_list(file: BorrowedFd<'_>) -> io::Result<Answers> {
     listed(status.stx_mnt_id, mounts.take(LIST_BYTES_MAX))
 }
 
-/// Returns who answers for the files of the mount with the id `mount`, as `proc_pid_mountinfo(5)` lists it.
+/// Returns the server of the files of the mount with the ID `mount`, from a list in the format of
+/// `proc_pid_mountinfo(5)`.
 fn listed(mount: u64, mut mounts: Take<impl BufRead>) -> io::Result<Answers> {
     let mount = mount.to_string();
-    // Mount points are any bytes.
+    // Mount points can have any bytes.
     let mut line = Vec::new();
-    // A line that ends where the bound is may be cut off.
+    // A line that ends at the limit may be cut off.
     while mounts.read_until(b'\n', &mut line)? > 0 && mounts.limit() > 0 {
-        // No other white space: a mount point can have a carriage return in it.
+        // Split only at spaces: a mount point can contain a carriage return.
         let mut words = line.strip_suffix(b"\n").unwrap_or(&line).split(|byte| *byte == b' ');
         if words.next() == Some(mount.as_bytes()) {
             let kind = words.skip_while(|word| *word != b"-").nth(1);
@@ -184,12 +192,13 @@ fn listed(mount: u64, mut mounts: Take<impl BufRead>) -> io::Result<Answers> {
     Ok(if mounts.limit() > 0 { Answers::KernelOnDisk } else { Answers::Others })
 }
 
-/// Returns `true` if another process, or an open file, has a lock of `fcntl(2)` on a file, or if the kernel
-/// does not report that. `close(2)` looks at each of these locks. Only files for which
-/// [`is_answered_by_kernel`] or [`is_disposable`] is true may be asked: FUSE asks its server.
+/// Returns `true` if another process, or an open file, has a lock of `fcntl(2)` on a file, or if the
+/// kernel does not report that. `close(2)` walks all of these locks. Call this only for files for which
+/// [`is_answered_by_kernel`] or [`is_disposable`] returns `true`, because FUSE would ask its server.
 pub fn has_record_locks(file: impl AsFd) -> bool {
     let (l_type, l_whence) = (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short);
-    // Of the whole file, by this process: every lock conflicts, and the kernel returns the first.
+    // A lock of the whole file by this process conflicts with every other lock, and the kernel returns
+    // the first.
     let mut lock = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
     // SAFETY: the descriptor is open, and the kernel writes one structure of this type.
     let asked = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_GETLK, &raw mut lock) };
@@ -197,7 +206,7 @@ pub fn has_record_locks(file: impl AsFd) -> bool {
 }
 
 /// Returns `true` if a file is known to be of a kind that [`crate::disposal`] closes without waiting:
-/// every kind but regular files, so also eventfds and DMA-bufs. Asking does not wait.
+/// every kind except regular files, so also eventfds and DMA-bufs. This call does not wait.
 pub fn is_disposable(file: impl AsFd) -> bool {
     let file = file.as_fd();
     match file_type(file) {
@@ -208,28 +217,29 @@ pub fn is_disposable(file: impl AsFd) -> bool {
     }
 }
 
-/// Returns `true` if a descriptor that an untrusted process sent can be used like the server's own, so
-/// that none of that waits for another process or machine: memory, regular files for which
-/// [`is_answered_by_kernel`] is true, both without record locks (`fcntl(2)`), eventfds, and DMA-bufs. It is
-/// `false` if the kernel does not tell.
+/// Returns `true` if a descriptor that an untrusted process sent can be used like the server's own,
+/// without waiting for another process or machine. These are memory, regular files for which
+/// [`is_answered_by_kernel`] returns `true`, both without record locks (`fcntl(2)`), eventfds, and
+/// DMA-bufs. Returns `false` if the kernel does not report this.
 ///
-/// `close(2)` walks the list of all record locks of a file, and another process decides how long it is. It can
-/// set them after this call, and locks of `flock(2)` are not noticed. So memory and regular files, too, must be
-/// closed by [`crate::closing`].
+/// `close(2)` walks the list of all record locks of a file, whose length another process controls. That
+/// process can set locks after this call, and locks of `flock(2)` are not detected. So memory and
+/// regular files, too, must be closed by [`crate::closing`].
 ///
-/// Eventfds and DMA-bufs must still be closed by [`crate::closing`]: the last close of a file that can be
-/// polled waits for the lock of each epoll that lists it. A thread that waits for an epoll holds the lock
-/// while it writes events to memory, for ever if that memory is of FUSE.
+/// Eventfds and DMA-bufs must be closed by [`crate::closing`] as well: the last close of a pollable file
+/// waits for the lock of each epoll that lists it. A thread that waits for an epoll holds the lock while
+/// it writes events to memory, for ever if that memory is a mapped FUSE file.
 ///
-/// All other kinds are left out, since some of them block: sockets, terminals, devices, FIFOs. So are
-/// DMA-bufs on the few stable releases of Linux from June 2025 that report them as regular files.
+/// It returns `false` for all other kinds, because some of them block: sockets, terminals, devices,
+/// FIFOs; and for DMA-bufs on the few stable releases of Linux from June 2025 that report them as
+/// regular files.
 pub fn may_be_passed_on(file: impl AsFd) -> bool {
     let file = file.as_fd();
     match file_type(file) {
         Ok(FileType::RegularFile) if is_answered_by_kernel(file).unwrap_or(false) => {
             !has_record_locks(file)
         }
-        // In some versions of Linux, anonymous inodes have the type of a regular file.
+        // Some versions of Linux report anonymous inodes as regular files.
         Ok(FileType::RegularFile) => is_eventfd(file).unwrap_or(false),
         Ok(FileType::Unknown) => is_eventfd(file).unwrap_or(false) || is_dma_buf(file),
         _ => false,
@@ -249,27 +259,28 @@ fn file_type(file: BorrowedFd<'_>) -> io::Result<FileType> {
     Ok(FileType::from_raw_mode(status(file, StatxFlags::TYPE)?.stx_mode.into()))
 }
 
-/// Asks `statx(2)` without having a file system ask another process or machine.
+/// Calls `statx(2)` such that the file system does not ask another process or machine.
 fn status(file: BorrowedFd<'_>, wanted: StatxFlags) -> io::Result<Statx> {
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     Ok(rustix::fs::statx(file, "", how, wanted)?)
 }
 
-/// Returns the name of a file in `/proc/self/fd`. That of an anonymous inode does not begin with `/`,
-/// except for DMA-bufs.
+/// Returns the name of a file in `/proc/self/fd`. The name of an anonymous inode does not begin with
+/// `/`, except for DMA-bufs.
 ///
-/// `/proc/self/fdinfo` must not be read of a file of another process. It lists each record lock of the file,
-/// so the reader's memory and time depend on how many locks that process has set; and epoll and others take
-/// a lock for it, which a process that has the same file can hold for ever.
+/// Never read `/proc/self/fdinfo` for a file of another process. It lists each record lock of the file,
+/// so the reader's memory and time depend on how many locks that process has set. Also, epoll and other
+/// files take a lock for it, which a process with the same file can hold for ever.
 fn name(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(rustix::fs::readlink(link, Vec::new())?.into_bytes())
 }
 
-/// Returns `true` for a DMA-buf, by its file system; the name of a file could be chosen by anyone.
+/// Returns `true` for a DMA-buf. It checks the file system, because any process can choose the name of a
+/// file.
 ///
-/// `file` must be of no type: the files of FUSE and of network file systems have one, and `fstatfs(2)` of
-/// these asks their server. The kernel answers for a DMA-buf from memory.
+/// `file` must not have a file type. Files of FUSE and of network file systems have one, and
+/// `fstatfs(2)` would ask their server. For a DMA-buf the kernel answers from memory.
 fn is_dma_buf(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|status| status.f_type as u32 == DMA_BUF_MAGIC)
 }
@@ -345,19 +356,19 @@ mod tests {
         32 27 0:42 / /t rw - tmpfs\n";
 
     #[test]
-    fn the_type_of_a_file_system_stands_behind_the_options_of_its_mount() {
+    fn the_type_of_a_file_system_is_found_in_the_list_of_mounts() {
         let within = |mount, bytes| listed(mount, MOUNTS.take(bytes)).unwrap();
         for (mount, expected) in [
             (27, Answers::KernelOnDisk),
             (30, Answers::Others),
             (31, Answers::Kernel),
             (32, Answers::Kernel),
-            // Not listed: mounted in another mount namespace.
+            // Not in the list, because it is mounted in another mount namespace.
             (3, Answers::KernelOnDisk),
         ] {
             assert_eq!(within(mount, LIST_BYTES_MAX), expected, "{mount}");
         }
-        // Behind the bound, or cut off by it, nothing is known.
+        // Mounts beyond the limit, or cut off by it, are unknown.
         let len_bytes = MOUNTS.len() as u64;
         for bytes in [0, 1, len_bytes - 80, len_bytes - 3, len_bytes] {
             assert_eq!(within(32, bytes), Answers::Others, "{bytes}");

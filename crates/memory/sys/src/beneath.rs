@@ -1,5 +1,5 @@
-//! Files beneath a directory (`openat2(2)`), and checks that a descriptor of another process is of the
-//! same file.
+//! Files beneath a directory (`openat2(2)`), and the identity of files behind descriptors of other
+//! processes.
 
 use std::ffi::OsStr;
 use std::io;
@@ -13,36 +13,37 @@ use rustix::io::Errno;
 use crate::file::{self, Identity, Kind};
 use crate::retry_interrupted;
 
-/// The most symbolic links that are followed from one name, as in the kernel.
+/// The maximum number of symbolic links that are followed from one name, as in the kernel.
 const LINKS_MAX: u32 = 40;
 
 /// The files that a name may lead to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Files beneath the directory and on the same mount: a mount beneath it may be one that does not
-    /// answer.
+    /// Files beneath the directory and on the same mount, because the file system of another mount may
+    /// not answer.
     ///
-    /// Only the last component may be a symbolic link, whose target may begin with `..`. Nothing else
-    /// is resolved through `..` or a link. Otherwise a name such as `private/sub/../../model` would
-    /// show that `private/sub` exists to a user who may not search `private`.
+    /// Only the last component may be a symbolic link, whose target may begin with `..`. No other `..`
+    /// or link is resolved. Otherwise a name such as `private/sub/../../model` would reveal that
+    /// `private/sub` exists to a user who may not search `private`.
     Beneath,
-    /// All files, through every `..` and symbolic link.
+    /// All files, through every `..` and symbolic link, except the magic links of `/proc`.
     Anywhere,
 }
 
-/// The state of a descriptor as far as the kernel knows it without asking the file system, which may
-/// be a process that answers late or never.
+/// The state of a descriptor, as far as the kernel knows it without asking the file system. The server
+/// of that may answer late or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handed {
     /// The kind of the file.
     pub kind: Kind,
-    /// The file's device, inode number and time of birth, as [`crate::file::Version::identity`].
+    /// The file's device, inode number and time of birth ([`crate::file::Version::identity`]).
     pub identity: Identity,
-    /// True if the file can be read through this descriptor, which the kernel allowed its opener.
+    /// `true` if the file can be read through this descriptor; then the kernel has permitted its opener
+    /// to read it.
     pub is_readable: bool,
 }
 
-/// Opens a directory as a place to begin from.
+/// Opens a directory as a starting point for [`locate`].
 ///
 /// # Errors
 /// Those of `open(2)`.
@@ -51,14 +52,14 @@ pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     retry_interrupted(|| Ok(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
-/// Finds the file that is called `name` in `directory`, and does not open it (`O_PATH`): the owner of
-/// a FIFO sees no reader, and a device does nothing. While the descriptor is open the inode stays
-/// this file's, and its number is given to no other.
+/// Finds the file `name` in `directory` without opening it (`O_PATH`), which has no effect on FIFOs and
+/// devices. While the descriptor is open, the inode stays in use and its number is not given to another
+/// file.
 ///
 /// # Errors
-/// `EXDEV` if the name leads out of the directory or into another mount; `ELOOP` if it has a `..` or
-/// a symbolic link where [`Reach::Beneath`] allows none; `ENOSYS` if the kernel (before Linux 5.6) or
-/// a filter on system calls does not know `openat2`; else those of `open(2)` and `readlink(2)`.
+/// `EXDEV` if the name leads out of the directory or into another mount; `ELOOP` if it has a `..` or a
+/// symbolic link where [`Reach::Beneath`] permits none; `ENOSYS` if the kernel (before Linux 5.6) or a
+/// seccomp filter does not support `openat2`; those of `open(2)` and `readlink(2)`.
 pub fn locate(directory: impl AsFd, name: &Path, reach: Reach) -> io::Result<OwnedFd> {
     let directory = directory.as_fd();
     if reach == Reach::Anywhere {
@@ -71,7 +72,7 @@ pub fn locate(directory: impl AsFd, name: &Path, reach: Reach) -> io::Result<Own
         if !is_link(located.as_fd())? {
             return Ok(located);
         }
-        // The very link that was found, since its name may lead elsewhere by now.
+        // Read the link through its descriptor, because its name may be another file by now.
         let target = rustix::fs::readlinkat(&located, "", Vec::new())?;
         let target = Path::new(OsStr::from_bytes(target.as_bytes()));
         name = joined(name.parent().unwrap_or(Path::new("")), target)?;
@@ -79,7 +80,7 @@ pub fn locate(directory: impl AsFd, name: &Path, reach: Reach) -> io::Result<Own
     Err(Errno::LOOP.into())
 }
 
-/// Returns true if [`locate`] failed with `ELOOP`.
+/// Returns `true` if [`locate`] failed with `ELOOP`.
 pub fn is_loop(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::LOOP)
 }
@@ -131,8 +132,8 @@ fn joined(base: &Path, name: &Path) -> io::Result<PathBuf> {
     Ok(if path.as_os_str().is_empty() { ".".into() } else { path })
 }
 
-/// Opens the regular file at `path` for reading. Nothing else is opened, wherever the path leads by
-/// then: opening a device can have effects.
+/// Opens the regular file at `path` for reading. It never opens a file of another kind, because opening
+/// a device can have side effects.
 ///
 /// # Errors
 /// Those of `open(2)` and [`open_located`].
@@ -145,16 +146,14 @@ pub fn open_regular(path: &Path) -> io::Result<OwnedFd> {
     })
 }
 
-/// Opens a regular file that [`locate`] found for reading: that inode, wherever its name leads by
-/// now. It does not wait for a lease (`F_SETLEASE`) of another process.
+/// Opens for reading a regular file that [`locate`] found: that inode, even if its name is another file
+/// by now. It does not wait for a lease (`F_SETLEASE`) of another process.
 ///
-/// The descriptor is opened by its name in `/proc/self/fd`, which needs `/proc`. Without it only
-/// the file's own name would be left, and that may lead to a FIFO by now, which opening changes. So
-/// there is no second way.
+/// It opens the descriptor's link in `/proc/self/fd`, which needs `/proc`. There is no fallback, because
+/// the file's own name may be a FIFO by now, and opening that has side effects.
 ///
 /// # Errors
-/// `InvalidInput` where it is not a regular file, `ENOENT` where `/proc` is not mounted, else those
-/// of `open(2)`.
+/// `InvalidInput` if it is not a regular file, `ENOENT` if `/proc` is not mounted; those of `open(2)`.
 pub fn open_located(located: impl AsFd) -> io::Result<OwnedFd> {
     let located = located.as_fd();
     let kind = file::status(located)?.kind;
@@ -167,7 +166,7 @@ pub fn open_located(located: impl AsFd) -> io::Result<OwnedFd> {
     retry_interrupted(|| Ok(rustix::fs::open(link.as_str(), flags, Mode::empty())?))
 }
 
-/// Returns whether [`open_located`] can work in this process: whether `/proc` is mounted.
+/// Returns `true` if [`open_located`] works in this process, which needs a mounted `/proc`.
 pub fn can_open_located(located: impl AsFd) -> bool {
     rustix::fs::lstat(link_of(located.as_fd()).as_str()).is_ok()
 }
@@ -176,7 +175,7 @@ fn link_of(descriptor: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", descriptor.as_raw_fd())
 }
 
-/// Examines a descriptor that came from another process. It does not block.
+/// Returns the state of a descriptor that came from another process. It does not block.
 ///
 /// # Errors
 /// Those of `statx(2)` and `fcntl(2)`.
@@ -321,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_proves_access_only_where_it_can_read() {
+    fn a_descriptor_proves_access_only_if_it_is_readable() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model");
         fs::write(&path, b"model").unwrap();

@@ -1,7 +1,8 @@
-//! Closing descriptors of untrusted processes on other threads, which are counted by user.
+//! Closing descriptors of untrusted processes on other threads, with limits for each user.
 //!
-//! A close can wait for ever. While too many closes of a user wait, no more descriptors of that user are
-//! received. This limit depends on the number of threads that wait to close files of all users:
+//! A close can block for ever. While too many closes of a user are blocked, no more descriptors of that
+//! user are received. This limit depends on the number of threads that are blocked in closes for all
+//! users:
 //!
 //! ```text
 //!   all users         one user
@@ -10,12 +11,12 @@
 //!   256               none: descriptors of all users are refused
 //! ```
 //!
-//! Each thread that receives at the same moment can exceed these limits by one. At most four threads of a
-//! user count for all users, so one user id cannot use up the limit of the others. A person who can connect
-//! under 64 user ids can use it up, for example with a range in `/etc/subuid`.
+//! Threads that receive at the same moment can each exceed these limits by one. At most four threads of
+//! a user count for all users, so one user ID cannot use up the limit of the others. A person who can
+//! connect with 64 user IDs can use it up, for example with a range in `/etc/subuid`.
 //!
-//! Regular files for which the kernel answers are not among these: a thread closes those of a user one
-//! after another. No more descriptors of a user are received while 256 of its files wait.
+//! Regular files that the kernel serves itself do not count here: one thread at a time closes those of a
+//! user. No more descriptors of a user are received while 256 of its files wait.
 #![expect(unsafe_code, reason = "takes a descriptor out of a value that is dropped")]
 
 use std::collections::BTreeMap;
@@ -37,37 +38,40 @@ use self::accounts::{Accounts, HELD_PER_USER_MAX};
 
 mod accounts;
 
-/// How long a call that receives a descriptor of a user waits for closes of that user's files.
+/// The time that a call that receives a descriptor from a user waits for closes of that user's files.
 const CATCH_UP_TIME: Duration = Duration::from_secs(1);
-/// How long both, that call and a thread that closes files, sleep before they look again.
+/// The time that such a call, and a thread that closes files, sleep before they check again.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// How often a thread that closes files looks for more before it ends.
+/// The number of times that a thread that closes files looks for more before it ends.
 const LOOKS_MAX: u32 = 100;
 /// The name of the threads.
 const THREAD_NAME: &str = "longshore-close";
 
 static ACCOUNTS: Mutex<Accounts> = Mutex::new(Accounts::new());
 
-/// Returns `true` if few enough files of this user wait to be closed that more descriptors can be
-/// received from it, all of which may have to be closed by [`close_without_waiting`].
+/// Returns `true` if the user is within its limits, so that more descriptors can be received from it,
+/// which may all have to be closed by [`close_without_waiting`].
 pub fn may_receive(user: User) -> bool {
     lock().may_receive(user)
 }
 
-/// Waits for up to a second until more descriptors of this user can be received, and returns `true` if they
-/// can. A client that sends many files at once does nothing wrong, so their closes have time to catch up. Call
-/// it only if a descriptor is to be received.
+/// Waits for up to a second until more descriptors can be received from this user. Returns `true` if they
+/// can.
+///
+/// This gives the closes of the user's files time to catch up, because a client may send many files at
+/// once. Call it only if there is a descriptor to receive.
 pub fn catch_up(user: User) -> bool {
     let begin = Instant::now();
     while lock().files.held(user) >= HELD_PER_USER_MAX && begin.elapsed() < CATCH_UP_TIME {
-        // They may wait because no thread could be started.
+        // The files may wait because no thread could be started.
         close_in_turn(user, Vec::new());
         thread::sleep(LOOK_EVERY);
     }
     lock().may_receive(user)
 }
 
-/// Returns the error of a call that would receive descriptors of a user while [`may_receive`] is `false`.
+/// Returns the error of a call that would receive descriptors of a user while [`may_receive`] is
+/// `false`.
 pub fn too_many_closing() -> io::Error {
     io::Error::new(
         io::ErrorKind::ResourceBusy,
@@ -76,14 +80,14 @@ pub fn too_many_closing() -> io::Error {
     )
 }
 
-/// Returns `true` if a thread closes descriptors of this user, or receives from it, at this moment. If that
-/// does not change for long, a file or a peer has the thread wait. Regular files for which the kernel answers
-/// are not meant: a busy client has some of these closed at any moment.
+/// Returns `true` if a thread closes descriptors of this user, or receives from it, at this moment. If
+/// that does not change for a long time, a file or a peer blocks the thread. Regular files that the
+/// kernel serves itself are ignored, because a busy client always has some of them closed.
 pub fn is_busy(user: User) -> bool {
     lock().is_busy(user)
 }
 
-/// A call that receives descriptors of a user. The kernel may close some of them in it.
+/// A call that receives descriptors of a user, in which the kernel may close some of them.
 pub(crate) struct Receiving(User);
 
 impl Receiving {
@@ -99,13 +103,14 @@ impl Drop for Receiving {
     }
 }
 
-/// Returns `true` if regular files of this user for which the kernel answers are not closed yet, for tests.
+/// Returns `true` if regular files of this user that the kernel serves itself are not closed yet, for
+/// tests.
 #[doc(hidden)]
 pub fn has_files(user: User) -> bool {
     lock().files.has_any(user)
 }
 
-/// Gives a user as many closes that hang as it may have, for tests.
+/// Gives a user the maximum number of closes that never end, for tests.
 #[doc(hidden)]
 pub fn exhaust(user: User) {
     let mut accounts = lock();
@@ -115,10 +120,10 @@ pub fn exhaust(user: User) {
     accounts.dispose(user, &mut sockets);
 }
 
-/// Closes files of a user without having the caller wait: regular files for which
-/// [`is_answered_by_kernel`] is true on a thread that closes such files of this user one after another, other
-/// regular files on a thread of their own, which ends when their servers have answered, or are
-/// gone, and files of all other kinds by [`crate::disposal`].
+/// Closes files of a user without blocking the caller. Regular files for which [`is_answered_by_kernel`]
+/// returns `true` are closed on a thread that closes such files of this user one after another; other
+/// regular files on a new thread, which ends when their servers have answered or are gone; and files of
+/// all other kinds by [`crate::disposal`].
 ///
 /// If no thread can be started, the files stay open.
 pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
@@ -136,8 +141,8 @@ pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
     }
 }
 
-/// Closes files for which the kernel answers on another thread, and those that are left from earlier calls.
-/// If there is no thread for them, they stay open, and count, until the next call.
+/// Closes files that the kernel serves itself on another thread, and those that are left from earlier
+/// calls. If no thread can be started, they stay open, and count, until the next call.
 fn close_in_turn(user: User, files: Vec<OwnedFd>) {
     if !lock().files.add(user, files) {
         return;
@@ -148,7 +153,7 @@ fn close_in_turn(user: User, files: Vec<OwnedFd>) {
     }
 }
 
-/// Closes files for which the kernel answers until none have come for some time.
+/// Closes files that the kernel serves itself, until none have arrived for some time.
 fn close_files() {
     let mut looks = 0;
     while looks < LOOKS_MAX || !lock().files.end() {
@@ -163,7 +168,8 @@ fn close_files() {
     }
 }
 
-/// Drops descriptors by fewer threads than if they were dropped one by one: those of a user together.
+/// Drops descriptors, those of each user together, which needs fewer threads than dropping them one by
+/// one.
 pub fn close_all(files: Vec<Disposable<OwnedFd>>) {
     let mut by_user = BTreeMap::<User, Vec<OwnedFd>>::new();
     for file in files {
@@ -174,35 +180,35 @@ pub fn close_all(files: Vec<Disposable<OwnedFd>>) {
     }
 }
 
-/// Closes a connection that no other process has, as [`close_without_waiting`] does. One that has ended with
-/// nothing in its queue cannot hang, so it is not counted.
+/// Closes a connection that no other process has, like [`close_without_waiting`]. If it has ended and
+/// its queue is empty, closing it cannot block, so it is not counted.
 fn close_connection(user: User, connection: OwnedFd) {
     let mut connection = vec![connection];
     if connection.iter().all(has_ended_empty) {
-        // It is closed here if the kernel has no room for it now, which does not wait either.
+        // If this fails, the connection is closed here, which does not block either.
         disposal::dispose(&mut connection);
         return;
     }
     close_without_waiting(user, connection);
 }
 
-/// Returns `true` if a socket is a Unix stream that was shut down, in the direction of this process at
-/// least, and on which nothing is left to be received. Nothing can be sent to it any more.
+/// Returns `true` if a socket is a Unix stream that was shut down, at least in the direction to this
+/// process, and whose queue is empty. Nothing more can be sent to it.
 fn has_ended_empty(socket: &OwnedFd) -> bool {
     use rustix::net::{AddressFamily, RecvFlags, SocketType, sockopt};
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let is_at_end = || rustix::net::recv(socket, &mut [0; 1], flags).map(|(count, _)| count == 0);
     sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
-        // A connection that was reset says so once.
+        // If the connection was reset, the first call returns an error.
         && is_at_end().or_else(|_| is_at_end()) == Ok(true)
 }
 
 /// The files for whose close no thread could be started.
 static LEFT: Mutex<Vec<(User, Vec<OwnedFd>)>> = Mutex::new(Vec::new());
 
-/// Closes files on a thread of their own, and those that are left from earlier calls. If there is no thread
-/// for them, they stay open, and count, until the next call.
+/// Closes files on a new thread, and those that are left from earlier calls. If no thread can be
+/// started, they stay open, and count, until the next call.
 fn close_by_thread(user: User, files: Vec<OwnedFd>) {
     lock().thread_began(user);
     let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -225,16 +231,17 @@ fn take(files: &Mutex<Vec<OwnedFd>>) -> Vec<OwnedFd> {
     mem::take(&mut *files.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// A descriptor that an untrusted process has sent or is connected to. When this is dropped, the
-/// descriptor is closed without waiting, as [`close_without_waiting`] does.
+/// A descriptor that an untrusted process has sent or is connected to. Dropping it closes the descriptor
+/// without blocking, like [`close_without_waiting`].
 ///
-/// A byte that a peer sends out of band (`MSG_OOB`) is received like any other on a connection. Otherwise the
-/// kernel would drop it, and close the descriptors that came with it, on the thread that receives.
+/// On a connection, a byte that a peer sends out of band (`MSG_OOB`) is received like any other.
+/// Otherwise the kernel would drop it, and close the descriptors that came with it on the receiving
+/// thread.
 pub struct Disposable<T: Into<OwnedFd>> {
     file: ManuallyDrop<T>,
     user: User,
-    /// `true` for a connection whose bytes out of band are in its queue, and of which no other process
-    /// has a descriptor, so that this stays so.
+    /// `true` for a connection whose bytes out of band are received inline, and of which no other
+    /// process has a descriptor, so that this cannot change.
     is_connection: bool,
 }
 
@@ -259,10 +266,10 @@ impl<T: Into<OwnedFd>> Disposable<T> {
         self.user
     }
 
-    /// Returns the descriptor, which is closed like any other from then on.
+    /// Returns the descriptor, which is then closed like any other.
     pub fn into_inner(self) -> T {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: neither `this` nor its field is used or dropped after that.
+        // SAFETY: neither `this` nor its field is used or dropped afterwards.
         unsafe { ManuallyDrop::take(&mut this.file) }
     }
 }
@@ -289,7 +296,7 @@ impl<T: Into<OwnedFd> + fmt::Debug> fmt::Debug for Disposable<T> {
 
 impl<T: Into<OwnedFd>> Drop for Disposable<T> {
     fn drop(&mut self) {
-        // SAFETY: the field is not used after that.
+        // SAFETY: the field is not used afterwards.
         let descriptor = unsafe { ManuallyDrop::take(&mut self.file) };
         let descriptor = descriptor.into();
         match self.is_connection {
@@ -312,8 +319,8 @@ pub(crate) mod tests {
     use super::accounts::THREADS_PER_USER_MAX;
     use super::*;
 
-    /// As many closes that wait as one user may have. They end when this is dropped. Each test has a user
-    /// of its own, since the accounts are those of the process.
+    /// As many blocked closes as one user may have. They end when this is dropped. Each test has its own
+    /// user, because the accounts belong to the process.
     pub(crate) struct Hung(User);
 
     impl Hung {
@@ -330,7 +337,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Waits until `is_done` is true, for the threads that close.
+    /// Waits until `is_done` returns `true`.
     fn wait_until(mut is_done: impl FnMut() -> bool) {
         let begin = Instant::now();
         while !is_done() {
@@ -351,7 +358,7 @@ pub(crate) mod tests {
 
     #[test]
     #[cfg(not(miri))]
-    fn files_for_which_the_kernel_answers_are_not_closed_on_the_thread_of_the_caller() {
+    fn files_that_the_kernel_serves_are_not_closed_on_the_thread_of_the_caller() {
         let user = User::from_uid(4_000_000_006);
         lock().files.occupy(user);
         let memory = crate::memfd::create("closed-in-turn", crate::memfd::Backing::Shmem).unwrap();
@@ -398,7 +405,7 @@ pub(crate) mod tests {
 
     #[test]
     #[cfg(not(miri))]
-    fn a_disposable_is_closed_when_it_is_dropped_and_not_when_it_is_taken() {
+    fn a_disposable_is_closed_by_drop_but_not_by_into_inner() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let taken = Disposable::new(ours).into_inner();
         theirs.set_nonblocking(true).unwrap();
@@ -413,7 +420,7 @@ pub(crate) mod tests {
 
     #[test]
     #[cfg(not(miri))]
-    fn connections_that_end_empty_are_closed_though_others_hang() {
+    fn ended_connections_with_empty_queues_are_closed_even_if_others_hang() {
         let user = User::from_uid(4_000_000_003);
         lock().disposals.insert(user, Disposals::endless());
         let held = || lock().disposals[&user].held();
@@ -428,7 +435,7 @@ pub(crate) mod tests {
         ours.shutdown(std::net::Shutdown::Both).unwrap();
         close_connection(user, ours.into());
         assert_eq!(held(), 1, "it is closed by another thread");
-        // A socket that came from a peer may have a queue that looks empty.
+        // The queue of a socket that a peer has sent may only look empty.
         let (ours, _theirs) = UnixStream::pair().unwrap();
         ours.shutdown(std::net::Shutdown::Both).unwrap();
         drop(Disposable::of_user(ours, user));
@@ -470,7 +477,7 @@ pub(crate) mod tests {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         assert_eq!(User::of_peer(ours), own);
         let (receiver, _sender) = io::pipe().unwrap();
-        assert_eq!(User::of_peer(receiver), own, "it is no socket");
+        assert_eq!(User::of_peer(receiver), own, "it is not a socket");
         let unconnected = rustix::net::socket(
             rustix::net::AddressFamily::UNIX,
             rustix::net::SocketType::STREAM,

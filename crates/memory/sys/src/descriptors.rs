@@ -1,4 +1,4 @@
-//! How many descriptors this process may have (`RLIMIT_NOFILE`).
+//! The limit on this process's descriptors (`RLIMIT_NOFILE`).
 
 use std::io;
 
@@ -6,26 +6,25 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::packet_socket;
 
-/// How many descriptors must be free before a message is received: as many as it can have, and those that
-/// other threads may open between the moment at which room is looked for and that at which the message is
-/// received.
+/// The number of descriptors that must be free before a message is received: as many as a message can
+/// have, and those that other threads may open between the check and the receive.
 pub const ROOM_FOR_MESSAGE: u64 = packet_socket::DESCRIPTORS_MAX as u64 + 16;
 
-/// Returns how many descriptors this process may have.
+/// Returns the number of descriptors that this process may have.
 pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Returns whether an error says that no descriptor is left, in this process or on the machine.
+/// Returns `true` if an error means that no descriptor is free, in this process or on the machine.
 pub fn is_exhausted(error: &io::Error) -> bool {
     let errors = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE];
     errors.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// Returns how many descriptors this process has open, or one more.
+/// Returns the number of open descriptors of this process, or one more.
 ///
 /// # Errors
-/// Those of `open(2)`, if `/proc` is not mounted or no descriptor is left to read it.
+/// Those of `open(2)`, if `/proc` is not mounted or no descriptor is free to read it.
 pub fn open_count() -> io::Result<u64> {
     const DIRECTORY: &str = "/proc/self/fd";
     // Before Linux 6.2 the directory has no size.
@@ -35,13 +34,13 @@ pub fn open_count() -> io::Result<u64> {
     }
 }
 
-/// Returns `true` if there is room for all descriptors that a message can have. The kernel would close
-/// the others on the thread that receives the message, which may block.
+/// Returns `true` if there is room for all descriptors that a message can have. Otherwise the kernel
+/// would close some of them on the receiving thread, which may block.
 pub fn has_room_for_message() -> bool {
     open_count().is_ok_and(|open| open + ROOM_FOR_MESSAGE <= limit())
 }
 
-/// Raises the limit as far as it goes without a privilege, and returns it.
+/// Raises the limit as far as possible without privileges, and returns it.
 ///
 /// # Errors
 /// Those of `setrlimit(2)`.

@@ -1,26 +1,26 @@
-//! Closing descriptors of untrusted processes without waiting for those processes.
+//! Closing descriptors of untrusted processes without waiting for these processes.
 //!
 //! The last close of a socket can block for as long as its owner likes: a TCP socket with `SO_LINGER`
 //! waits for its peer, and a Unix socket closes the descriptors that are queued on it. The kernel does
-//! not wait for a peer if the thread that closes the socket is exiting. So descriptors are sent, as
-//! `SCM_RIGHTS`, to a thread that has a descriptor table of its own, and that exits when it has received them:
+//! not wait for a peer if the closing thread is exiting. So descriptors are sent, as `SCM_RIGHTS`, to a
+//! thread with its own descriptor table, which exits after it has received them:
 //!
 //! ```text
 //!   main table                    table of the receiver          table of the exiting thread
-//!   dispose ── SCM_RIGHTS ──────► (never receives anything) ──►  receive, exit: the kernel closes all
-//!   then close the own copies
+//!   dispose ── SCM_RIGHTS ──────► (never receives itself) ────►  receive, exit: the kernel closes all
+//!   then close the copies here
 //! ```
 //!
-//! Two kinds of files can still delay an exiting thread for ever: a file of FUSE in the queue of a socket,
-//! if the file has data that is not written back, and a file that can be polled (a socket, an eventfd, a
-//! DMA-buf) and that an epoll lists whose lock another process holds. So [`Disposals`] has a few such threads
-//! for each user at most. If all of them are delayed, one more thread receives further descriptors, and exits
-//! only when its table is full or one of the others has ended, which it looks for itself.
+//! Two kinds of files can still delay an exiting thread for ever: a FUSE file in the queue of a socket,
+//! if it has dirty data; and a pollable file (a socket, an eventfd, a DMA-buf) in an epoll whose lock
+//! another process holds. So [`Disposals`] has only a few such threads for each user. If all of them are
+//! delayed, one more thread receives further descriptors. It exits only when its table is full, or when
+//! it finds that one of the others has ended.
 //!
-//! [`prepare`] starts the receiver, which keeps none of the descriptors that the process has at that
-//! time. These threads use no descriptor of the standard library and run no signal handler, because
-//! a descriptor number means another file there, or none.
-#![expect(unsafe_code, reason = "gives threads descriptor tables of their own")]
+//! [`prepare`] starts the receiver, which keeps none of the process's descriptors open. These threads
+//! use no descriptors of the standard library and run no signal handlers, because a descriptor number
+//! refers to another file there, or to none.
+#![expect(unsafe_code, reason = "gives threads their own descriptor tables")]
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -45,16 +45,16 @@ use crate::{descriptors, proc_self, retry_interrupted, signals};
 const NAME: &str = "longshore-drop";
 /// The stack of each thread, in bytes.
 const STACK_BYTES: usize = 64 << 10;
-/// The time after which the receiver tries again if there is no thread or memory for now.
+/// The time after which the receiver tries again if no thread or memory is available.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
-/// How many errors of a connection are ignored while its queue is emptied.
+/// The number of errors of a connection that are ignored while its queue is emptied.
 const ERRORS_MAX: u32 = 4;
 
-/// How often a [`Holder`] looks whether another thread has ended.
+/// The interval at which a [`Holder`] checks whether another thread has ended.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// How many threads of one user may be closing descriptors before further ones are held.
+/// The number of threads that may close descriptors of one user before further descriptors are held.
 const THREADS_MAX: usize = 16;
 
 /// The byte of a message whose descriptors are closed.
@@ -64,38 +64,40 @@ const HOLD: u8 = 1;
 /// The byte of a message with a connection whose queue is emptied.
 const EMPTY: u8 = 2;
 
-/// `None` if the kernel refuses: a sandbox, Linux before 5.9, or no descriptors.
+/// `None` if the receiver cannot be started: in a sandbox, before Linux 5.9, or without free
+/// descriptors.
 static RECEIVER: OnceLock<Option<Receiver>> = OnceLock::new();
 
-/// The sending side of the thread that has no descriptors of this process.
+/// The sending side of the receiver thread, which has no descriptors of this process.
 #[derive(Debug)]
 struct Receiver {
     socket: OwnedFd,
     /// The process that started the thread. A forked child has the socket, but not the thread.
     pid: u32,
-    /// The messages that are sent and not received, in that order.
+    /// The messages that were sent but not received, in order.
     sent: Arc<Mutex<VecDeque<Sent>>>,
 }
 
-/// A message.
+/// A message that was sent to the receiver.
 #[derive(Debug)]
 struct Sent {
-    /// Takes the id of the thread that receives it.
+    /// The id of the thread that receives it, which that thread stores here.
     thread: Arc<AtomicU32>,
-    /// Of a [`Holder`].
+    /// The state of a [`Holder`], if the message has its socket.
     held: Option<Held>,
 }
 
 /// The state that a [`Holder`] shares with its thread.
 #[derive(Clone, Debug)]
 struct Held {
-    /// The threads that were closing descriptors when it began.
+    /// The threads that were closing descriptors when the holder was started.
     others: Arc<[Disposal]>,
-    /// The thread exits. The sender holds the lock until its copies of the descriptors are closed.
+    /// `true` if the thread exits. The sender holds the lock until its copies of the descriptors are
+    /// closed.
     is_closing: Arc<Mutex<bool>>,
 }
 
-/// Descriptors that a thread of their own closes.
+/// A set of descriptors that are closed by their own thread.
 #[derive(Clone, Debug)]
 pub struct Disposal {
     /// The id of the thread; 0 until it has received the descriptors.
@@ -103,16 +105,16 @@ pub struct Disposal {
 }
 
 impl Disposal {
-    /// Returns one that never ends, for tests.
+    /// Returns a disposal that never ends, for tests.
     fn endless() -> Self {
         Self { thread: Arc::default() }
     }
 
-    /// Returns `true` if all of the descriptors are closed. A file whose release waits for another
-    /// process (FUSE in the queue of a socket, or an epoll) can delay that for ever.
+    /// Returns `true` if all of the descriptors are closed. A file whose close waits for another process
+    /// (a FUSE file in the queue of a socket, or an epoll) can delay that for ever.
     pub fn has_ended(&self) -> bool {
-        // The thread disappears after its descriptors were released. Another thread that reuses the
-        // id only delays the answer.
+        // A thread disappears after its descriptors were closed. If another thread reuses the id, that
+        // only delays the answer.
         match self.thread.load(Ordering::Acquire) {
             0 => false,
             id => !thread_exists(id),
@@ -120,21 +122,21 @@ impl Disposal {
     }
 }
 
-/// Starts the receiver, if it was not started before, and keeps the entries of `/proc` that a server needs
-/// in the kernel's cache. A server calls this before it has any descriptor of a client. Returns `false` if
-/// the kernel refuses to start the receiver.
+/// Starts the receiver, if it was not started before, and keeps the entries of `/proc` that a server
+/// needs in the kernel's cache. A server calls this before it has any descriptor of a client. Returns
+/// `false` if the kernel refuses to start the receiver.
 pub fn prepare() -> bool {
     proc_self::pin();
     receiver().is_some()
 }
 
 /// Closes descriptors without waiting for other processes: takes as many as possible out of
-/// `descriptors`, and has threads that exit close them. A caller has to close those that remain by
-/// other means; that is all of them if the kernel refuses `close_range(2)`, or if an unprivileged user has
-/// more descriptors in flight than `RLIMIT_NOFILE`.
+/// `descriptors`, and lets exiting threads close them. The caller must close the remaining ones by other
+/// means; these are all if the kernel refuses `close_range(2)`, or if an unprivileged user has more
+/// descriptors in flight than `RLIMIT_NOFILE`.
 ///
-/// This is for files of which only the last close can block, and does not help with files of FUSE: closing
-/// one blocks even if it is not the last close.
+/// This is for files of which only the last close can block. It does not help with FUSE files, whose
+/// closes can block even if they are not the last.
 pub fn dispose(descriptors: &mut Vec<OwnedFd>) -> Vec<Disposal> {
     let mut disposals = Vec::new();
     let Some(receiver) = receiver() else { return disposals };
@@ -150,21 +152,21 @@ pub fn dispose(descriptors: &mut Vec<OwnedFd>) -> Vec<Disposal> {
 /// The descriptors of one user that are being closed.
 #[derive(Debug, Default)]
 pub struct Disposals {
-    /// Those that may not have ended.
+    /// The disposals that may not have ended.
     threads: Vec<Disposal>,
-    /// The descriptors that came while there were too many of these.
+    /// The holder of the descriptors that came while there were too many disposals.
     holder: Option<Holder>,
 }
 
 impl Disposals {
-    /// Returns some that never end, as many as a user may have, for tests.
+    /// Returns as many disposals as a user may have, which never end, for tests.
     #[doc(hidden)]
     pub fn endless() -> Self {
         Self { threads: (0..THREADS_MAX).map(|_| Disposal::endless()).collect(), holder: None }
     }
 
-    /// Closes descriptors as [`dispose`] does, with a bounded number of threads. Also goes on with those
-    /// that were taken before, if threads have ended since.
+    /// Closes descriptors like [`dispose`], with a bounded number of threads. Also continues with
+    /// descriptors that are held, if threads have ended since.
     pub fn dispose(&mut self, descriptors: &mut Vec<OwnedFd>) {
         let is_closing = self.holder.as_ref().is_some_and(Holder::is_closing);
         if self.threads.len() >= THREADS_MAX {
@@ -192,9 +194,9 @@ impl Disposals {
         }
     }
 
-    /// Receives all messages that are queued on a connection that was shut down, in a thread that exits,
-    /// which closes the descriptors that came with them: the other end of the same connection can be one of
-    /// them. The connection remains open here. Returns `false` if no thread can be had for now.
+    /// Receives all messages in the queue of a connection that was shut down, in an exiting thread,
+    /// which closes the descriptors that came with them. The other end of the same connection can be one
+    /// of them. The connection remains open here. Returns `false` if no thread is available for now.
     pub fn empty(&mut self, connection: &OwnedFd) -> bool {
         if self.threads.len() >= THREADS_MAX {
             self.forget_ended();
@@ -202,7 +204,7 @@ impl Disposals {
         if self.threads.len() >= THREADS_MAX {
             return false;
         }
-        // Dropping the copy here does not block: it is not the last one.
+        // Dropping this copy does not block, because it is not the last one.
         let copy = connection.try_clone().ok();
         let disposal = receiver()
             .zip(copy)
@@ -216,12 +218,12 @@ impl Disposals {
         self.threads.retain(|disposal| !disposal.has_ended());
     }
 
-    /// Returns how many descriptors wait for a thread to end.
+    /// Returns the number of descriptors that wait for a thread to end.
     pub fn held(&self) -> usize {
         self.holder.as_ref().map_or(0, |holder| holder.count)
     }
 
-    /// Returns `true` if everything is closed.
+    /// Returns `true` if all descriptors are closed.
     pub fn have_ended(&mut self) -> bool {
         self.forget_ended();
         if self.holder.as_ref().is_some_and(Holder::is_closing) {
@@ -231,26 +233,25 @@ impl Disposals {
     }
 }
 
-/// A thread that keeps descriptors open in a table of its own, so that any number of them take neither
-/// further threads nor descriptors of the process. It closes them as [`dispose`] does when this is
-/// dropped.
+/// A thread that keeps descriptors open in its own table, so that they need neither further threads nor
+/// descriptors of the process. When this is dropped, the thread closes them like [`dispose`].
 #[derive(Debug)]
 struct Holder {
     socket: OwnedFd,
-    /// How many descriptors it has taken.
+    /// The number of descriptors that it has taken.
     count: usize,
-    /// How many it can take.
+    /// The maximum number of descriptors that it can take.
     max: usize,
     disposal: Disposal,
     is_closing: Arc<Mutex<bool>>,
 }
 
 impl Holder {
-    /// Starts a thread, which exits when one of the others has ended. Returns `None` if the kernel refuses, or
-    /// descriptors are exhausted.
+    /// Starts a thread, which exits when one of the others has ended. Returns `None` if there is no
+    /// receiver, or descriptors are exhausted.
     fn start(others: &[Disposal]) -> Option<Self> {
         let (socket, theirs) = packet_socket::pair().ok()?;
-        // Two are the socket of the holder, and that of the receiver.
+        // The sockets of the holder and of the receiver take two.
         let max = room().saturating_sub(2);
         let is_closing = Arc::<Mutex<bool>>::default();
         let held = Held { others: others.into(), is_closing: Arc::clone(&is_closing) };
@@ -258,15 +259,15 @@ impl Holder {
         Some(Self { socket, count: 0, max, disposal, is_closing })
     }
 
-    /// Returns `true` if the thread exits, with everything that it was sent.
+    /// Returns `true` if the thread exits, and closes all descriptors that it was sent.
     fn is_closing(&self) -> bool {
         *lock(&self.is_closing)
     }
 
-    /// Takes as many as possible out of `descriptors`. None are left, unless the holder is full or the
-    /// kernel refuses them, as in [`dispose`].
+    /// Takes as many as possible out of `descriptors`: all of them, unless the holder is full or the
+    /// kernel refuses them as in [`dispose`].
     fn take(&mut self, descriptors: &mut Vec<OwnedFd>) {
-        // Until the copies here are closed, so that the last close is never one of these.
+        // Hold the lock until the copies here are closed, so that the last close is never one of these.
         let is_closing = lock(&self.is_closing);
         while !*is_closing && !descriptors.is_empty() && self.count < self.max {
             let most = (self.max - self.count).min(DESCRIPTORS_MAX);
@@ -283,7 +284,7 @@ impl Holder {
         self.count >= self.max
     }
 
-    /// Has the thread close everything.
+    /// Makes the thread close all descriptors.
     fn close(self) -> Disposal {
         self.disposal.clone()
     }
@@ -291,19 +292,19 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // Seen by the thread also if a forked process has a copy of the socket.
+        // The thread notices this even if a forked process has a copy of the socket.
         packet_socket::shut_down(&self.socket);
     }
 }
 
-/// Returns the receiver, unless the kernel refuses it or this is a forked process without its thread.
+/// Returns the receiver, unless it could not be started or this is a forked process without its thread.
 fn receiver() -> Option<&'static Receiver> {
     let receiver = RECEIVER.get_or_init(|| start().ok()).as_ref();
     receiver.filter(|receiver| receiver.pid == std::process::id())
 }
 
 impl Receiver {
-    /// Sends the descriptors from `first` on to a thread of their own, and closes the copies here.
+    /// Sends the descriptors from `first` on to a new thread, and closes the copies here.
     fn dispose(
         &self,
         descriptors: &mut Vec<OwnedFd>,
@@ -320,7 +321,7 @@ impl Receiver {
         how: u8,
         held: Option<Held>,
     ) -> io::Result<Disposal> {
-        // Held until the copies here are closed, so that the last close is never one of these.
+        // Hold the lock until the copies here are closed, so that the last close is never one of these.
         let mut sent = lock(&self.sent);
         send(&self.socket, &descriptors[first..], how)?;
         let thread = Arc::new(AtomicU32::new(0));
@@ -353,7 +354,7 @@ fn start() -> io::Result<Receiver> {
     let (number, for_thread) = (theirs.as_raw_fd(), Arc::clone(&sent));
     let (started, has_started) = mpsc::sync_channel(1);
     thread().spawn(move || receive_all(number, &for_thread, &started))?;
-    // From here on the thread has its own copy of the descriptor, or has failed.
+    // After this the thread has its own copy of the descriptor, or has failed.
     has_started.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
     drop(theirs);
     Ok(Receiver { socket, pid: std::process::id(), sent })
@@ -363,22 +364,22 @@ fn thread() -> thread::Builder {
     thread::Builder::new().name(NAME.to_owned()).stack_size(STACK_BYTES)
 }
 
-/// Leaves the descriptor table of the process and then starts a thread for each message, which
-/// receives it.
+/// Leaves the descriptor table of the process, and then starts a thread for each message, which receives
+/// it.
 fn receive_all(
     number: RawFd,
     sent: &Arc<Mutex<VecDeque<Sent>>>,
     started: &SyncSender<io::Result<()>>,
 ) {
-    // A handler may use descriptors, whose numbers mean other files here.
+    // A signal handler may use descriptors, whose numbers refer to other files here.
     let result = signals::block_all().and_then(|()| leave_table(number));
     let is_started = result.is_ok();
     if started.send(result).is_err() || !is_started {
         return;
     }
     close_below(number);
-    // SAFETY: this thread has a descriptor table of its own, in which the number is the socket and is
-    // never closed.
+    // SAFETY: this thread has its own descriptor table, in which the number is the socket and is never
+    // closed.
     let socket = unsafe { BorrowedFd::borrow_raw(number) };
     loop {
         let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
@@ -390,7 +391,7 @@ fn receive_all(
         let (received, has_received) = mpsc::sync_channel(1);
         let sent = Arc::clone(sent);
         let started = thread().spawn(move || receive_one(number, &sent, &received));
-        // The next thread must not find the same message.
+        // Wait, so that the next thread does not find the same message.
         if waited.is_err() || started.is_err() || !has_received.recv().is_ok_and(|done| done) {
             thread::sleep(RETRY_AFTER);
         }
@@ -422,7 +423,7 @@ fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Sent>>, received: &SyncSende
     if let Ok((_, descriptors)) = message
         && let Some(&number) = descriptors.first()
     {
-        // SAFETY: it was received into this thread's table and remains open.
+        // SAFETY: the socket was received into this thread's table and remains open.
         let socket = unsafe { BorrowedFd::borrow_raw(number) };
         match (how, held) {
             ([HOLD], Some(held)) => {
@@ -438,14 +439,14 @@ fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Sent>>, received: &SyncSende
 /// Receives all messages of a connection that was shut down.
 fn empty(socket: BorrowedFd<'_>) {
     let mut errors = 0;
-    // A reset by the peer is an error, once.
+    // A reset by the peer causes one error.
     while errors < ERRORS_MAX && !packet_socket::drain(socket) {
         errors += u32::from(receive_kept(socket, &mut [0]).is_err());
     }
 }
 
-/// Receives all messages of a [`Holder`], until it is dropped or one of the other threads has ended. What is
-/// queued then is closed with the socket.
+/// Receives all messages of a [`Holder`], until it is dropped or one of the other threads has ended.
+/// Descriptors that are still queued are closed with the socket.
 fn hold(socket: BorrowedFd<'_>, others: &[Disposal]) {
     while !others.iter().any(Disposal::has_ended) {
         let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
@@ -477,19 +478,20 @@ fn receive_kept(socket: impl AsFd, into: &mut [u8]) -> io::Result<(usize, Vec<Ra
     Ok((received.bytes, descriptors))
 }
 
-/// Returns how many descriptors a thread has room for. Others would be closed before the thread exits.
+/// Returns the number of descriptors that a thread has room for. The kernel would close others before
+/// the thread exits.
 fn room() -> usize {
-    // The socket is one of them.
+    // The socket takes one.
     usize::try_from(descriptors::limit()).unwrap_or(usize::MAX).saturating_sub(1)
 }
 
-/// Gives this thread a descriptor table of its own, with the descriptors of the old one up to `last`.
-/// Those after it are not even copied, so that nothing has to be closed.
+/// Gives this thread its own descriptor table, with the descriptors of the old one up to `last`. The
+/// others are not copied, so no descriptor has to be closed.
 fn leave_table(last: RawFd) -> io::Result<()> {
     close_range(last.unsigned_abs() + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE)
 }
 
-/// Gives this thread a descriptor table of its own that has no descriptors. The thread must own none.
+/// Gives this thread its own, empty descriptor table. The thread must not own any descriptors.
 pub(crate) fn leave_table_empty() -> io::Result<()> {
     close_range(0, u32::MAX, libc::CLOSE_RANGE_UNSHARE)
 }
@@ -502,8 +504,9 @@ fn close_below(number: RawFd) {
     }
 }
 
-/// Whether a thread of this process has this id. Signal 0 is sent to no one. `/proc/self/task` has the same
-/// answer, but another user can delay a look-up there for as long as it likes (see [`proc_self`]).
+/// Returns `true` if a thread of this process has this id. Signal 0 is not delivered. `/proc/self/task`
+/// has the same information, but another user can delay a look-up there for as long as it likes (see
+/// [`proc_self`]).
 fn thread_exists(id: u32) -> bool {
     let process = rustix::process::getpid().as_raw_pid();
     // SAFETY: the call has no pointers, and signal 0 only checks that the thread exists.
@@ -512,9 +515,9 @@ fn thread_exists(id: u32) -> bool {
 }
 
 fn close_range(first: u32, last: u32, flags: libc::c_uint) -> io::Result<()> {
-    // SAFETY: the first call of a thread gives it a table of its own and closes in that one only, like
-    // the second, which follows it. The descriptors of other threads stay open, and this thread uses
-    // none of those that are closed, nor has it any object that owns one of them.
+    // SAFETY: the first call of a thread gives it its own table; that call and a second one close
+    // descriptors only in that table. The descriptors of other threads stay open, and this thread
+    // neither uses nor owns the closed ones.
     match unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

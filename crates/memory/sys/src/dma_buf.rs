@@ -1,4 +1,4 @@
-//! What can be done with any dma-buf: `DMA_BUF_IOCTL_SYNC` and its size (`linux/dma-buf.h`).
+//! Operations on any dma-buf: `DMA_BUF_IOCTL_SYNC` and its size (`linux/dma-buf.h`).
 #![expect(unsafe_code, reason = "ioctl")]
 
 use std::io;
@@ -8,7 +8,7 @@ use rustix::ioctl::opcode;
 
 use crate::retry_interrupted;
 
-/// What the CPU is going to do, or has done, with a dma-buf's memory.
+/// The kind of a CPU access to a dma-buf's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CpuAccess {
     /// Loads only.
@@ -19,12 +19,12 @@ pub enum CpuAccess {
     ReadWrite,
 }
 
-/// Which end of the CPU's access.
+/// The start or the end of a CPU access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bracket {
-    /// Before the first access: what devices wrote becomes visible to the CPU.
+    /// Before the first access. Writes of devices become visible to the CPU.
     Start,
-    /// After the last: what the CPU wrote becomes visible to devices.
+    /// After the last access. Writes of the CPU become visible to devices.
     End,
 }
 
@@ -38,8 +38,8 @@ const DMA_BUF_IOCTL_SYNC: libc::Ioctl = opcode::write::<Sync>(b'b', 0) as libc::
 /// Begins or ends the CPU's access to a dma-buf's memory.
 ///
 /// # Errors
-/// `ENOTTY` where the descriptor is no dma-buf; what its exporter reports. `EINTR` and `EAGAIN` are
-/// retried, as the interface asks.
+/// `ENOTTY` if the descriptor is not a dma-buf; those of its exporter. `EINTR` and `EAGAIN` are retried,
+/// as the interface requires.
 pub fn sync(dma_buf: impl AsFd, access: CpuAccess, bracket: Bracket) -> io::Result<()> {
     let direction = match access {
         CpuAccess::Read => 1,
@@ -62,7 +62,7 @@ pub fn sync(dma_buf: impl AsFd, access: CpuAccess, bracket: Bracket) -> io::Resu
     })
 }
 
-/// A dma-buf's size in bytes.
+/// Returns the size of a dma-buf in bytes.
 ///
 /// # Errors
 /// Those of `lseek(2)`.
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_dma_buf_is_refused() {
+    fn other_files_are_refused() {
         let file = tempfile::tempfile().unwrap();
         let error = sync(&file, CpuAccess::Read, Bracket::Start).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));

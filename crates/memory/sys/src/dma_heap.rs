@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::ioctl::opcode;
 
-/// Where the heaps are.
+/// The directory of the heaps.
 pub const DIRECTORY: &str = "/dev/dma_heap";
 
 #[repr(C)]
@@ -21,7 +21,7 @@ struct AllocationData {
 const DMA_HEAP_IOCTL_ALLOC: libc::Ioctl =
     opcode::read_write::<AllocationData>(b'H', 0) as libc::Ioctl;
 
-/// The names of the heaps this machine has, sorted: `system`, CMA areas, vendor heaps.
+/// Returns the sorted names of this machine's heaps: `system`, CMA areas, vendor heaps.
 pub fn names() -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(DIRECTORY)
         .into_iter()
@@ -34,12 +34,12 @@ pub fn names() -> Vec<String> {
 
 /// Allocates a zeroed dma-buf of `len_bytes`, rounded up to whole pages, from the heap `name`.
 ///
-/// The kernel may kill the caller rather than refuse more than there is: compare with
-/// [`crate::memory`] first.
+/// If the machine does not have enough memory, the kernel may kill the caller instead of returning an
+/// error. So check [`crate::memory`] first.
 ///
 /// # Errors
-/// `ENOENT` for a heap that does not exist, `EACCES` without the right to it, `EINVAL` for a
-/// length of zero, `ENOMEM`; `InvalidInput` for a name with a slash.
+/// `ENOENT` if the heap does not exist, `EACCES` without permission, `EINVAL` if the length is zero,
+/// `ENOMEM`; `InvalidInput` for an empty name or one with a slash.
 pub fn allocate(name: &str, len_bytes: u64) -> io::Result<OwnedFd> {
     if name.is_empty() || name.contains('/') {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -54,6 +54,6 @@ pub fn allocate(name: &str, len_bytes: u64) -> io::Result<OwnedFd> {
     if done < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: on success `fd` is a new descriptor, which nobody else owns.
+    // SAFETY: on success `fd` is a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(request.fd.cast_signed()) })
 }

@@ -1,10 +1,10 @@
-//! `eventfd(2)`: a counter that one side adds to and the other polls.
+//! `eventfd(2)`: a counter that one side increments and the other side polls.
 //!
-//! An eventfd whose descriptor another process has, too, may block whichever mode it was given: that
-//! process can clear `O_NONBLOCK` and fill the counter at any moment, also between two system calls
-//! of this one, and a `write(2)` waits then until it reads. It can also have the last close wait for ever, by
-//! an epoll (see [`crate::answering::may_be_passed_on`]). [`SharedEvent`] signals and closes such an eventfd
-//! without ever waiting, and [`drain`] does not wait either.
+//! An eventfd that is shared with another process may block in any mode: that process can clear
+//! `O_NONBLOCK` and fill the counter at any moment, also between two system calls of this process, and
+//! then a `write(2)` waits until the other process reads. It can also make the last close wait for ever,
+//! by an epoll (see [`crate::answering::may_be_passed_on`]). [`SharedEvent`] signals and closes such an
+//! eventfd without ever waiting, and [`drain`] does not wait either.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -23,16 +23,16 @@ use crate::answering;
 use crate::closing::{self, Disposable};
 use crate::user::User;
 
-/// Makes one that counts nothing yet, is closed on exec and never blocks.
+/// Makes an eventfd with the counter zero, which is close-on-exec and non-blocking.
 ///
 /// # Errors
-/// Descriptors or memory exhausted.
+/// Those of `eventfd(2)`, if descriptors or memory are exhausted.
 pub fn create() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Adds one to an eventfd of this process alone. A counter that is at its end already says all that
-/// one more would, so that is no error.
+/// Adds one to an eventfd that no other process shares. If the counter is full, the eventfd is readable
+/// already, so that is not an error.
 ///
 /// # Errors
 /// Those of `write(2)`.
@@ -43,11 +43,11 @@ pub fn signal(event: impl AsFd) -> io::Result<()> {
     })
 }
 
-/// Sets the counter to zero and returns what it was. This never waits, also where another process
-/// shares the eventfd and has made it block.
+/// Sets the counter to zero and returns the previous value. This never waits, even if another process
+/// shares the eventfd and has made it blocking.
 ///
 /// # Errors
-/// Those of `preadv2(2)`, other than that it counts nothing.
+/// Those of `preadv2(2)`, except `EAGAIN`: a counter of zero is not an error.
 pub fn drain(event: impl AsFd) -> io::Result<u64> {
     /// Reads from the current position, which an eventfd does not have.
     const NO_OFFSET: u64 = u64::MAX;
@@ -59,14 +59,14 @@ pub fn drain(event: impl AsFd) -> io::Result<u64> {
             Ok(8) => Ok(u64::from_ne_bytes(count)),
             Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
             Err(Errno::AGAIN) => Ok(0),
-            // Not a Linux kernel, but something that stands in for one.
+            // An emulation of Linux.
             Err(Errno::NOSYS | Errno::OPNOTSUPP) => drain_by_mode(event),
             Err(error) => Err(error.into()),
         }
     })
 }
 
-/// As [`drain`]; waits if the eventfd blocks.
+/// Does the same as [`drain`], but waits if the eventfd is blocking.
 fn drain_by_mode(event: impl AsFd) -> io::Result<u64> {
     let mut count = [0; 8];
     match rustix::io::read(event, &mut count) {
@@ -76,12 +76,13 @@ fn drain_by_mode(event: impl AsFd) -> io::Result<u64> {
     }
 }
 
-/// Returns whether a descriptor that another process sent is an eventfd that [`drain`] empties: it is
-/// one by its name in `/proc/self/fd`, and can be read (`O_PATH` cannot).
+/// Returns `true` if a descriptor that another process sent is an eventfd that [`drain`] can empty: its
+/// link in `/proc/self/fd` must be that of an eventfd, and it must be readable (not `O_PATH`).
 ///
-/// A semaphore (`EFD_SEMAPHORE`) passes for the others, because only `/proc/self/fdinfo` shows that it is
-/// one, and another process decides how long that text is. It costs no more than an eventfd that its owner
-/// signals without end: [`drain`] takes one from the counter, and signalling is the same.
+/// It also returns `true` for a semaphore (`EFD_SEMAPHORE`), because only `/proc/self/fdinfo`
+/// distinguishes the two, and another process determines how long that text is. A semaphore costs no
+/// more than an eventfd that its owner signals without end: [`drain`] takes one from the counter, and
+/// signalling is the same.
 ///
 /// # Errors
 /// Those of reading `/proc/self/fd`, and of `fcntl(2)`.
@@ -91,48 +92,48 @@ pub fn is_one(descriptor: impl AsFd) -> io::Result<bool> {
         && !rustix::fs::fcntl_getfl(descriptor)?.contains(OFlags::PATH))
 }
 
-/// Prepares this process to signal eventfds of untrusted processes, as [`SharedEvent`] does. A server calls
-/// this before it has any client. Returns `false` if this process has no AIO for now: signals are written
-/// by threads until it has.
+/// Prepares this process for signalling a [`SharedEvent`]. A server calls this before it has any client.
+/// Returns `false` if AIO is not available for now; until it is, threads write the signals.
 pub fn prepare() -> bool {
     aio::prepare().is_ok()
 }
 
-/// An eventfd that an untrusted process shares, to be signalled and closed without waiting. Clones are the
-/// same one.
+/// An eventfd that an untrusted process shares. It is signalled and closed without waiting. Clones share
+/// the same eventfd.
 ///
-/// The kernel signals it as the completion of an operation (`io_submit(2)`), which adds one whatever
-/// mode the eventfd is in and however full it is. While a process has no AIO, a thread writes. It may wait
-/// for ever, if the other process has filled the counter. Each user has four such threads at most, and
-/// all users have 256. A user whose threads all wait gets no more signals that way.
+/// The kernel signals it as the completion of an operation (`io_submit(2)`), which adds one without
+/// blocking, in any mode and even if the counter is full. While AIO is not available, a thread writes
+/// instead. That thread may wait for ever if the other process has filled the counter. Each user has at
+/// most four such threads, and all users together 256. If all threads of a user wait, it gets no more
+/// signals that way.
 #[derive(Clone, Debug)]
 pub struct SharedEvent(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     event: Disposable<OwnedFd>,
-    /// How many signals a thread has still to write.
+    /// The number of signals that a thread must still write.
     owed: AtomicU64,
 }
 
 impl SharedEvent {
-    /// Takes `event`, for which [`is_one`] was true. Threads that write to it or close it are counted for
-    /// its user.
+    /// Takes `event`, for which [`is_one`] has returned `true`. Threads that write to it or close it are
+    /// counted for its user.
     pub fn new(event: Disposable<OwnedFd>) -> Self {
         Self(Arc::new(Shared { event, owed: AtomicU64::new(0) }))
     }
 
-    /// Closes eventfds of which these are the last clones, by fewer threads than if each were dropped.
+    /// Closes those eventfds that have no other clones, with fewer threads than if each were dropped.
     pub fn close_all(events: Vec<Self>) {
         let last = events.into_iter().filter_map(|event| Arc::into_inner(event.0));
         closing::close_all(last.map(|shared| shared.event).collect());
     }
 
-    /// Adds one to the counter. If it is at its end, nothing is added.
+    /// Adds one to the counter, or nothing if the counter is full.
     ///
     /// # Errors
-    /// While this process has no AIO and the user has no thread: none could be started, or all users have as
-    /// many as they may.
+    /// If AIO is not available and the user has no thread: `QuotaExceeded` if the limit of all users is
+    /// reached; those of starting a thread.
     pub fn signal(&self) -> io::Result<()> {
         match aio::signal(self) {
             Ok(()) => Ok(()),
@@ -149,8 +150,8 @@ impl AsFd for SharedEvent {
 
 static WRITERS: Writers = Writers::new(Limits { per_user: 4, all_users: 256 });
 
-/// Threads that write to eventfds. The eventfds of a user whose threads all wait are queued, so no signal
-/// of a user that reads its eventfds is lost.
+/// Threads that write to eventfds. If all threads of a user wait, its eventfds are queued, so no signal
+/// is lost for a user that reads its eventfds.
 #[derive(Debug)]
 struct Writers {
     threads: Account,
@@ -164,7 +165,7 @@ impl Writers {
         Self { threads, limits, queues: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Has a thread add one to the counter of `event`.
+    /// Lets a thread add one to the counter of `event`.
     fn signal(&'static self, event: &Arc<Shared>) -> io::Result<()> {
         let mut queues = self.lock();
         if event.owed.fetch_add(1, Ordering::AcqRel) > 0 {
@@ -186,15 +187,15 @@ impl Writers {
         started
     }
 
-    /// Starts a thread for the queue of `user`, unless it has as many as it may. The caller has the lock of
-    /// the queues, without which no thread ends.
+    /// Starts a thread for the queue of `user`, unless its limit is reached. The caller holds the lock
+    /// of the queues, so no thread ends meanwhile.
     fn start(&'static self, user: User) -> io::Result<()> {
         let permit = self.threads.take(user, 1, self.limits).map_err(io::Error::from);
         let started = permit.and_then(|permit| {
             let thread = thread::Builder::new().name("longshore-event".to_owned());
             thread.spawn(move || self.write_queue(user, permit)).map(drop)
         });
-        // A thread that the user has serves the queue, too.
+        // If the user already has a thread, that one serves the queue, too.
         if self.threads.held(user) > 0 { Ok(()) } else { started }
     }
 
@@ -203,7 +204,7 @@ impl Writers {
             let mut queues = self.lock();
             let Some(event) = queues.get_mut(&user).and_then(VecDeque::pop_front) else {
                 queues.remove(&user);
-                // With the lock: an event that is queued later gets a thread of its own.
+                // Drop it under the lock, so that an event that is queued later starts a thread.
                 drop(permit);
                 return;
             };
@@ -224,11 +225,11 @@ impl Shared {
         self.event.user()
     }
 
-    /// Waits for as long as the counter has no room.
+    /// Writes the owed signals. Waits while the counter is full.
     fn write_owed(&self) {
         let mut count = self.owed.load(Ordering::Acquire);
         while count > 0 {
-            // It may be full and not block.
+            // It fails if the counter is full and the eventfd is non-blocking.
             let _ = crate::retry_interrupted(|| {
                 Ok(rustix::io::write(&*self.event, &count.to_ne_bytes())?)
             });
@@ -245,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_added_is_drained_once() {
+    fn signals_are_drained_once() {
         let event = create().unwrap();
         assert_eq!(drain(&event).unwrap(), 0);
         signal(&event).unwrap();
@@ -254,7 +255,7 @@ mod tests {
         assert_eq!(drain(&event).unwrap(), 0);
     }
 
-    /// An eventfd that blocks, and whose counter is at its end.
+    /// Returns a blocking eventfd with a full counter.
     fn full() -> OwnedFd {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         fill(&event);
@@ -265,7 +266,7 @@ mod tests {
         rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     }
 
-    /// Ends the test if `work` waits for ever.
+    /// Fails the test if `work` takes too long.
     fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         let (tell, told) = std::sync::mpsc::channel();
         thread::spawn(move || tell.send(work()));
@@ -276,7 +277,7 @@ mod tests {
         SharedEvent::new(Disposable::of_user(event.try_clone().unwrap(), user))
     }
 
-    /// Users of the tests, which share the static accounts.
+    /// The users of these tests. The static accounts are shared with other tests.
     const USER: User = User::from_uid(4_000_000_021);
     const OTHER: User = User::from_uid(4_000_000_022);
 
@@ -285,7 +286,7 @@ mod tests {
         in_time(|| {
             let event = full();
             let shared = of_user(&event, USER);
-            // More than there is room for in the kernel's ring.
+            // More signals than the kernel's completion ring has room for.
             (0..10_000).for_each(|_| shared.signal().unwrap());
             assert!(drain(&event).unwrap() >= u64::MAX - 1);
             assert_eq!(drain(&event).unwrap(), 0);
@@ -310,13 +311,13 @@ mod tests {
         });
     }
 
-    /// An eventfd, and its handle that threads write to.
+    /// Returns an eventfd, and a handle to it for the writing threads.
     fn shared(event: OwnedFd, user: User) -> (OwnedFd, Arc<Shared>) {
         let shared = of_user(&event, user);
         (event, shared.0)
     }
 
-    /// Waits until threads have done their work.
+    /// Waits until `is_so` returns `true`.
     fn until(is_so: impl Fn() -> bool) {
         while !is_so() {
             thread::yield_now();
@@ -349,7 +350,7 @@ mod tests {
             until(|| WRITERS.lock()[&USER].len() == 18);
             assert_eq!(WRITERS.threads.held(USER), 2);
 
-            // The two that wait have a reference; the others are forgotten with their connection.
+            // The two threads that wait have references; the other events are dropped.
             let weak: Vec<_> = hostile.iter().map(|(_, it)| Arc::downgrade(it)).collect();
             let events: Vec<_> = hostile.into_iter().map(|(event, _)| event).collect();
             let alive = || weak.iter().filter(|it| it.strong_count() > 0).count();
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_are_gone_take_no_place_in_a_queue() {
+    fn dropped_events_are_removed_from_a_queue() {
         static WRITERS: Writers = Writers::new(Limits { per_user: 1, all_users: 1 });
         in_time(|| {
             let (full, stuck) = shared(full(), USER);
@@ -400,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn another_descriptor_is_none() {
+    fn other_descriptors_are_not_eventfds() {
         let event = create().unwrap();
         assert!(is_one(&event).unwrap());
         let path = format!("/proc/self/fd/{}", event.as_raw_fd());
@@ -413,7 +414,7 @@ mod tests {
     #[test]
     fn a_semaphore_is_signalled_and_drained_one_by_one_without_waiting() {
         in_time(|| {
-            // It blocks, as its owner can have it do.
+            // It is blocking, as its owner can make it at any time.
             let flags = EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC;
             let semaphore = rustix::event::eventfd(0, flags).unwrap();
             assert!(is_one(&semaphore).unwrap());

@@ -1,4 +1,4 @@
-//! Where a file lies on its disk (`linux/fiemap.h`).
+//! The extents of a file on its disk (`linux/fiemap.h`).
 #![expect(unsafe_code, reason = "ioctl")]
 
 use std::io;
@@ -9,19 +9,20 @@ use rustix::ioctl::opcode;
 
 use crate::retry_interrupted;
 
-/// Bytes of a file that lie side by side on the disk.
+/// A range of a file that is contiguous on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Where in the file they begin.
+    /// The offset of its start in the file.
     pub file_offset: FileOffset,
-    /// Where on the file system's disk, in bytes.
+    /// The offset of its start on the file system's disk, in bytes.
     pub disk_offset: u64,
-    /// How many; behind the file's end where the file system has reserved blocks there.
+    /// Its length. It may reach beyond the end of the file if the file system has reserved blocks there.
     pub len_bytes: u64,
-    /// They were reserved and never written: they read as zeros, whatever is on the disk.
+    /// `true` if the blocks were reserved but never written. They read as zeros, whatever is on the
+    /// disk.
     pub is_unwritten: bool,
-    /// The disk has something else there than the file's bytes: they are compressed, encrypted, not
-    /// yet placed, or share a block with other things.
+    /// `true` if the disk does not have the file's plain bytes there: they are compressed, encrypted,
+    /// not yet allocated, or share a block with other data.
     pub is_opaque: bool,
 }
 
@@ -49,7 +50,7 @@ struct HeadArg {
 }
 const _: () = assert!(size_of::<HeadArg>() == 32);
 
-/// As many at once.
+/// The number of extents of one call.
 const COUNT: usize = 128;
 
 #[repr(C)]
@@ -62,7 +63,7 @@ const _: () = assert!(size_of::<Arg>() == 32 + 56 * COUNT);
 /// `FS_IOC_FIEMAP`, whose size is that of the head.
 const FIEMAP: libc::Ioctl = opcode::read_write::<HeadArg>(b'f', 11) as libc::Ioctl;
 
-/// Write the file back first.
+/// Flag: write the file back first.
 const SYNC: u32 = 1 << 0;
 const LAST: u32 = 1 << 0;
 const UNKNOWN: u32 = 1 << 1;
@@ -75,11 +76,11 @@ const TAIL: u32 = 1 << 10;
 const UNWRITTEN: u32 = 1 << 11;
 const OPAQUE: u32 = UNKNOWN | DELAYED | ENCODED | ENCRYPTED | NOT_ALIGNED | INLINE | TAIL;
 
-/// All extents of a file, in its order, after it was written back. Between them are holes, which read
+/// Writes a file back, and returns all of its extents in file order. Between them are holes, which read
 /// as zeros.
 ///
 /// # Errors
-/// `EOPNOTSUPP` of a file system that does not say (tmpfs); those of writing back.
+/// `EOPNOTSUPP` if the file system does not support it (tmpfs); those of writing back.
 pub fn extents(file: impl AsFd) -> io::Result<Vec<Extent>> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -94,8 +95,8 @@ pub fn extents(file: impl AsFd) -> io::Result<Vec<Extent>> {
         let mut arg = Arg { head, extents: [ExtentArg::default(); COUNT] };
         retry_interrupted(|| {
             let fd = file.as_fd().as_raw_fd();
-            // SAFETY: the kernel reads and writes a `struct fiemap`, whose layout the argument has, with
-            // as many extents behind it as the head says.
+            // SAFETY: the kernel reads and writes a `struct fiemap`, whose layout the argument has,
+            // followed by `extent_count` extents.
             match unsafe { libc::ioctl(fd, FIEMAP, &raw mut arg) } {
                 0 => Ok(()),
                 _ => Err(io::Error::last_os_error()),
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extents_have_all_that_was_written_and_no_hole() {
+    fn extents_cover_all_written_blocks_and_no_hole() {
         const BLOCK: u64 = 1 << 16;
         let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         for at in [0, 2, 3, 7] {
@@ -133,7 +134,7 @@ mod tests {
         }
         let found = match extents(&file) {
             Ok(found) => found,
-            // Not every file system says.
+            // Not every file system supports it.
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return,
             Err(error) => panic!("{error}"),
         };
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_of_memory_does_not_say() {
+    fn a_file_system_in_memory_has_no_extents() {
         let file = crate::memfd::create("file", crate::memfd::Backing::Shmem).unwrap();
         let refused = extents(&file).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP), "{refused}");

@@ -1,5 +1,8 @@
 //! Files to read from: opening, `statx(2)`, `preadv2(2)`.
-#![expect(unsafe_code, reason = "a read into memory that others may see takes a raw pointer")]
+#![expect(
+    unsafe_code,
+    reason = "a read into memory that other processes may see takes a raw pointer"
+)]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -10,7 +13,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 
 use crate::retry_interrupted;
 
-/// What a path or descriptor turned out to be.
+/// The type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -24,12 +27,12 @@ pub enum Kind {
     Socket,
     /// A character or block device.
     Device,
-    /// Anything else.
+    /// Any other file.
     Other,
 }
 
 impl Kind {
-    /// The kind with its article, for messages.
+    /// Returns the kind with its article, for messages.
     pub fn described(self) -> &'static str {
         match self {
             Self::Regular => "a regular file",
@@ -42,19 +45,19 @@ impl Kind {
     }
 }
 
-/// The numbers by which a file is recognised.
+/// The numbers that identify a file.
 ///
-/// A file system gives the inode number of a deleted file to a new one, and some file systems give
-/// one number to several files. The time of birth tells most of them apart if the file system records
-/// it. Otherwise two equal identities are of one file only while a descriptor keeps its inode in use,
-/// and only if the [handles](crate::file_handle) are equal, too.
+/// A file system reuses the inode number of a deleted file, and some file systems give one number to
+/// several files. The time of birth distinguishes most of them if the file system records it. Otherwise
+/// two equal identities belong to one file only while a descriptor keeps its inode in use, and only if
+/// the [handles](crate::file_handle) are equal, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The major and minor number of the device.
     pub device: (u32, u32),
     /// The inode number.
     pub inode: u64,
-    /// The time of birth: seconds and nanoseconds since 1970. `None` if it is not known.
+    /// The time of birth: seconds and nanoseconds since 1970. `None` if it is unknown.
     pub born: Option<(i64, u32)>,
 }
 
@@ -69,8 +72,8 @@ impl Identity {
         }
     }
 
-    /// Returns true if both may be of one file. A time of birth that only one of them has is not
-    /// compared: a network file system may not have it at hand for both.
+    /// Returns `true` if both may be of one file. The times of birth are compared only if both have one,
+    /// because a network file system may not have it for both.
     pub fn matches(&self, other: &Self) -> bool {
         let births = self.born.zip(other.born);
         (self.device, self.inode) == (other.device, other.inode)
@@ -80,7 +83,7 @@ impl Identity {
 
 /// One state of a file: its identity, its size and the time of its last modification.
 ///
-/// The time of status change is left out: renaming a file or linking it changes that too.
+/// It does not contain the time of status change, because renaming or linking a file changes that, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
     identity: Identity,
@@ -89,28 +92,28 @@ pub struct Version {
 }
 
 impl Version {
-    /// The length in bytes.
+    /// Returns the length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// The time of the last modification: seconds and nanoseconds since 1970.
+    /// Returns the time of the last modification: seconds and nanoseconds since 1970.
     pub fn modified(&self) -> (i64, u32) {
         self.modified
     }
 
-    /// Returns the file's identity: the same for two names of one file.
+    /// Returns the file's identity, which is the same for all names of a file.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 }
 
-/// How direct I/O on a file must be aligned (`STATX_DIOALIGN`, Linux 6.1).
+/// The alignment that direct I/O on a file needs (`STATX_DIOALIGN`, Linux 6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectAlignment {
-    /// Of the memory read into.
+    /// The alignment of the memory.
     pub memory: Granule,
-    /// Of the file offset and the length.
+    /// The alignment of the file offset and the length.
     pub offset: Granule,
 }
 
@@ -121,22 +124,22 @@ pub struct Status {
     pub kind: Kind,
     /// Its size, identity and times.
     pub version: Version,
-    /// The number of its names (hard links): 0 once it is deleted.
+    /// The number of its names (hard links): 0 after it was deleted.
     pub links: u32,
-    /// The user that owns it.
+    /// The user ID of its owner.
     pub owner: u32,
-    /// How to align direct I/O; `None` where the file system offers none or does not say.
+    /// The alignment of direct I/O; `None` if the file system does not support or report it.
     pub direct: Option<DirectAlignment>,
 }
 
-/// The file system of a file, as far as it says how the file's pages behave.
+/// The file system of a file, as far as it determines how the file's pages behave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileSystem {
-    /// Shared memory: tmpfs, or a memfd of base pages. A page that is missing below the file's end is
-    /// made when it is touched.
+    /// Shared memory: tmpfs, or a memfd of base pages. A missing page before the end of the file is
+    /// allocated when it is touched.
     Shmem,
-    /// The hugetlb pool. A page that is missing is a SIGBUS when it is touched and the pool is empty.
+    /// The hugetlb pool. Touching a missing page raises SIGBUS if the pool is empty.
     Hugetlb {
         /// The size of its pages.
         page: Granule,
@@ -145,12 +148,13 @@ pub enum FileSystem {
     Other,
 }
 
-/// How one read is to be made.
+/// The flags of a read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadFlags {
-    /// Only what is in the page cache (`RWF_NOWAIT`); `WouldBlock` where nothing is.
+    /// Reads only resident pages (`RWF_NOWAIT`). Fails with `WouldBlock` if the first page is not
+    /// resident.
     pub resident_only: bool,
-    /// Drop the pages from the page cache afterwards (`RWF_DONTCACHE`, Linux 6.14).
+    /// Drops the pages from the page cache afterwards (`RWF_DONTCACHE`, Linux 6.14).
     pub uncached: bool,
 }
 
@@ -158,10 +162,11 @@ pub struct ReadFlags {
 const TMPFS_MAGIC: u32 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 
-/// `RWF_DONTCACHE` of `linux/fs.h`, which libc does not name yet.
+/// `RWF_DONTCACHE` of `linux/fs.h`, which libc does not define yet.
 const RWF_DONTCACHE: i32 = 0x80;
 
-/// Opens a file for reading. A FIFO does not block, a terminal does not become ours.
+/// Opens a file for reading. Opening a FIFO does not block, and a terminal does not become the
+/// controlling terminal.
 ///
 /// # Errors
 /// Those of `open(2)`.
@@ -170,7 +175,7 @@ pub fn open(path: &Path) -> io::Result<OwnedFd> {
     retry_interrupted(|| Ok(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
-/// Opens a directory, to look at it or to change its mode, but not through a symbolic link.
+/// Opens a directory, to examine it or to change its mode. Does not follow a symbolic link.
 ///
 /// # Errors
 /// Those of `open(2)`; `ENOTDIR` or `ELOOP` for a symbolic link.
@@ -179,8 +184,8 @@ pub fn open_directory_itself(path: &Path) -> io::Result<OwnedFd> {
     retry_interrupted(|| Ok(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
-/// Opens a file of this user alone that is there to be locked, and makes it where there is none. It
-/// follows no symbolic link in the last place and waits for nothing.
+/// Opens a lock file, and creates it if it is missing, with access for this user only. It does not
+/// follow a symbolic link in the last component, and does not block.
 ///
 /// # Errors
 /// Those of `open(2)`; `ELOOP` for a symbolic link.
@@ -190,19 +195,19 @@ pub fn open_lock(path: &Path) -> io::Result<OwnedFd> {
     retry_interrupted(|| Ok(rustix::fs::open(path, how | OFlags::CLOEXEC, mode)?))
 }
 
-/// Opens the file behind a descriptor once more, for direct reads (`O_DIRECT`).
+/// Opens the file of a descriptor again, for direct reads (`O_DIRECT`).
 ///
 /// # Errors
-/// `EINVAL` where the file system has no direct I/O, `EACCES` where the file may not be opened,
-/// `ENOENT` where `/proc` is not mounted.
+/// `EINVAL` if the file system has no direct I/O, `EACCES` if the file may not be opened, `ENOENT` if
+/// `/proc` is not mounted.
 pub fn reopen_direct(file: impl AsFd) -> io::Result<OwnedFd> {
     reopen(file, OFlags::DIRECT)
 }
 
-/// Opens the file behind a descriptor once more, for reading through the page cache.
+/// Opens the file of a descriptor again, for reads through the page cache.
 ///
 /// # Errors
-/// `EACCES` where the file may not be opened, `ENOENT` where `/proc` is not mounted.
+/// `EACCES` if the file may not be opened, `ENOENT` if `/proc` is not mounted.
 pub fn reopen_read_only(file: impl AsFd) -> io::Result<OwnedFd> {
     reopen(file, OFlags::empty())
 }
@@ -213,7 +218,7 @@ fn reopen(file: impl AsFd, extra: OFlags) -> io::Result<OwnedFd> {
     retry_interrupted(|| Ok(rustix::fs::open(path.as_str(), flags, Mode::empty())?))
 }
 
-/// Whether reads through this descriptor are direct (`O_DIRECT` is set on it).
+/// Returns `true` if reads through this descriptor are direct (`O_DIRECT`).
 ///
 /// # Errors
 /// Those of `fcntl(2)`.
@@ -228,7 +233,7 @@ pub fn is_direct(file: impl AsFd) -> io::Result<bool> {
 pub fn status(file: impl AsFd) -> io::Result<Status> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::DIOALIGN;
     let answer = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)?;
-    // The file system says nothing, or says zero: it offers no direct I/O on this file.
+    // Zero means that the file system does not report it, or has no direct I/O on this file.
     let granule = |bytes: u32| Granule::new(u64::from(bytes)).ok();
     let direct = granule(answer.stx_dio_mem_align)
         .zip(granule(answer.stx_dio_offset_align))
@@ -246,7 +251,7 @@ pub fn status(file: impl AsFd) -> io::Result<Status> {
     })
 }
 
-/// Returns whether a file has no name left, as far as the kernel knows without asking the file system
+/// Returns `true` if the kernel knows without asking the file system that a file has no name left
 /// (`AT_STATX_DONT_SYNC`). So this does not wait for FUSE or a network.
 ///
 /// # Errors
@@ -274,8 +279,8 @@ pub fn file_system(file: impl AsFd) -> io::Result<FileSystem> {
     })
 }
 
-/// How many bytes an ordinary user may still write to the file system of `file`; `None` where it
-/// does not count them.
+/// Returns the number of bytes that an unprivileged user can still write to the file system of `file`;
+/// `None` if the file system does not count them.
 ///
 /// # Errors
 /// Those of `fstatvfs(3)`.
@@ -284,7 +289,7 @@ pub fn free_bytes(file: impl AsFd) -> io::Result<Option<u64>> {
     Ok((found.f_blocks > 0).then(|| found.f_bavail.saturating_mul(found.f_frsize)))
 }
 
-/// Tells what is at `path` without opening it: a socket cannot be opened at all.
+/// Returns the kind of the file at `path` without opening it; a socket cannot be opened at all.
 ///
 /// # Errors
 /// Those of `stat(2)`.
@@ -293,12 +298,13 @@ pub fn kind_at(path: &Path) -> io::Result<Kind> {
     Ok(kind_of(FileType::from_raw_mode(answer.st_mode)))
 }
 
-/// Reads once from `offset` into `memory`, as far as the kernel goes in one call.
+/// Reads from `offset` into `memory` with one system call, which may read less. Returns the number of
+/// bytes.
 ///
 /// # Errors
-/// Those of `preadv2(2)`; `WouldBlock` for [`ReadFlags::resident_only`] where nothing is resident,
-/// `Unsupported` where the file system or kernel does not know a flag. A signal's interruption is
-/// retried.
+/// Those of `preadv2(2)`; `WouldBlock` for [`ReadFlags::resident_only`] if the first page is not
+/// resident, `Unsupported` if the file system or kernel does not support a flag. A call that a signal
+/// interrupts is repeated.
 pub fn read_at(
     file: impl AsFd,
     memory: &mut VolatileSliceMut<'_>,
@@ -322,10 +328,10 @@ pub fn read_at(
     })
 }
 
-/// Reads once from `offset` into memory of our own, as [`read_at`].
+/// Reads from `offset` into private memory, like [`read_at`].
 ///
 /// # Errors
-/// As [`read_at`].
+/// The same as for [`read_at`].
 pub fn read_into(
     file: impl AsFd,
     bytes: &mut [u8],
@@ -353,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_told_apart_without_blocking() {
+    fn kinds_are_distinguished_without_blocking() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::from(0o600), 0).unwrap();
@@ -375,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_the_number_of_another_is_told_apart_by_its_birth() {
+    fn files_with_one_inode_number_are_distinguished_by_their_birth() {
         let file = Identity { device: (8, 1), inode: 12, born: Some((1_700_000_000, 1)) };
         assert!(file.matches(&file));
         assert!(file.matches(&Identity { born: None, ..file }));
@@ -386,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_counted_until_there_is_none() {
+    fn the_number_of_names_drops_to_zero() {
         let dir = tempfile::tempdir().unwrap();
         let (first, second) = (dir.path().join("first"), dir.path().join("second"));
         std::fs::write(&first, b"model").unwrap();

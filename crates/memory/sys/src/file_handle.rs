@@ -1,13 +1,13 @@
-//! `name_to_handle_at(2)`: by what a file system tells its files apart.
+//! `name_to_handle_at(2)`: the handle by which a file system identifies a file.
 //!
 //! Some file systems give one inode number to several files: virtiofs and 9p over several disks, and
-//! many of FUSE. Of these, FUSE and virtiofs have handles of their own for each file.
+//! many FUSE file systems. FUSE and virtiofs nevertheless have a separate handle for each file.
 #![expect(unsafe_code, reason = "the kernel writes to a buffer")]
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The most bytes of a handle (`MAX_HANDLE_SZ`).
+/// The maximum size of a handle in bytes (`MAX_HANDLE_SZ`).
 const LEN_MAX_BYTES: usize = libc::MAX_HANDLE_SZ as usize;
 
 /// The handle of a file: equal for all descriptors of one file of one mounted file system, while the
@@ -27,11 +27,12 @@ struct Buffer {
 }
 
 impl FileHandle {
-    /// Returns the handle of a file, which may be open by `O_PATH`. Returns `None` if its file system or
-    /// the kernel has none (a file system without NFS exports has some since Linux 6.6), or a filter
-    /// permits no such call: so for all files of one file system or for none.
+    /// Returns the handle of a file, which may have been opened with `O_PATH`. Returns `None` if its
+    /// file system or the kernel has no handles (file systems without NFS export have some since Linux
+    /// 6.6), or a seccomp filter forbids the call. So a file system has handles for all of its files or
+    /// for none.
     ///
-    /// An overlay file system can ask those that it is made of, and wait for them.
+    /// The call can block on an overlay file system, which may ask the file systems below it.
     pub fn of(file: impl AsFd) -> Option<Self> {
         let file = file.as_fd().as_raw_fd();
         // Linux before 6.5 refuses AT_HANDLE_FID.
@@ -40,7 +41,7 @@ impl FileHandle {
                 Buffer { len_bytes: LEN_MAX_BYTES as u32, kind: 0, bytes: [0; LEN_MAX_BYTES] };
             let mut mount_id = 0;
             // SAFETY: the path is a C string, `buffer` has the layout of the kernel's structure with
-            // room for as many bytes as it says, and both outlive the call.
+            // room for `len_bytes` bytes, and both outlive the call.
             let failed = unsafe {
                 libc::name_to_handle_at(
                     file,
@@ -64,7 +65,7 @@ mod tests {
     use crate::beneath::{Reach, locate, open_directory};
 
     #[test]
-    fn descriptors_of_one_file_have_one_handle_and_those_of_another_another() {
+    fn two_descriptors_have_the_same_handle_only_if_they_are_of_one_file() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a"), b"a").unwrap();
         fs::hard_link(dir.path().join("a"), dir.path().join("same")).unwrap();
@@ -79,7 +80,7 @@ mod tests {
         assert_eq!(FileHandle::of(located).as_ref(), Some(&a));
         assert_eq!(handle("same").as_ref(), Some(&a));
         assert_ne!(handle("b").unwrap(), a);
-        // A pipe has none, or one of its own.
+        // A pipe has no handle, or a different one.
         assert_ne!(FileHandle::of(std::io::pipe().unwrap().0), Some(a));
     }
 }

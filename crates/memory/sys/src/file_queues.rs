@@ -1,39 +1,41 @@
-//! Files that wait to be closed, by user. A few threads close them: those of a user one after another.
+//! Queues of files to close, one for each user. A few threads close the files; the files of one user are
+//! closed by one thread at a time.
 //!
-//! A close of a file for which the kernel answers ends, but another process can delay it: the kernel walks all
-//! locks of the file (`fcntl(2)`, `flock(2)`), and reports the close to each inotify instance that watches it.
-//! So no user has two of the threads.
+//! Closing a file that the kernel serves itself does end, but another process can delay it: the kernel
+//! walks all locks of the file (`fcntl(2)`, `flock(2)`), and reports the close to each inotify instance
+//! that watches it. So no user gets two of the threads.
 //!
-//! A thread looks for files every now and then, and is not woken for each: a server that maps and unmaps without
-//! a pause is slower if a third thread runs each time.
+//! Threads look for files periodically and are not woken for each one, because a server that maps and
+//! unmaps without a pause would be slower if another thread ran each time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 
 use crate::user::User;
 
-/// How many threads close files. Files of further users wait.
+/// The maximum number of threads. Files of further users wait.
 const THREADS_MAX: usize = 64;
 
-/// How many files a thread takes at once. They count until the last of them is closed.
+/// The maximum number of files that a thread takes at once. All of them count as held until the last is
+/// closed.
 const TAKEN_MAX: usize = 16;
 
 /// The files of all users, and the threads that close them.
 #[derive(Debug)]
 pub(crate) struct FileQueues {
-    /// Only users that have files.
+    /// The queues of the users that have files.
     by_user: BTreeMap<User, Queue>,
-    /// The users that have files and no thread, in the order in which they get one.
+    /// The users that have files but no thread, in the order in which they get one.
     waiting: VecDeque<User>,
     threads: usize,
-    /// How many of the threads close nothing now, and will look for files.
+    /// The number of threads that are idle and will look for files.
     looking: usize,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     files: Vec<OwnedFd>,
-    /// How many files a thread has taken and may not have closed yet.
+    /// The number of files that a thread has taken and may not have closed yet.
     taken: usize,
 }
 
@@ -42,7 +44,8 @@ impl FileQueues {
         Self { by_user: BTreeMap::new(), waiting: VecDeque::new(), threads: 0, looking: 0 }
     }
 
-    /// Adds files of a user. Returns `true` if the caller has to start a thread, which calls [`Self::take`].
+    /// Adds files of a user. Returns `true` if the caller must start a thread, which calls
+    /// [`Self::take`].
     pub(crate) fn add(&mut self, user: User, mut files: Vec<OwnedFd>) -> bool {
         if !files.is_empty() {
             if !self.has_any(user) {
@@ -58,14 +61,14 @@ impl FileQueues {
         starts
     }
 
-    /// Notes that no thread could be started. The files wait for the next call of [`Self::add`], or for a
-    /// thread that is there.
+    /// Records that no thread could be started. The files wait for the next call of [`Self::add`], or
+    /// for an existing thread.
     pub(crate) fn start_failed(&mut self) {
         self.threads -= 1;
         self.looking -= 1;
     }
 
-    /// Returns the files that a thread closes next, and their user.
+    /// Takes the files that a thread closes next, and returns them with their user.
     pub(crate) fn take(&mut self) -> Option<(User, Vec<OwnedFd>)> {
         let user = self.waiting.pop_front()?;
         let queue = self.by_user.entry(user).or_default();
@@ -74,7 +77,7 @@ impl FileQueues {
         Some((user, queue.files.drain(..queue.taken).collect()))
     }
 
-    /// Notes that a thread has closed all files that [`Self::take`] returned, and will look for more.
+    /// Records that a thread has closed all files that [`Self::take`] returned, and will look for more.
     pub(crate) fn closed(&mut self, user: User) {
         self.looking += 1;
         let queue = self.by_user.entry(user).or_default();
@@ -85,7 +88,7 @@ impl FileQueues {
         }
     }
 
-    /// Returns `true` if a thread may end, which it does then.
+    /// Returns `true` if the calling thread must end, because there are no files for it.
     pub(crate) fn end(&mut self) -> bool {
         let ends = self.waiting.is_empty();
         if ends {
@@ -95,17 +98,18 @@ impl FileQueues {
         ends
     }
 
-    /// Returns how many files of a user may be open.
+    /// Returns the number of files of a user that may still be open.
     pub(crate) fn held(&self, user: User) -> usize {
         self.by_user.get(&user).map_or(0, |queue| queue.files.len() + queue.taken)
     }
 
-    /// Returns `true` if not all files of a user are closed.
+    /// Returns `true` if a user has files that are not closed yet.
     pub(crate) fn has_any(&self, user: User) -> bool {
         self.by_user.contains_key(&user)
     }
 
-    /// Has the files of a user wait as if a thread closed others, until [`Self::release`], for tests.
+    /// Makes the files of a user wait until [`Self::release`], as if a thread were closing others, for
+    /// tests.
     #[cfg(test)]
     pub(crate) fn occupy(&mut self, user: User) {
         self.by_user.insert(user, Queue::default());
@@ -127,7 +131,7 @@ mod tests {
         (0..count).map(|_| File::open("/dev/null").unwrap().into()).collect()
     }
 
-    /// Takes files as a thread does, and returns whose and how many they are.
+    /// Takes files like a thread, and returns their user and their number.
     fn take(queues: &mut FileQueues) -> Option<(User, usize)> {
         queues.take().map(|(user, files)| (user, files.len()))
     }
@@ -157,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_counted_less_before_all_of_them_are_closed() {
+    fn a_batch_counts_until_all_of_its_files_are_closed() {
         let mut queues = FileQueues::new();
         let user = User::from_uid(1);
         assert!(queues.add(user, files(TAKEN_MAX + 2)));
@@ -171,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_looks_takes_what_comes_and_does_not_end_before() {
+    fn an_idle_thread_takes_new_files_before_it_ends() {
         let mut queues = FileQueues::new();
         let (one, other) = (User::from_uid(1), User::from_uid(2));
         assert!(queues.add(one, files(1)));
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn users_for_whom_there_is_no_thread_get_one_in_turn() {
+    fn users_without_a_thread_get_one_in_turn() {
         let mut queues = FileQueues::new();
         let mut users = (0..).map(User::from_uid);
         for user in users.by_ref().take(THREADS_MAX) {
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_does_not_start_is_started_later() {
+    fn a_thread_that_could_not_be_started_is_started_later() {
         let mut queues = FileQueues::new();
         let user = User::from_uid(1);
         assert!(queues.add(user, files(1)));

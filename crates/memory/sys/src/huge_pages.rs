@@ -1,4 +1,4 @@
-//! The hugetlb pool and the transparent huge page settings, as `/sys` tells them.
+//! The hugetlb pool and the transparent huge page settings, read from `/sys`.
 
 use std::fs;
 use std::io;
@@ -12,24 +12,25 @@ const POOLS: &str = "/sys/kernel/mm/hugepages";
 /// A pool of hugetlb pages of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pool {
-    /// Pages in the pool.
+    /// The number of pages in the pool.
     pub total_pages: u64,
-    /// Pages that nothing uses or has reserved.
+    /// The number of pages that are neither used nor reserved.
     pub available_pages: u64,
-    /// How many pages more the kernel may take from ordinary memory when the pool is empty.
+    /// The number of additional pages that the kernel may take from ordinary memory when the pool is
+    /// empty.
     pub overcommit_pages: u64,
 }
 
-/// Reads the state of the 2 MiB pool.
+/// Returns the state of the 2 MiB pool.
 ///
 /// # Errors
-/// Where the kernel has no such pool.
+/// `NotFound` if the kernel has no such pool; those of reading `/sys`.
 pub fn pool_2m() -> io::Result<Pool> {
     pool(&Path::new(POOLS).join("hugepages-2048kB"))
 }
 
-/// The pools of every size that the kernel knows, with the size of their pages in bytes, the smallest
-/// first. None where it has no hugetlb pages.
+/// Returns the pools of all page sizes, each with its page size in bytes, the smallest first. Returns
+/// none if the kernel has no hugetlb pages.
 pub fn pools() -> Vec<(u64, Pool)> {
     pools_in(Path::new(POOLS))
 }
@@ -60,24 +61,25 @@ fn pool(folder: &Path) -> io::Result<Pool> {
     })
 }
 
-/// The setting that decides whether shared memory gets transparent huge pages: `always`,
+/// Returns the setting that determines whether shared memory gets transparent huge pages: `always`,
 /// `within_size`, `advise`, `never`, `deny` or `force`.
 ///
 /// # Errors
-/// Where the kernel has none.
+/// `NotFound` if the kernel has no such setting; those of reading `/sys`.
 pub fn shmem_setting() -> io::Result<String> {
     chosen(&format!("{THP}/shmem_enabled"))
 }
 
-/// The same for one folio size (Linux 6.11): `inherit` or one of the above.
+/// Returns the same setting for one folio size (Linux 6.11): `inherit` or one of the values of
+/// [`shmem_setting`].
 ///
 /// # Errors
-/// Where the kernel has no setting for that size.
+/// `NotFound` if the kernel has no setting for that size; those of reading `/sys`.
 pub fn shmem_setting_of(size: Granule) -> io::Result<String> {
     chosen(&format!("{THP}/hugepages-{}kB/shmem_enabled", size.bytes() / 1024))
 }
 
-/// The word in brackets, which is how `/sys` marks the one in force.
+/// Returns the word in brackets, which marks the current setting in `/sys`.
 fn chosen(path: &str) -> io::Result<String> {
     let text = fs::read_to_string(path)?;
     text.split_once('[')
@@ -118,7 +120,7 @@ mod tests {
         assert_eq!(
             pools_in(dir.path()),
             [(2 << 20, pool(8, 0, 5)), (1 << 30, pool(4, 2, 0))],
-            "more is reserved than free where a pool is to grow on demand"
+            "a pool that grows on demand has more reserved pages than free ones"
         );
     }
 }

@@ -1,7 +1,7 @@
-//! `ioctl(2)`, and the numbers of requests of VFIO and iommufd, which share a letter.
+//! `ioctl(2)`, and the request numbers of VFIO and iommufd, which share a type letter.
 //!
-//! The layouts of their arguments are written by hand in the modules that use them: the crates with
-//! bindings would save few lines.
+//! The modules that use them define the layouts of the arguments by hand, because crates with bindings
+//! would save only a few lines.
 #![expect(unsafe_code, reason = "ioctl")]
 
 use std::io;
@@ -9,31 +9,31 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::ioctl::opcode;
 
-/// `_IO(';', number)`: `VFIO_TYPE` and `IOMMUFD_TYPE`.
+/// Returns the request `_IO(';', number)`; the letter is both `VFIO_TYPE` and `IOMMUFD_TYPE`.
 pub(crate) const fn request(number: u8) -> libc::Ioctl {
     opcode::none(b';', number) as libc::Ioctl
 }
 
-/// `_IO(VFIO_TYPE, VFIO_BASE + nth)`.
+/// Returns the request `_IO(VFIO_TYPE, VFIO_BASE + nth)`.
 pub(crate) const fn vfio_request(nth: u8) -> libc::Ioctl {
     request(100 + nth)
 }
 
-/// An ioctl whose argument is a number.
+/// Makes an ioctl whose argument is a number.
 pub(crate) fn call(
     fd: BorrowedFd<'_>,
     request: libc::Ioctl,
     arg: libc::c_ulong,
 ) -> io::Result<i32> {
-    // SAFETY: the requests that come here take their argument by value.
+    // SAFETY: all requests in this crate that use this function take their argument by value.
     let done = unsafe { libc::ioctl(fd.as_raw_fd(), request, arg) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done) }
 }
 
-/// An ioctl whose argument is read, and perhaps written.
+/// Makes an ioctl whose argument is read, and possibly written.
 ///
 /// # Safety
-/// `arg` must be valid for what the request reads and writes.
+/// `arg` must be valid for all reads and writes of the request.
 pub(crate) unsafe fn exchange(
     fd: BorrowedFd<'_>,
     request: libc::Ioctl,

@@ -1,58 +1,59 @@
-//! The machine's IOMMUs and the devices behind them, as `/sys` and `/proc/interrupts` tell.
+//! The machine's IOMMUs and the devices behind them, read from `/sys` and `/proc/interrupts`.
 //!
 //! ```text
 //!   /sys/class/iommu/dmar0               a unit
-//!   /sys/kernel/iommu_groups/7           devices that no unit can keep apart
+//!   /sys/kernel/iommu_groups/7           devices that no unit can isolate from each other
 //!   /sys/bus/pci/devices/0000:01:00.0    iommu_group ─► 7, driver ─► vfio-pci, vfio-dev/vfio0
-//!   /proc/interrupts                     who delivers interrupts: "IR-", "ITS-" where a unit looks at them
+//!   /proc/interrupts                     interrupt chips: "IR-" or "ITS-" if interrupts are remapped
 //! ```
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A PCI device, and who has it.
+/// A PCI device, its IOMMU group and its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciDevice {
-    /// Its address, as `0000:01:00.0`.
+    /// Its address, such as `0000:01:00.0`.
     pub address: String,
-    /// Its IOMMU group; none where no IOMMU is before it.
+    /// Its IOMMU group; `None` if it is not behind an IOMMU.
     pub group: Option<u32>,
     /// Its driver.
     pub driver: Option<String>,
-    /// The number by which it can be opened without its group: 7 is `/dev/vfio/devices/vfio7`.
+    /// The number by which it can be opened without its group: 7 means `/dev/vfio/devices/vfio7`.
     pub vfio_number: Option<u32>,
 }
 
 impl PciDevice {
-    /// Whether its driver hands it to processes: vfio-pci, or one that knows more of one kind of device.
+    /// Returns `true` if its driver gives it to processes: vfio-pci, or a variant of it for one kind of
+    /// device.
     pub fn is_for_processes(&self) -> bool {
         self.driver.as_deref().is_some_and(|driver| driver.replace('_', "-").contains("vfio-pci"))
     }
 }
 
-/// What the kernel tells of IOMMUs. Where it tells nothing there are none.
+/// The kernel's information about IOMMUs. Without any, all lists are empty.
 #[derive(Clone, Debug)]
 pub struct Iommus {
     root: PathBuf,
 }
 
 impl Iommus {
-    /// Those of this machine.
+    /// Returns the IOMMUs of this machine.
     pub fn of_this_machine() -> Self {
         Self::below("/")
     }
 
-    /// Those of a machine whose `sys` and `proc` are in this folder.
+    /// Returns the IOMMUs of a machine whose `sys` and `proc` are in this folder.
     pub fn below(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The units by name, in order.
+    /// Returns the names of the units, sorted.
     pub fn units(&self) -> Vec<String> {
         names(&self.root.join("sys/class/iommu"))
     }
 
-    /// The numbers of the groups, in order.
+    /// Returns the numbers of the groups, sorted.
     pub fn groups(&self) -> Vec<u32> {
         let mut groups: Vec<u32> = names(&self.root.join("sys/kernel/iommu_groups"))
             .iter()
@@ -62,7 +63,7 @@ impl Iommus {
         groups
     }
 
-    /// The PCI devices, by address.
+    /// Returns the PCI devices, sorted by address.
     pub fn pci_devices(&self) -> Vec<PciDevice> {
         let folder = self.root.join("sys/bus/pci/devices");
         let device = |address: String| {
@@ -80,21 +81,22 @@ impl Iommus {
         names(&folder).into_iter().map(device).collect()
     }
 
-    /// Whether a device's interrupts are remapped, so that it can raise none but its own. The kernel
-    /// says so nowhere, but names who delivers an interrupt after it. Of a machine with several units it
-    /// tells that one does; the kernel looks at the unit of the device.
+    /// Returns `true` if interrupts are remapped, so that a device can raise only its own. The kernel
+    /// does not report this directly, but the names of interrupt chips show it. On a machine with
+    /// several units, this means that one of them remaps interrupts; the kernel itself checks the unit
+    /// of the device.
     pub fn remaps_interrupts(&self) -> bool {
         let text = fs::read_to_string(self.root.join("proc/interrupts")).unwrap_or_default();
         text.split_whitespace().any(|word| word.starts_with("IR-") || word.starts_with("ITS-"))
     }
 
-    /// Whether `module` (`vfio_iommu_type1` or `iommufd`) takes devices whose interrupts are not
-    /// remapped; `None` where it is not loaded.
+    /// Returns `true` if `module` (`vfio_iommu_type1` or `iommufd`) accepts devices whose interrupts are
+    /// not remapped; `None` if it is not loaded.
     pub fn allows_unsafe_interrupts(&self, module: &str) -> Option<bool> {
         Some(self.parameter(module, "allow_unsafe_interrupts")? == "Y")
     }
 
-    /// How many mappings a container of VFIO may have; `None` where its module is not loaded.
+    /// Returns the maximum number of mappings of a VFIO container; `None` if its module is not loaded.
     pub fn vfio_mappings_limit(&self) -> Option<u64> {
         self.parameter("vfio_iommu_type1", "dma_entry_limit")?.parse().ok()
     }
@@ -105,7 +107,7 @@ impl Iommus {
     }
 }
 
-/// The names in a folder, in order; none where it is not there.
+/// Returns the sorted names in a folder; none if it does not exist.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> =
@@ -114,7 +116,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The last name of what a link leads to.
+/// Returns the last component of the target of a link.
 fn target(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.file_name()?.to_str()?.to_owned())
 }
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_any_has_none() {
+    fn a_machine_without_iommus_has_empty_lists() {
         let dir = tempfile::tempdir().unwrap();
         let iommus = Iommus::below(dir.path());
         assert!(iommus.units().is_empty() && iommus.groups().is_empty());
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn remapping_shows_in_who_delivers_interrupts() {
+    fn remapping_is_detected_by_the_names_of_interrupt_chips() {
         for (line, remaps) in [
             ("  2:  1  IO-APIC   2-edge      timer", false),
             (" 24:  0  PCI-MSI-0000:00:02.0   0-edge  PCIe PME", false),

@@ -1,6 +1,6 @@
 //! `/dev/iommu`: address spaces for devices (`linux/iommufd.h`, Linux 6.2).
 //!
-//! An address space ([`Ioas`]) has mappings, and devices are put into it
+//! An address space ([`Ioas`]) has mappings, and devices are attached to it
 //! ([`Device::attach`](crate::vfio::Device::attach)).
 #![expect(unsafe_code, reason = "ioctl")]
 
@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::ioctl::{exchange, request};
 
-/// The device.
+/// The path of the iommufd device.
 pub const DEVICE: &str = "/dev/iommu";
 
 const DESTROY: libc::Ioctl = request(0x80);
@@ -27,18 +27,19 @@ const MAP_FIXED_IOVA: u32 = 1 << 0;
 const MAP_WRITEABLE: u32 = 1 << 1;
 const MAP_READABLE: u32 = 1 << 2;
 
-/// What a device may do with memory.
+/// The accesses to memory that are permitted to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaAccess {
-    /// It may read.
+    /// `true` if the device may read.
     pub read: bool,
-    /// It may write.
+    /// `true` if the device may write.
     pub write: bool,
 }
 
-/// More ranges than any address space was seen to have, so that most ask once.
+/// The number of ranges to ask for first. Known address spaces have fewer, so one call is usually
+/// enough.
 const FIRST_RANGES: usize = 64;
-/// More than this is no answer.
+/// The maximum number of ranges that is believed.
 const MAX_RANGES: usize = 1 << 16;
 
 #[repr(C)]
@@ -108,27 +109,27 @@ struct UnmapArg {
 }
 const _: () = assert!(size_of::<UnmapArg>() == 24);
 
-/// Address spaces, and devices that are bound to it.
+/// An iommufd, which has address spaces and bound devices.
 #[derive(Debug)]
 pub struct Iommufd(OwnedFd);
 
-/// An address space of an [`Iommufd`], by its number there.
+/// The ID of an address space of an [`Iommufd`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ioas(u32);
 
 impl Ioas {
-    /// Its number.
+    /// Returns the ID as a number.
     pub fn id(self) -> u32 {
         self.0
     }
 }
 
-/// What an address space can map, and where.
+/// The IOVAs at which an address space can map memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IovaRanges {
-    /// Addresses that all its devices can say.
+    /// The ranges that all its devices can address.
     pub ranges: Vec<AddrRange<Iova>>,
-    /// What addresses and lengths must be multiples of; a page at most.
+    /// The required alignment of addresses and lengths, at most a page.
     pub alignment_bytes: u64,
 }
 
@@ -139,16 +140,16 @@ impl AsFd for Iommufd {
 }
 
 impl Iommufd {
-    /// A new one, without address spaces.
+    /// Opens a new iommufd, without address spaces.
     ///
     /// # Errors
-    /// `ENOENT` of a kernel without it, `EACCES` without the right to it.
+    /// `ENOENT` if the kernel has no iommufd, `EACCES` without permission.
     pub fn open() -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         Ok(Self(rustix::fs::open(DEVICE, flags, Mode::empty())?))
     }
 
-    /// A new address space.
+    /// Allocates an address space.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -160,20 +161,20 @@ impl Iommufd {
         Ok(Ioas(arg.out_ioas_id))
     }
 
-    /// Gives an address space back, with what is mapped in it.
+    /// Destroys an address space with its mappings.
     ///
     /// # Errors
-    /// `EBUSY` while a device is in it, `ENOENT` where it is not there.
+    /// `EBUSY` while a device is attached to it, `ENOENT` if it does not exist.
     pub fn destroy(&self, ioas: Ioas) -> io::Result<()> {
         let mut arg = DestroyArg { size: size_of::<DestroyArg>() as u32, id: ioas.0 };
         // SAFETY: the kernel reads a `struct iommu_destroy`, whose layout the argument has.
         unsafe { exchange(self.as_fd(), DESTROY, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// What can be mapped, and where. Each device that is attached can make it less.
+    /// Returns the IOVAs that can be mapped. Each attached device can restrict them.
     ///
     /// # Errors
-    /// `ENOENT` where the address space is not there; `InvalidData` for an answer that is none.
+    /// `ENOENT` if the address space does not exist; `InvalidData` if the kernel's answer is invalid.
     pub fn iova_ranges(&self, ioas: Ioas) -> io::Result<IovaRanges> {
         let mut room = FIRST_RANGES;
         loop {
@@ -187,11 +188,11 @@ impl Iommufd {
                 out_iova_alignment: 0,
             };
             // SAFETY: the kernel reads and writes a `struct iommu_ioas_iova_ranges`, whose layout the
-            // argument has, and at most `num_iovas` ranges behind `allowed_iovas`.
+            // argument has, and at most `num_iovas` ranges at `allowed_iovas`.
             let done = unsafe { exchange(self.as_fd(), IOAS_IOVA_RANGES, (&raw mut arg).cast()) };
             let count = arg.num_iovas as usize;
             match done {
-                // EMSGSIZE: there are more than there was room for.
+                // EMSGSIZE: there are more ranges than fit.
                 Err(error)
                     if error.raw_os_error() == Some(libc::EMSGSIZE)
                         && (room..=MAX_RANGES).contains(&count) =>
@@ -209,18 +210,18 @@ impl Iommufd {
         }
     }
 
-    /// Maps `len_bytes` of this process's memory at `iova`: devices in the address space reach it
+    /// Maps `len_bytes` of this process's memory at `iova`. Devices in the address space can access it
     /// until [`unmap`](Self::unmap).
     ///
     /// # Errors
-    /// `EEXIST` where something is mapped there, `EINVAL` or `ENOENT` for addresses that cannot be
-    /// mapped or are not aligned, `EFAULT` for memory that cannot be pinned (the mapping of a
-    /// dma-buf), `ENOMEM` past the limit of locked memory (`RLIMIT_MEMLOCK`). Nothing is mapped then.
+    /// `EEXIST` if a part of the range is mapped already, `EINVAL` or `ENOENT` for addresses that cannot
+    /// be mapped or are not aligned, `EFAULT` for memory that cannot be pinned (the mapping of a
+    /// dma-buf), `ENOMEM` beyond the limit of locked memory (`RLIMIT_MEMLOCK`). Nothing is mapped then.
     ///
     /// # Safety
-    /// Until it is unmapped, devices may read and write the memory, as `access` says, at any moment:
-    /// it must not be given to anybody who relies on its content, nor may there be a reference to it
-    /// that a device's access would contradict.
+    /// Until the memory is unmapped, devices may read and write it at any moment, as `access` permits.
+    /// No code may rely on its content, and no reference to it may exist that conflicts with a device's
+    /// access.
     pub unsafe fn map(
         &self,
         ioas: Ioas,
@@ -239,18 +240,17 @@ impl Iommufd {
             iova: iova.raw(),
         };
         // SAFETY: the kernel reads and writes a `struct iommu_ioas_map`, whose layout the argument has;
-        // what devices do with the memory is the caller's promise.
+        // the caller's promise covers accesses of devices.
         unsafe { exchange(self.as_fd(), IOAS_MAP, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// The same of a memfd's pages, which need not be mapped in this process.
+    /// Maps pages of a memfd at `iova`, which need not be mapped in this process.
     ///
     /// # Errors
-    /// `ENOTTY` of a kernel without it (before Linux 6.13); `EINVAL` where the file is no memfd;
-    /// otherwise as [`map`](Self::map).
+    /// `ENOTTY` before Linux 6.13; `EINVAL` if the file is not a memfd; those of [`map`](Self::map).
     ///
     /// # Safety
-    /// As [`map`](Self::map), of the file's pages.
+    /// The same as for [`map`](Self::map), for the file's pages.
     pub unsafe fn map_file(
         &self,
         ioas: Ioas,
@@ -269,16 +269,16 @@ impl Iommufd {
             iova: iova.raw(),
         };
         // SAFETY: the kernel reads and writes a `struct iommu_ioas_map_file`, whose layout the argument
-        // has; what devices do with the memory is the caller's promise.
+        // has; the caller's promise covers accesses of devices.
         unsafe { exchange(self.as_fd(), IOAS_MAP_FILE, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// Unmaps all mappings between `iova` and `len_bytes` behind it. When it returns, devices cannot
-    /// reach them any more. The value is how many bytes were mapped there.
+    /// Unmaps all mappings in `len_bytes` from `iova`. When it returns, devices cannot access the memory
+    /// any more. Returns the number of bytes that were mapped.
     ///
     /// # Errors
-    /// `ENOENT` where nothing is mapped, or it would cut a mapping: the ranges before that one are
-    /// unmapped then.
+    /// `ENOENT` if nothing is mapped there, or if the range ends inside a mapping; the mappings before
+    /// that one are unmapped then.
     pub fn unmap(&self, ioas: Ioas, iova: Iova, len_bytes: u64) -> io::Result<u64> {
         let mut arg = UnmapArg {
             size: size_of::<UnmapArg>() as u32,
@@ -293,7 +293,8 @@ impl Iommufd {
     }
 }
 
-/// From the first to the last address; of all addresses there are, all but the last.
+/// Returns the range from the first to the last address. A range of all 2^64 addresses loses its last
+/// one.
 pub(crate) fn range(first: u64, last: u64) -> Option<AddrRange<Iova>> {
     let len_bytes = last.checked_sub(first)?.saturating_add(1);
     AddrRange::new(Iova::new(first), len_bytes).ok()

@@ -1,9 +1,9 @@
-//! Learning when the last reference to a file without a name is gone: every descriptor of it, in any
-//! process or in flight between two, and every mapping.
+//! Detecting when the last reference to a file without a name is gone. References are its descriptors,
+//! in any process or in flight between two processes, and its mappings.
 //!
-//! The kernel reports it to inotify as the deletion of the inode. Pages that a driver has pinned, or
-//! that are in the buffer of a pipe or socket after `splice(2)` or `sendfile(2)`, may live longer than
-//! the file. Such a reference to a single byte keeps its whole page: 2 MiB of a file in huge pages.
+//! inotify reports it as the deletion of the inode. Pages that a driver has pinned, or that are in the
+//! buffer of a pipe or socket after `splice(2)` or `sendfile(2)`, may outlive the file. Such a reference
+//! to a single byte keeps its whole page, which is 2 MiB for a file in huge pages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,21 +13,22 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
-/// Files of which the last references are watched.
+/// A watcher of the last references to files.
 #[derive(Debug)]
 pub struct LastReferences {
     inotify: OwnedFd,
-    /// The files whose last references are not known to be gone.
+    /// The files whose last references were not reported as gone.
     watched: BTreeSet<Watched>,
-    /// The kernel had no room for an event, so that others may be missing.
+    /// `true` if the kernel has dropped events because its queue was full.
     has_overflowed: bool,
 }
 
-/// The number of a watched file, used for no other as long as the [`LastReferences`] exist.
+/// The number of a watched file, which is not reused while the [`LastReferences`] exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Watched(i32);
 
-/// Returns how many files all processes of this user may watch; `None` if the kernel does not tell.
+/// Returns the number of files that all processes of this user together may watch; `None` if the limit
+/// cannot be read.
 pub fn watches_max() -> Option<usize> {
     let limits = ["/proc/sys/fs/inotify/max_user_watches", "/proc/sys/user/max_inotify_watches"];
     let limits = limits.iter().filter_map(|path| fs::read_to_string(path).ok());
@@ -35,7 +36,7 @@ pub fn watches_max() -> Option<usize> {
 }
 
 impl LastReferences {
-    /// Watches no file yet.
+    /// Makes a watcher without files.
     ///
     /// # Errors
     /// `EMFILE` if this user has too many inotify instances or this process too many descriptors.
@@ -58,11 +59,11 @@ impl LastReferences {
         Ok(Watched(number))
     }
 
-    /// Returns the files whose last references are gone since the last call. Does not block.
+    /// Returns the files whose last references have gone since the last call. Does not block.
     ///
     /// # Errors
-    /// Those of `read(2)`, or of reading `/proc`, if they occur before any of these files is known. Files
-    /// that are known by then are returned, and the next call goes on.
+    /// Those of `read(2)`, or of reading `/proc`, if they occur before any file is found. Files that
+    /// were found before the error are returned, and the next call continues.
     pub fn gone(&mut self) -> io::Result<Vec<Watched>> {
         let mut gone = Vec::new();
         let read = self.read_events(&mut gone);
@@ -95,8 +96,8 @@ impl LastReferences {
         }
     }
 
-    /// Finds the files that are gone and for which there is no event: the kernel keeps at most
-    /// `fs.inotify.max_queued_events` events. It lists the watches of all other files in `/proc`.
+    /// Finds the files that are gone but whose events were dropped, because the kernel queues at most
+    /// `fs.inotify.max_queued_events` events. `/proc` lists the watches of all other files.
     fn find_unreported(&mut self, gone: &mut Vec<Watched>) -> io::Result<()> {
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.inotify.as_raw_fd()))?;
         let number = |line: &str| {
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_gone_with_its_last_descriptor_however_that_was_opened() {
+    fn a_file_is_gone_with_its_last_descriptor_of_any_kind() {
         let mut references = LastReferences::new().unwrap();
         let memfd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         let kept = rustix::fs::memfd_create("kept", MemfdFlags::CLOEXEC).unwrap();
@@ -142,9 +143,9 @@ mod tests {
         assert_eq!(references.gone().unwrap(), []);
     }
 
-    /// Stands in for inotify: one event, and then an error.
+    /// A pipe in the place of inotify returns one event and then an error.
     #[test]
-    fn a_file_that_is_gone_is_returned_though_reading_on_fails() {
+    fn a_file_that_is_gone_is_returned_even_if_the_next_read_fails() {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         // `struct inotify_event` without a name: number, mask, cookie, length of the name.
         let event = [7, ReadFlags::DELETE_SELF.bits(), 0, 0].map(u32::to_ne_bytes).concat();
@@ -153,10 +154,10 @@ mod tests {
         let mut references = LastReferences::of(reader);
         references.watched.insert(Watched(7));
         assert_eq!(references.gone().unwrap(), [Watched(7)]);
-        assert!(references.gone().is_err(), "and nothing is lost by that");
+        assert!(references.gone().is_err(), "the next call returns the error");
     }
 
-    /// Needs more files than the kernel keeps events, for each of which there are two.
+    /// Uses more files than the kernel can queue events for; each file has two events.
     #[test]
     fn files_whose_events_are_lost_are_found() {
         let queued = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();

@@ -1,41 +1,40 @@
-//! The Linux interfaces Longshore stands on, each behind one small module.
+//! The Linux interfaces that Longshore uses, each behind one small module.
 //!
-//! A module here turns one kernel interface into safe functions that return `io::Error`, adds what
-//! the interface leaves to convention (alignment, retry after a signal, draining before release)
-//! and holds no policy: which interface to use, and what to do where it is missing, is decided by
-//! the crates above.
+//! Each module turns one kernel interface into safe functions that return `io::Error`. It handles the
+//! conventions of the interface (alignment, retry after a signal, draining before release), but has no
+//! policy: the crates above decide which interface to use, and what to do if it is missing.
 //!
 //! | module | kernel interface |
 //! | --- | --- |
 //! | [`memfd`] | `memfd_create`, file seals |
 //! | [`mapping`] | `mmap` of a shared file at a huge-page boundary |
-//! | [`pages`] | `madvise` (huge pages, collapse, populate), `mincore` on our own mappings |
-//! | [`page_cache`] | `cachestat`, `preadv2(RWF_NOWAIT)`: which part of a file is in memory |
+//! | [`pages`] | `madvise` (huge pages, collapse, populate), `mincore` on mappings of this process |
+//! | [`page_cache`] | `cachestat`, `preadv2(RWF_NOWAIT)`: the resident pages of a file |
 //! | [`mod@file`] | opening, `statx` (identity, direct I/O alignment), `preadv2` |
-//! | [`fiemap`] | `FS_IOC_FIEMAP`: where a file lies on its disk |
+//! | [`fiemap`] | `FS_IOC_FIEMAP`: the extents of a file on its disk |
 //! | [`uring`] | io_uring, for reads |
 //! | [`udmabuf`] | `/dev/udmabuf` |
 //! | [`dma_heap`] | `/dev/dma_heap/*` |
 //! | [`dma_buf`] | `DMA_BUF_IOCTL_SYNC` |
 //! | [`vfio`] | `/dev/vfio/*`: containers, groups, devices and their registers |
-//! | [`iommu`] | `/sys`: IOMMUs, their groups of devices, whether interrupts are remapped |
+//! | [`iommu`] | `/sys`: IOMMUs, their device groups, interrupt remapping |
 //! | [`iommufd`] | `/dev/iommu`: address spaces for devices |
 //! | [`mod@membarrier`] | `membarrier`: a barrier on every processor that runs this process |
 //! | [`process_memory`] | `pidfd_open`, `process_vm_readv`, `process_vm_writev` |
-//! | [`memory`] | how much memory there is: `/proc/meminfo`, cgroups, resource limits |
+//! | [`memory`] | the available memory: `/proc/meminfo`, cgroups, resource limits |
 //! | [`memory_pressure`] | `/proc/pressure/memory`, `memory.pressure` of a cgroup |
 //! | [`unix_socket`] | `sendmsg`, `recvmsg` with `SCM_RIGHTS`, `poll` |
 //! | [`packet_socket`] | `SOCK_SEQPACKET` with `SCM_RIGHTS` and `SO_PEERCRED` |
 //! | [`readiness`] | `poll` on any number of descriptors |
-//! | [`answering`] | `statx`, `statmount`, `/proc/self/mountinfo`: whether a file may wait for another process |
-//! | [`file_handle`] | `name_to_handle_at`: by what a file system tells its files apart |
-//! | [`beneath`] | `openat2`: files that lie beneath a directory |
-//! | [`service_manager`] | sockets that a service manager hands over |
-//! | [`disposal`] | `close_range(CLOSE_RANGE_UNSHARE)`: closing files whose last close can wait |
-//! | [`lock_file`] | `flock` that ends with one thread, whatever the others wait for |
+//! | [`answering`] | `statx`, `statmount`, `/proc/self/mountinfo`: files whose operations may wait for another process |
+//! | [`file_handle`] | `name_to_handle_at`: the identity of a file in its file system |
+//! | [`beneath`] | `openat2`: files beneath a directory |
+//! | [`service_manager`] | sockets that a service manager passes on |
+//! | [`disposal`] | `close_range(CLOSE_RANGE_UNSHARE)`: closing files whose last close can block |
+//! | [`lock_file`] | a `flock` that is released when the process is killed, even if other threads are blocked |
 //! | [`descriptors`] | `RLIMIT_NOFILE` |
 //! | [`signals`] | `pthread_sigmask` |
-//! | [`event_fd`] | `eventfd`, also one that an untrusted process shares |
+//! | [`event_fd`] | `eventfd`, also if an untrusted process shares it |
 //! | [`huge_pages`] | the hugetlb pool, transparent huge page settings |
 
 pub mod account;
@@ -79,12 +78,12 @@ pub mod uring;
 mod user;
 pub mod vfio;
 
-/// The size of a base page in bytes: 4096 on x86-64, 4096, 16384 or 65536 on aarch64.
+/// Returns the size of a base page in bytes: 4096 on x86-64; 4096, 16384 or 65536 on aarch64.
 pub fn page_size_bytes() -> usize {
     rustix::param::page_size()
 }
 
-/// The user whose rights this process has.
+/// Returns the effective user ID of this process.
 pub fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
@@ -95,7 +94,7 @@ pub fn thread_time() -> std::time::Duration {
     std::time::Duration::try_from(time).unwrap_or_default()
 }
 
-/// Runs `call` again for as long as a signal interrupts it.
+/// Repeats `call` while a signal interrupts it.
 pub(crate) fn retry_interrupted<T>(
     mut call: impl FnMut() -> std::io::Result<T>,
 ) -> std::io::Result<T> {

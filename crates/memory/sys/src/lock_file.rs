@@ -1,18 +1,18 @@
-//! Lock files that are unlocked at once when their process is killed.
+//! Lock files that are unlocked immediately when their process is killed.
 //!
-//! A lock of `flock(2)` lasts until the last descriptor of the opened file is closed. The kernel closes
+//! A lock of `flock(2)` lasts until the last descriptor of the open file is closed. The kernel closes
 //! the descriptors of a killed process when the last thread that uses their table has exited, and a
 //! thread that waits for a file system (FUSE, NFS) may not exit before that file system answers. So a
-//! thread opens the lock file in a descriptor table of its own, and waits for nothing but requests of
-//! this process:
+//! thread opens the lock file in a descriptor table of its own, and waits only for requests of this
+//! process:
 //!
 //! ```text
 //!   table of the process: sockets, files        table of the lock's thread: the lock file, nothing else
 //!   stays until its slowest thread has exited   ends with this thread, which SIGKILL ends at once
 //! ```
 //!
-//! If the kernel refuses to give the thread a table (a sandbox, Linux before 5.9), the lock lasts as long
-//! as the table of the process. A forked child has no part in the lock.
+//! If the thread cannot get its own table (in a sandbox, or before Linux 5.9), the lock lasts as long as
+//! the table of the process. A forked child does not share the lock.
 
 use std::fs::{File, Metadata, TryLockError};
 use std::io;
@@ -27,12 +27,12 @@ use crate::{disposal, file, signals};
 
 /// The stack of the thread, in bytes.
 const STACK_BYTES: usize = 64 << 10;
-/// How much of the content is read, in bytes.
+/// The maximum number of bytes of the content that are read.
 const CONTENT_BYTES_MAX: usize = 4096;
 
 type Request = Box<dyn FnOnce(&File) + Send>;
 
-/// A lock file that a thread of its own has open. The thread closes it when this is dropped.
+/// A lock file that is held open by a thread. Dropping it closes the file.
 #[derive(Debug)]
 pub struct LockFile {
     requests: Option<Sender<Request>>,
@@ -42,7 +42,7 @@ pub struct LockFile {
 }
 
 impl LockFile {
-    /// Opens the file at `path` as [`file::open_lock`] does. It is not locked yet.
+    /// Opens the file at `path` like [`file::open_lock`], without locking it.
     ///
     /// # Errors
     /// Those of [`file::open_lock`], and those of starting a thread.
@@ -56,7 +56,7 @@ impl LockFile {
         Ok(Self { requests: Some(requests), thread: Some(thread), pid: process::id() })
     }
 
-    /// Returns whether this process opened it, and not one that forked this process.
+    /// Returns `true` if this process itself opened it, and not a parent that forked this process.
     pub fn is_of_this_process(&self) -> bool {
         self.pid == process::id()
     }
@@ -73,7 +73,7 @@ impl LockFile {
         })
     }
 
-    /// Returns what `fstat(2)` says about the file.
+    /// Returns the metadata of the file by `fstat(2)`.
     ///
     /// # Errors
     /// Those of `fstat(2)`.
@@ -81,7 +81,7 @@ impl LockFile {
         self.ask(File::metadata)
     }
 
-    /// Returns the content, or the beginning of it.
+    /// Returns the content, cut off after 4096 bytes.
     ///
     /// # Errors
     /// Those of `pread(2)`.
@@ -106,7 +106,7 @@ impl LockFile {
         })
     }
 
-    /// Has the thread do something with the file, and waits for it.
+    /// Runs `act` with the file on the thread, and waits for the result.
     fn ask<T: Send + 'static>(
         &self,
         act: impl FnOnce(&File) -> io::Result<T> + Send + 'static,
@@ -124,22 +124,22 @@ impl Drop for LockFile {
     fn drop(&mut self) {
         let (requests, thread) = (self.requests.take(), self.thread.take());
         if !self.is_of_this_process() {
-            // A forked child has not got the thread, and would wait for it for ever.
+            // A forked child does not have the thread, and would wait for it for ever.
             return mem::forget((requests, thread));
         }
         // The thread ends when there can be no more requests.
         drop(requests);
         if let Some(thread) = thread {
-            // It has nothing to report.
+            // The thread returns nothing.
             let _ = thread.join();
         }
     }
 }
 
-/// Opens the file in a descriptor table that has nothing else, and does what is requested with it.
+/// Opens the file in a descriptor table without other files, and runs requests on it.
 fn hold(path: &Path, opened: &SyncSender<io::Result<()>>, requests: &Receiver<Request>) {
     if signals::block_all().is_ok() {
-        // If that is refused, the file is one of the process.
+        // If this fails, the file is in the table of the process.
         let _ = disposal::leave_table_empty();
     }
     let file = match file::open_lock(path) {
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_is_for_one_at_a_time_and_ends_with_its_owner() {
+    fn a_lock_is_exclusive_and_ends_with_its_owner() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let (first, second) = (LockFile::open(&path).unwrap(), LockFile::open(&path).unwrap());

@@ -1,4 +1,4 @@
-//! `mmap(2)` of a shared file, at an address where huge pages fit.
+//! `mmap(2)` of a shared file, at an address that is aligned for huge pages.
 #![expect(unsafe_code, reason = "maps and unmaps memory")]
 
 use std::ffi::c_void;
@@ -15,56 +15,57 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::file::{self, FileSystem};
 
-/// How often a free place is looked for before other threads have taken too many.
+/// The number of attempts to find a free place that no other thread takes.
 const ATTEMPTS_MAX: u32 = 1000;
 
-/// Knuth's multiplier for a linear congruential generator of 64 bits (MMIX).
+/// Knuth's multiplier for a 64-bit linear congruential generator (MMIX).
 const PAUSE_FACTOR: u64 = 6_364_136_223_846_793_005;
 
-/// Returns how many mappings this process may have (`vm.max_map_count`), or the kernel's default if that
-/// cannot be read.
+/// Returns the number of mappings that this process may have (`vm.max_map_count`), or the kernel's
+/// default if that cannot be read.
 pub fn count_max() -> u64 {
     const DEFAULT: u64 = 65_530;
     let read = fs::read_to_string("/proc/sys/vm/max_map_count");
     read.ok().and_then(|count| count.trim().parse().ok()).unwrap_or(DEFAULT)
 }
 
-/// Whether a mapping may be written through.
+/// The permitted accesses to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Loads only; a store is a SIGSEGV.
+    /// Loads only; a store raises SIGSEGV.
     Read,
     /// Loads and stores.
     ReadWrite,
 }
 
-/// A shared mapping of a file, or of a part of it, unmapped on drop.
+/// A shared mapping of a file, or of a part of it, which is unmapped on drop.
 ///
-/// The addresses reserved are rounded out to `alignment`, so that the first and the last, partial
-/// huge page fit too; memory past the file's last page must not be touched (SIGBUS). A mapping of no
-/// bytes holds no memory.
+/// The reserved addresses are rounded out to `alignment`, so that the partial huge pages at both ends
+/// can be huge pages, too. Touching memory beyond the last page of the file raises SIGBUS. A mapping of
+/// zero bytes has no memory.
 #[derive(Debug)]
 pub struct Mapping {
-    /// The first address reserved.
+    /// The first reserved address.
     base: NonNull<u8>,
     reserved_bytes: usize,
-    /// Where the bytes asked for begin, from the base.
+    /// The offset from the base at which the requested bytes begin.
     skip_bytes: usize,
     len_bytes: usize,
 }
 
-// SAFETY: the mapping is owned memory; which thread unmaps it does not matter.
+// SAFETY: the mapping is owned memory, which any thread may unmap.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared `Mapping` only tells where it is; whoever dereferences answers for that.
+// SAFETY: a shared `Mapping` only returns addresses; dereferencing them is unsafe.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len_bytes` of `file` at a multiple of `alignment`, a page size or more.
+    /// Maps the first `len_bytes` of `file` at a multiple of `alignment`, which is at least the page
+    /// size.
     ///
     /// # Errors
-    /// `ENOMEM` where the address space or a resource limit is exhausted, `EPERM` where a seal
-    /// forbids writing, `EACCES` where the descriptor's mode does, `EINVAL` for a length that does
-    /// not fit an address.
+    /// `ENOMEM` if the address space or a resource limit is exhausted, `EPERM` if a seal forbids
+    /// writing, `EACCES` if the descriptor's mode forbids it, `InvalidInput` for a length that is too
+    /// large for the address space.
     pub fn of_file(
         file: impl AsFd,
         len_bytes: u64,
@@ -74,14 +75,14 @@ impl Mapping {
         Self::of_file_part(file, FileOffset::new(0), len_bytes, alignment, access)
     }
 
-    /// Maps `len_bytes` of `file` from `offset` on. The bytes begin as far behind a multiple of
-    /// `alignment` as `offset` does, so that huge pages of the file can be huge pages of the mapping.
+    /// Maps `len_bytes` of `file` from `offset` on. The address of the bytes is congruent to `offset`
+    /// modulo `alignment`, so that huge pages of the file can be huge pages of the mapping.
     ///
-    /// A file of the hugetlb pool is mapped in whole pages of its own size, whatever `alignment` says:
-    /// the kernel rounds the length up to these.
+    /// A file of the hugetlb pool is mapped in whole pages of its own size even if `alignment` is
+    /// smaller, because the kernel rounds the length up to these.
     ///
     /// # Errors
-    /// As [`of_file`](Self::of_file).
+    /// The same as for [`of_file`](Self::of_file).
     pub fn of_file_part(
         file: impl AsFd,
         offset: FileOffset,
@@ -89,7 +90,7 @@ impl Mapping {
         alignment: Granule,
         access: Access,
     ) -> io::Result<Self> {
-        // Asked once: another answer would be another file.
+        // `as_fd` is called only once, because a second call could return another file.
         let file = file.as_fd();
         let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
         let alignment = match file::file_system(file)? {
@@ -118,11 +119,11 @@ impl Mapping {
                 let offset = offset.raw() - skip;
                 rustix::mm::mmap(at, reserved_bytes, prot, MapFlags::SHARED | flags, file, offset)
             }?;
-            // Below the alignment, which fits.
+            // It is less than the alignment, which fits in a `usize`.
             let skip_bytes = skip as usize;
             io::Result::Ok(Self { base: non_null(placed)?, reserved_bytes, skip_bytes, len_bytes })
         };
-        // First wherever the kernel likes: if it refuses the file, no addresses are taken yet.
+        // First map at any address: if the kernel refuses the file, no addresses are taken yet.
         let mut mapping = map_at(ptr::null_mut(), MapFlags::empty())?;
         // The addresses of stacks differ between threads.
         let mut pause = (&raw const mapping).addr() as u64;
@@ -131,12 +132,12 @@ impl Mapping {
                 return Ok(mapping);
             }
             let place = free_place(span_bytes, align_bytes)?;
-            // Linux before 4.17 takes the address for a wish.
+            // Linux before 4.17 treats the address as a hint.
             match map_at(place, MapFlags::FIXED_NOREPLACE) {
                 Ok(placed) => mapping = placed,
-                // Another thread has mapped something there meanwhile. Two threads in this loop can take
-                // turns so that each of them finds the other one at its place every time. So a thread
-                // waits, for a time that differs between threads and attempts.
+                // Another thread has mapped memory there meanwhile. Two threads in this loop could block
+                // each other's place again and again. So a thread waits for a time that differs between
+                // threads and attempts.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     pause = pause.wrapping_mul(PAUSE_FACTOR).wrapping_add(1);
                     (0..pause >> 53).for_each(|_| hint::spin_loop());
@@ -147,20 +148,20 @@ impl Mapping {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Returns where the bytes asked for begin. For an empty mapping, a dangling address that is
-    /// aligned.
+    /// Returns the address of the requested bytes. For an empty mapping, it is a dangling, aligned
+    /// address.
     #[inline]
     pub fn start(&self) -> NonNull<u8> {
-        // SAFETY: the bytes asked for lie in the mapping. Of an empty one it is no more than zero.
+        // SAFETY: the requested bytes are in the mapping. For an empty mapping, `skip_bytes` is zero.
         unsafe { self.base.add(self.skip_bytes) }
     }
 
-    /// Returns how many bytes of addresses the mapping takes.
+    /// Returns the number of bytes of addresses that the mapping takes.
     pub fn reserved_bytes(&self) -> usize {
         self.reserved_bytes
     }
 
-    /// The length asked for, in bytes.
+    /// Returns the requested length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
@@ -169,25 +170,25 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.reserved_bytes > 0 {
-            // SAFETY: the range is this mapping's own, and every view of it borrowed from it.
+            // SAFETY: this value owns the range, and every view of it borrows this value.
             let _now_or_later = unsafe { unmap(self.base, self.reserved_bytes) };
         }
     }
 }
 
-/// Unmaps a range, now or later. The kernel merges mappings that lie side by side in memory and in their
-/// file, so that one of them may be in the middle of another. Then unmapping it takes one mapping more,
-/// which a process that has as many as it may (`vm.max_map_count`) is refused.
+/// Unmaps a range, now or later. The kernel merges mappings that are adjacent in memory and in their
+/// file, so a mapping may be in the middle of a merged one. Unmapping it then needs one more mapping,
+/// and fails if the process has reached its limit (`vm.max_map_count`).
 ///
 /// # Errors
-/// `ENOMEM` if the range is unmapped later.
+/// `ENOMEM` if the range could not be unmapped now and is unmapped later.
 ///
 /// # Safety
-/// The range must be whole pages that are mapped, and nothing may use them any more.
+/// The range must consist of whole mapped pages, which must not be used any more.
 unsafe fn unmap(base: NonNull<u8>, len_bytes: usize) -> io::Result<()> {
-    /// The ranges that are unmapped later: after one of a later call.
+    /// The ranges that are unmapped later, by other calls of this function.
     static REFUSED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
-    /// Whether there are any. If not, the lock is not taken.
+    /// `true` if there are such ranges. If not, the lock is not taken.
     static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
     // SAFETY: the caller's promise.
     let unmapped = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len_bytes) };
@@ -206,10 +207,10 @@ unsafe fn unmap(base: NonNull<u8>, len_bytes: usize) -> io::Result<()> {
     Ok(unmapped?)
 }
 
-/// Returns an address at a multiple of `align_bytes` where a range fits that is shorter by as much than
-/// `span_bytes`. Another thread may map something there.
+/// Returns a multiple of `align_bytes` at which a free range of `span_bytes - align_bytes` bytes begins.
+/// Another thread may map memory there meanwhile.
 fn free_place(span_bytes: usize, align_bytes: usize) -> io::Result<*mut c_void> {
-    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing.
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice affects no existing memory.
     let span = unsafe {
         rustix::mm::mmap_anonymous(
             ptr::null_mut(),
@@ -218,13 +219,13 @@ fn free_place(span_bytes: usize, align_bytes: usize) -> io::Result<*mut c_void> 
             MapFlags::PRIVATE | MapFlags::NORESERVE,
         )
     }?;
-    // SAFETY: mapped above, and nothing refers to it.
+    // SAFETY: the range was mapped above, and no reference to it exists.
     unsafe { unmap(non_null(span)?, span_bytes) }?;
     Ok(span.map_addr(|address| address.next_multiple_of(align_bytes)))
 }
 
 fn non_null(address: *mut c_void) -> io::Result<NonNull<u8>> {
-    // mmap never places anything at zero unless it is asked to.
+    // mmap never chooses address zero itself.
     NonNull::new(address.cast()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
@@ -238,7 +239,7 @@ mod tests {
     use crate::memfd::{self, Backing};
 
     #[test]
-    fn a_mapping_is_aligned_and_reaches_the_file() {
+    fn a_mapping_is_aligned_and_has_the_bytes_of_the_file() {
         let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
         memfd::set_len(&memfd, 5000).unwrap();
         let mapping = Mapping::of_file(&memfd, 5000, Granule::SIZE_2M, Access::ReadWrite).unwrap();
@@ -246,7 +247,7 @@ mod tests {
         assert_eq!(mapping.len_bytes(), 5000);
         // SAFETY: byte 4999 is inside the mapping.
         let last = unsafe { mapping.start().add(4999) };
-        // SAFETY: and it is inside the file.
+        // SAFETY: it is also inside the file.
         unsafe { last.write_volatile(42) };
         let mut byte = [0];
         rustix::io::pread(&memfd, &mut byte, 4999).unwrap();
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_do_not_keep_each_other_from_a_place() {
+    fn two_threads_do_not_block_each_others_places() {
         let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
         memfd::set_len(&memfd, 262_834).unwrap();
         let map = || Mapping::of_file(&memfd, 262_834, Granule::SIZE_2M, Access::Read).unwrap();
@@ -279,7 +280,7 @@ mod tests {
             };
             for (at, expected) in [(0, b'p'), (1, b'a')] {
                 let mapping = of(2 * page_bytes + at);
-                // SAFETY: the first of three bytes, inside the mapping and the file.
+                // SAFETY: it is the first of three bytes, inside the mapping and the file.
                 let first = unsafe { mapping.start().read_volatile() };
                 assert_eq!((first, mapping.len_bytes()), (expected, 3));
                 assert_eq!(mapping.reserved_bytes() as u64, reserved);
@@ -299,18 +300,18 @@ mod tests {
             })
             .collect();
         assert!(mapped.iter().all(|mapping| mapping.reserved_bytes() == 2 << 20));
-        // SAFETY: the last page of the file, mapped.
+        // SAFETY: it is in the last page of the file, which is mapped.
         unsafe { mapped[0].start().write_volatile(9) };
-        // SAFETY: the same page.
+        // SAFETY: it is in the same page.
         assert_eq!(unsafe { mapped[7].start().read_volatile() }, 9);
     }
 
     #[test]
-    fn a_mapping_that_is_refused_takes_no_addresses() {
+    fn a_refused_mapping_takes_no_addresses() {
         let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
         memfd::set_len(&memfd, 1 << 45).unwrap();
         let read_only = file::reopen_read_only(&memfd).unwrap();
-        // The addresses of all of them together are more than a process has.
+        // All of them together would need more addresses than a process has.
         for _ in 0..8 {
             let refused =
                 Mapping::of_file(&read_only, 1 << 45, Granule::SIZE_2M, Access::ReadWrite);
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_map_at_once_get_places_of_their_own() {
+    fn threads_that_map_concurrently_get_separate_places() {
         let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
         memfd::set_len(&memfd, 1 << 20).unwrap();
         std::thread::scope(|scope| {
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_past_the_address_space_is_refused() {
+    fn a_length_beyond_the_address_space_is_refused() {
         let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
         let huge = Mapping::of_file(&memfd, u64::MAX, Granule::SIZE_2M, Access::Read);
         assert_eq!(huge.unwrap_err().kind(), io::ErrorKind::InvalidInput);

@@ -1,21 +1,21 @@
-//! `membarrier(2)`, private and expedited: one thread has a full memory barrier executed on every
-//! processor that runs a thread of this process.
+//! `membarrier(2)`, private and expedited: makes every processor that runs a thread of this process
+//! execute a full memory barrier.
 
 use std::io;
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
-/// Says that this process will call [`all_threads`]. Once is enough; again does no harm.
+/// Registers this process for [`all_threads`]. One call is enough; repeated calls do no harm.
 ///
 /// # Errors
-/// `ENOSYS` or `EINVAL` where the kernel has no such barrier (before Linux 4.14, or forbidden by a
-/// filter of system calls as `EPERM`).
+/// `ENOSYS` or `EINVAL` if the kernel has no such barrier (before Linux 4.14), `EPERM` if a seccomp
+/// filter forbids it.
 pub fn register() -> io::Result<()> {
     Ok(membarrier(MembarrierCommand::RegisterPrivateExpedited)?)
 }
 
-/// Returns when every other thread of this process has executed a full barrier, or runs nowhere
-/// and will execute one before it does. Itself a full barrier for the caller.
+/// Returns after every other thread of this process has executed a full barrier, or does not run now and
+/// will execute one before it does. It is also a full barrier for the caller.
 ///
 /// # Errors
 /// `EPERM` before [`register`].

@@ -6,42 +6,41 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
-/// What backs a memfd's pages.
+/// The backing of a memfd's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// Shared memory: base pages, or transparent huge pages where they are asked for later.
+    /// Shared memory: base pages, or transparent huge pages if they are requested later.
     Shmem,
     /// 2 MiB pages of the hugetlb pool; the length must be a multiple of 2 MiB.
     Hugetlb2M,
 }
 
-/// What a file can no longer have done to it.
+/// The seals of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Seals {
     /// It cannot become shorter (`F_SEAL_SHRINK`).
     pub shrink: bool,
     /// It cannot become longer (`F_SEAL_GROW`).
     pub grow: bool,
-    /// Its content cannot change (`F_SEAL_WRITE`). Refused with `EBUSY` while anyone has it mapped
-    /// writable or a device holds its pages.
+    /// Its content cannot change (`F_SEAL_WRITE`).
     pub write: bool,
     /// No further seal can be added (`F_SEAL_SEAL`).
     pub seal: bool,
 }
 
-/// Makes an empty memfd that can be sealed, is closed on exec and cannot be executed.
+/// Makes an empty memfd that can be sealed, is close-on-exec and cannot be executed.
 ///
-/// `name` shows in `/proc/PID/maps` and `/proc/PID/fd`; it need not be unique.
+/// `name` appears in `/proc/PID/maps` and `/proc/PID/fd`, and need not be unique.
 ///
 /// # Errors
-/// Those of `memfd_create(2)`: descriptors exhausted, no hugetlb support.
+/// Those of `memfd_create(2)`, if descriptors are exhausted or hugetlb is not supported for example.
 pub fn create(name: &str, backing: Backing) -> io::Result<OwnedFd> {
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if backing == Backing::Hugetlb2M {
         flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     }
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        // Before Linux 6.3 there is no MFD_NOEXEC_SEAL.
+        // Linux before 6.3 has no MFD_NOEXEC_SEAL.
         Err(Errno::INVAL) => Ok(rustix::fs::memfd_create(name, flags)?),
         made => Ok(made?),
     }
@@ -50,8 +49,8 @@ pub fn create(name: &str, backing: Backing) -> io::Result<OwnedFd> {
 /// Adds seals to a memfd.
 ///
 /// # Errors
-/// `EBUSY` for [`Seals::write`] while the file is mapped writable or its pages are pinned, `EPERM`
-/// where further sealing was sealed off.
+/// `EBUSY` for [`Seals::write`] while any process has the file mapped writable or its pages are pinned,
+/// `EPERM` if [`Seals::seal`] is set.
 pub fn add_seals(memfd: impl AsFd, seals: Seals) -> io::Result<()> {
     let mut flags = SealFlags::empty();
     flags.set(SealFlags::SHRINK, seals.shrink);
@@ -61,10 +60,10 @@ pub fn add_seals(memfd: impl AsFd, seals: Seals) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(memfd, flags)?)
 }
 
-/// The seals a memfd has.
+/// Returns the seals of a memfd.
 ///
 /// # Errors
-/// `EINVAL` where the descriptor is no memfd.
+/// `EINVAL` if the descriptor is not a memfd.
 pub fn seals(memfd: impl AsFd) -> io::Result<Seals> {
     let flags = rustix::fs::fcntl_get_seals(memfd)?;
     Ok(Seals {
@@ -78,22 +77,22 @@ pub fn seals(memfd: impl AsFd) -> io::Result<Seals> {
 /// Sets a memfd's length.
 ///
 /// # Errors
-/// `EPERM` where a seal forbids it, `EFBIG` past the file size limit (see
-/// [`crate::memory::file_size_limit`]: the kernel also sends `SIGXFSZ` then, so ask first).
+/// `EPERM` if a seal forbids it, `EFBIG` beyond the file size limit. The kernel also sends `SIGXFSZ`
+/// then, so check [`crate::memory::file_size_limit`] first.
 pub fn set_len(memfd: impl AsFd, len_bytes: u64) -> io::Result<()> {
     Ok(rustix::fs::ftruncate(memfd, len_bytes)?)
 }
 
-/// Sets who may open a memfd once more by its name in `/proc/PID/fd`, as the permissions of a file.
-/// Descriptors that exist are not touched.
+/// Sets the file permissions of a memfd, which apply when it is opened again by its link in
+/// `/proc/PID/fd`. Existing descriptors do not change.
 ///
 /// # Errors
-/// `EPERM` where the memfd is another user's.
+/// `EPERM` if the memfd belongs to another user.
 pub fn set_permissions(memfd: impl AsFd, mode: u32) -> io::Result<()> {
     Ok(rustix::fs::fchmod(memfd, rustix::fs::Mode::from_raw_mode(mode & 0o777))?)
 }
 
-/// The length in bytes of a memfd, and whether this descriptor can be written through.
+/// Returns the length of a memfd in bytes, and `true` if this descriptor permits writing.
 ///
 /// # Errors
 /// Those of `fstat(2)` and `fcntl(2)`.

@@ -1,4 +1,5 @@
-//! How much memory there is for this process: the machine, its control groups, its own limits.
+//! The memory that is available to this process: of the machine, of its control groups, and within its
+//! own limits.
 
 use std::fs;
 use std::io;
@@ -6,19 +7,19 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, getrlimit};
 
-/// Bytes of memory that can be taken without swapping or being killed, as far as each authority
-/// is concerned; `None` where it sets no bound or cannot be asked.
+/// The number of bytes that this process can take without swapping or being killed, according to each
+/// limit; `None` if there is no such limit or it cannot be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Available {
     /// `MemAvailable` of `/proc/meminfo`.
     pub machine_bytes: Option<u64>,
-    /// What the tightest control group above this process leaves, and the file that says so.
+    /// The memory that the tightest control group of this process leaves, and the file with its limit.
     pub control_group: Option<(u64, PathBuf)>,
-    /// What `RLIMIT_AS` leaves of the address space.
+    /// The address space that `RLIMIT_AS` leaves.
     pub address_space_bytes: Option<u64>,
 }
 
-/// Asks for everything in [`Available`].
+/// Returns the available memory.
 pub fn available() -> Available {
     Available {
         machine_bytes: meminfo_bytes("MemAvailable:"),
@@ -29,26 +30,27 @@ pub fn available() -> Available {
     }
 }
 
-/// The largest file this process may make (`RLIMIT_FSIZE`), which bounds a memfd too: passing it
-/// raises `SIGXFSZ`.
+/// Returns the size in bytes of the largest file that this process may make (`RLIMIT_FSIZE`); `None` if
+/// there is no limit. It applies to memfds, too. Exceeding it raises `SIGXFSZ`.
 pub fn file_size_limit() -> Option<u64> {
     getrlimit(Resource::Fsize).current
 }
 
-/// How much memory this process may lock or register (`RLIMIT_MEMLOCK`), in bytes; `None` where
+/// Returns the number of bytes that this process may lock or register (`RLIMIT_MEMLOCK`); `None` if
 /// there is no limit.
 pub fn locked_memory_limit() -> Option<u64> {
     getrlimit(Resource::Memlock).current
 }
 
-/// Whether [`locked_memory_limit`] does not bind this process: it has `CAP_IPC_LOCK` where the kernel
-/// looks for it when pages are pinned for a device, in the machine's own user namespace.
+/// Returns `true` if [`locked_memory_limit`] does not apply to this process, because it has
+/// `CAP_IPC_LOCK` in the initial user namespace, where the kernel checks it when pages are pinned for a
+/// device.
 pub fn may_lock_without_limit() -> bool {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     locks_without_limit(&read("/proc/self/status"), &read("/proc/self/uid_map"))
 }
 
-/// One field of `/proc/meminfo`, in bytes. `field` is as printed, with its colon.
+/// Returns a field of `/proc/meminfo`, in bytes. `field` includes the colon.
 pub fn meminfo_bytes(field: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with(field))?;
@@ -60,7 +62,7 @@ fn locks_without_limit(status: &str, uid_map: &str) -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    // A namespace of users that has them all is the machine's own.
+    // Only the initial user namespace maps all user IDs to themselves.
     let has_all_users = uid_map.split_whitespace().eq(["0", "0", "4294967295"]);
     has_all_users && effective.is_some_and(|mask| mask >> CAP_IPC_LOCK & 1 == 1)
 }
@@ -84,7 +86,7 @@ enum CgroupVersion {
     V2,
 }
 
-/// The directory of the control group, version 2, that this process is in.
+/// Returns the directory of this process's control group, version 2.
 pub(crate) fn control_group_v2() -> Option<PathBuf> {
     let own = own_directories().into_iter().find(|(_, version)| *version == CgroupVersion::V2);
     own.map(|(directory, _)| directory)
@@ -95,7 +97,8 @@ fn own_directories() -> Vec<(PathBuf, CgroupVersion)> {
     group_directories(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
 }
 
-/// The directories of this process's memory control groups, from its own up to each mount's root.
+/// Returns the directories of this process's memory control groups, from its own up to the root of each
+/// mount.
 fn group_directories(groups: &str, mounts: &str) -> Vec<(PathBuf, CgroupVersion)> {
     let mut directories = Vec::new();
     for mount in mounts.lines() {
@@ -120,7 +123,7 @@ fn group_directories(groups: &str, mounts: &str) -> Vec<(PathBuf, CgroupVersion)
             matches.then_some(path)
         });
         let Some(own_path) = own_path else { continue };
-        // A container sees its group as the mount's root while the path is the host's.
+        // In a container, its group is the root of the mount, but the path may be that of the host.
         let below = own_path.strip_prefix(root).unwrap_or(own_path).trim_start_matches('/');
         let own = Path::new(point).join(below);
         directories.extend(
@@ -132,8 +135,9 @@ fn group_directories(groups: &str, mounts: &str) -> Vec<(PathBuf, CgroupVersion)
     directories
 }
 
-/// What a control group leaves: its limit less what it uses, counting page cache that the kernel
-/// would drop first as free. An error where it sets no limit.
+/// Returns the bytes that a control group leaves, and the file with its limit. That is its limit minus
+/// its usage; inactive page cache counts as free, because the kernel drops it first. Returns an error if
+/// there is no limit.
 fn left_in(directory: &Path, version: CgroupVersion) -> io::Result<(u64, PathBuf)> {
     let (limit_name, used_name, cache_field) = match version {
         CgroupVersion::V2 => ("memory.max", "memory.current", "inactive_file "),
@@ -170,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_machines_own_right_to_lock_counts() {
+    fn the_capability_to_lock_is_valid_in_the_initial_namespace_only() {
         let all = "Name:\tx\nCapEff:\t000001ffffffffff\n";
         let own = "         0          0 4294967295\n";
         assert!(locks_without_limit(all, own));
@@ -201,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_leaves_its_limit_less_what_cannot_be_dropped() {
+    fn a_group_leaves_its_limit_minus_memory_that_cannot_be_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         write("memory.max", "1000\n");

@@ -1,4 +1,4 @@
-//! How long tasks have waited for memory: pressure stall information (`psi.rst` of the kernel's
+//! The time that tasks have waited for memory: pressure stall information (`psi.rst` of the kernel's
 //! accounting documentation).
 
 use std::fs::File;
@@ -8,21 +8,21 @@ use std::time::Duration;
 
 use crate::memory;
 
-/// What the kernel says of this machine, and of the control group that this process is in.
+/// The memory pressure of this machine, and of the control group of this process.
 #[derive(Debug, Default)]
 pub struct MemoryPressure {
     files: Vec<(File, Duration)>,
 }
 
 impl MemoryPressure {
-    /// Nothing is seen where the kernel does not tell: built without `CONFIG_PSI`, or started with
-    /// `psi=0`.
+    /// Opens the pressure files of this process. The pressure is unknown if the kernel was built without
+    /// `CONFIG_PSI` or started with `psi=0`.
     pub fn of_this_process() -> Self {
         let group = memory::control_group_v2().map(|folder| folder.join("memory.pressure"));
         Self::from_files(group.as_deref().into_iter().chain([Path::new(MACHINE)]))
     }
 
-    /// Reads files like `/proc/pressure/memory`; those that cannot be read are left out.
+    /// Opens files with the format of `/proc/pressure/memory`. Files that cannot be read are ignored.
     pub fn from_files<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Self {
         let open = |path: &Path| {
             let file = File::open(path).ok()?;
@@ -32,12 +32,13 @@ impl MemoryPressure {
         Self { files: paths.into_iter().filter_map(open).collect() }
     }
 
-    /// Whether the kernel tells.
+    /// Returns `true` if the kernel reports the pressure.
     pub fn is_known(&self) -> bool {
         !self.files.is_empty()
     }
 
-    /// For how long at least one task has waited for memory since this was last asked, or made.
+    /// Returns the time for which at least one task has waited for memory since the last call, or since
+    /// this was made.
     pub fn stalled(&mut self) -> Duration {
         let since = |(file, before): &mut (File, Duration)| {
             let now = stalled_in(file)?;
@@ -53,12 +54,12 @@ const MACHINE: &str = "/proc/pressure/memory";
 
 fn stalled_in(file: &File) -> Option<Duration> {
     let mut text = [0; 256];
-    // From the start, every time: the kernel writes the text anew.
+    // Each read from the start gets the current values.
     let len = file.read_at(&mut text, 0).ok()?;
     parse(std::str::from_utf8(&text[..len]).ok()?)
 }
 
-/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`
+/// Parses the line `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`.
 fn parse(text: &str) -> Option<Duration> {
     let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
     let total = line.split(' ').find_map(|field| field.strip_prefix("total="))?;
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stalls_are_counted_from_one_question_to_the_next() {
+    fn stalls_are_counted_from_one_call_to_the_next() {
         let dir = tempfile::tempdir().unwrap();
         let paths = ["machine", "group"].map(|name| dir.path().join(name));
         let write = |which: usize, total: u64| {
@@ -87,7 +88,7 @@ mod tests {
         write(0, 1500);
         assert_eq!(pressure.stalled(), Duration::from_micros(500));
         assert_eq!(pressure.stalled(), Duration::ZERO);
-        // The group that came later was not there.
+        // The file of the group did not exist when `pressure` was made.
         write(1, 7);
         assert_eq!(pressure.stalled(), Duration::ZERO);
         let mut both = MemoryPressure::from_files(paths.iter().map(PathBuf::as_path));
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pressure_file_is_left_out() {
+    fn other_files_are_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("other");
         fs::write(&path, "full avg10=0.12 total=5\nsome total=x\n").unwrap();
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_own_is_read_where_there_is_one() {
+    fn the_kernels_file_is_read_if_there_is_one() {
         let is_there = fs::read_to_string(MACHINE).is_ok_and(|text| text.starts_with("some "));
         assert!(MemoryPressure::of_this_process().is_known() || !is_there);
     }

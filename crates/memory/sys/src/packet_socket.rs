@@ -1,8 +1,8 @@
-//! Unix sockets that keep messages apart (`SOCK_SEQPACKET`), with a descriptor in a message and
-//! the credentials of the peer. Nothing here blocks.
+//! Unix sockets that preserve message boundaries (`SOCK_SEQPACKET`), with a descriptor in a message and
+//! the credentials of the peer. No function here blocks.
 #![expect(
     unsafe_code,
-    reason = "asks for the peer's credentials, which may have no process id, and calls an ioctl"
+    reason = "gets the peer's credentials, which may have no process id, and calls an ioctl"
 )]
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -18,67 +18,67 @@ use rustix::net::{
 
 use crate::retry_interrupted;
 
-/// The longest path of a socket in bytes: `sun_path` less the zero at its end.
+/// The maximum length of a socket's path in bytes: `sun_path` without the terminating zero.
 pub const PATH_BYTES_MAX: usize = 107;
 
-/// The most descriptors that one message can carry: `SCM_MAX_FD` of the kernel's `net/scm.h`.
+/// The maximum number of descriptors in a message: `SCM_MAX_FD` of the kernel's `net/scm.h`.
 pub const DESCRIPTORS_MAX: usize = 253;
 
-/// How many messages [`drain`] receives. With each, the kernel wakes all that wait for the other end, as many
-/// as the peer likes.
+/// The maximum number of messages that [`drain`] receives. For each message the kernel wakes all waiters of the
+/// other end, of which the peer can have any number.
 const DRAINED_MAX: usize = 4;
 
-/// Who is at the other end of a socket, as it was when it connected.
+/// The credentials of the process at the other end of a socket, at the time when it connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The process; 0 where it is in a process namespace that this one does not see.
+    /// The process ID; 0 if the process is in a PID namespace that this process does not see.
     pub pid: u32,
-    /// Its user.
+    /// The user ID.
     pub uid: u32,
-    /// Its group.
+    /// The group ID.
     pub gid: u32,
 }
 
-/// One message.
+/// A received message.
 #[derive(Debug)]
 pub struct Packet {
-    /// How many bytes it has; zero where the peer closed its end (or sent nothing).
+    /// The number of bytes; zero if the peer closed its end or sent an empty message.
     pub len_bytes: usize,
-    /// Whether it was longer than there was room for; the rest is lost.
+    /// `true` if it was longer than the buffer. The rest is lost.
     pub is_too_long: bool,
-    /// The first of the descriptors that came with it, closed on exec.
+    /// The first of the descriptors that came with it, which is close-on-exec.
     pub descriptors: Vec<OwnedFd>,
-    /// Whether it has more than one, has one and none is left, or cannot be taken out of the queue. It is
-    /// in the queue then.
+    /// `true` if the message has more than one descriptor, if this process has no free descriptor for
+    /// it, or if the message cannot be removed from the queue. It stays in the queue then.
     pub descriptors_lost: bool,
 }
 
-/// Makes a socket at `path`, which must not exist, with the permissions `mode`, and listens.
+/// Makes a listening socket at `path`, which must not exist, with the permissions `mode`.
 ///
 /// # Errors
-/// `EADDRINUSE` if something is there, `ENAMETOOLONG` past [`PATH_BYTES_MAX`], `PermissionDenied` if
-/// another process replaces the socket meanwhile, those of `bind(2)`, `listen(2)` and `chmod(2)`. The
-/// path is removed again after an error.
+/// `EADDRINUSE` if `path` exists, `ENAMETOOLONG` beyond [`PATH_BYTES_MAX`], `PermissionDenied` if
+/// another process replaces the socket meanwhile; those of `bind(2)`, `listen(2)` and `chmod(2)`. After
+/// an error the path is removed again.
 pub fn listen(path: &Path, mode: u32, backlog: u16) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = new_socket()?;
     let mode = Mode::from_raw_mode(mode & 0o777);
-    // The file is made with these permissions less the umask's, so it is never open to more.
+    // The file is made with these permissions minus the umask, so it never has more permissions.
     rustix::fs::fchmod(&socket, mode)?;
     rustix::net::bind(&socket, &address)?;
     let listening = rustix::net::listen(&socket, i32::from(backlog))
         .map_err(io::Error::from)
         .and_then(|()| set_mode(path, mode));
     if let Err(error) = listening {
-        // What matters is the first error.
+        // Report the first error only.
         let _ = rustix::fs::unlink(path);
         return Err(error);
     }
     Ok(socket)
 }
 
-/// Gives the socket at `path`, on which this process listens, the permissions that the umask took
-/// from it.
+/// Adds the permissions that the umask has removed from the socket at `path`, on which this process
+/// listens.
 ///
 /// Another user who can write to the directory can replace the socket at any moment. So the file is
 /// opened once, without following a symbolic link, and its mode is changed only after a connection
@@ -98,7 +98,7 @@ fn set_mode(path: &Path, mode: Mode) -> io::Result<()> {
         return Ok(());
     }
     let link = format!("/proc/self/fd/{}", found.as_raw_fd());
-    // The server accepts this connection later, and finds it closed.
+    // The server accepts this connection later and finds it closed.
     let listener = connect(Path::new(&link)).and_then(peer)?;
     if listener.pid != std::process::id() {
         return Err(replaced());
@@ -106,10 +106,10 @@ fn set_mode(path: &Path, mode: Mode) -> io::Result<()> {
     Ok(rustix::fs::chmodat(rustix::fs::CWD, link.as_str(), mode, AtFlags::empty())?)
 }
 
-/// Whether a descriptor is a listening socket of this kind.
+/// Returns `true` if a descriptor is a listening socket of this kind.
 ///
 /// # Errors
-/// `ENOTSOCK` and its like.
+/// Those of `getsockopt(2)`; `ENOTSOCK` if it is not a socket.
 pub fn is_listening(socket: impl AsFd) -> io::Result<bool> {
     let socket = socket.as_fd();
     Ok(rustix::net::sockopt::socket_domain(socket)? == AddressFamily::UNIX
@@ -117,7 +117,7 @@ pub fn is_listening(socket: impl AsFd) -> io::Result<bool> {
         && rustix::net::sockopt::socket_acceptconn(socket)?)
 }
 
-/// Makes calls with this socket return at once.
+/// Makes a socket non-blocking.
 ///
 /// # Errors
 /// Those of `fcntl(2)`.
@@ -128,8 +128,8 @@ pub fn set_nonblocking(socket: impl AsFd) -> io::Result<()> {
 /// Connects to the server that listens at `path`.
 ///
 /// # Errors
-/// `ENOENT`, `ECONNREFUSED` where nobody listens, `EACCES`, `EPROTOTYPE` where it is a socket of
-/// another kind, `WouldBlock` where too many wait to be accepted.
+/// `ENOENT`; `ECONNREFUSED` if no process listens; `EACCES`; `EPROTOTYPE` if it is a socket of another
+/// kind; `WouldBlock` if the backlog is full.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = new_socket()?;
@@ -137,30 +137,29 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Takes the next connection.
+/// Accepts the next connection.
 ///
 /// # Errors
-/// `WouldBlock` where there is none; `EMFILE`, `ENFILE` where descriptors are exhausted.
+/// `WouldBlock` if there is none; `EMFILE` or `ENFILE` if descriptors are exhausted.
 pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = retry_interrupted(|| Ok(rustix::net::accept_with(&listener, flags)?))?;
-    // If that fails, messages may look as if they had more descriptors than one.
+    // If this fails, messages may look as if they had more than one descriptor.
     let _ = pass_rights_alone(&socket);
     Ok(socket)
 }
 
-/// Takes the first message out of the queue. The kernel closes its descriptors, which must not be the last
-/// ones of their files.
+/// Removes the first message from the queue. The kernel closes its descriptors, which must not be the
+/// last ones of their files.
 fn take(socket: impl AsFd) -> bool {
     let received = || Ok(rustix::net::recv(&socket, &mut [0; 1], RecvFlags::DONTWAIT)?);
-    // A peer that closes its end before it has read everything causes an error, which is reported once,
-    // before the messages that are left.
+    // If the peer closes its end before it has read everything, one call returns an error before the
+    // remaining messages.
     (0..2).any(|_| retry_interrupted(received).is_ok())
 }
 
-/// Has messages that are received on a Unix socket come with no ancillary data but descriptors. Other data
-/// would take their room. A connection inherits these options from the listener, which may come from a
-/// service manager.
+/// Makes a Unix socket receive only descriptors as ancillary data, because other data would take their
+/// room. A connection inherits these options from the listener, which may come from a service manager.
 ///
 /// # Errors
 /// Those of `setsockopt(2)`.
@@ -170,7 +169,7 @@ pub fn pass_rights_alone(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     for option in [libc::SO_PASSCRED, libc::SO_PASSSEC, PASSPIDFD] {
         let off: libc::c_int = 0;
-        // SAFETY: the value is an int, for which this is a valid pointer.
+        // SAFETY: the value is an int, and the pointer to it is valid.
         let set = unsafe {
             libc::setsockopt(
                 socket.as_raw_fd(),
@@ -189,24 +188,24 @@ pub fn pass_rights_alone(socket: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Two sockets that are connected with each other.
+/// Returns two connected sockets.
 ///
 /// # Errors
-/// Descriptors exhausted.
+/// Those of `socketpair(2)`, if descriptors are exhausted for example.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Who connected.
+/// Returns the credentials of the peer.
 ///
 /// # Errors
 /// Those of `getsockopt(2)`.
 pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len_bytes = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len_bytes` to credentials, which has that length and takes
-    // any bytes.
+    // SAFETY: the kernel writes at most `len_bytes` to `credentials`, which has that length, and every
+    // bit pattern is valid for it.
     let asked = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -223,11 +222,11 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     Ok(Peer { pid, uid: credentials.uid, gid: credentials.gid })
 }
 
-/// Sends one message, whole, with a descriptor if there is one.
+/// Sends one whole message, with a descriptor if one is given.
 ///
 /// # Errors
-/// `WouldBlock` where there is no room, `EPIPE` or `ECONNRESET` where the peer is gone (no signal is
-/// raised), `EMSGSIZE`, `ETOOMANYREFS` where too many descriptors are on their way.
+/// `WouldBlock` if there is no room, `EPIPE` or `ECONNRESET` if the peer has closed its end (no signal
+/// is raised), `EMSGSIZE`, `ETOOMANYREFS` if too many descriptors are in flight.
 pub fn send(socket: impl AsFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -247,16 +246,16 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>)
 struct ForOneDescriptor([MaybeUninit<u8>; 20]);
 const _: () = assert!(size_of::<libc::cmsghdr>() + size_of::<libc::c_int>() == 20);
 
-/// Takes one message, if it has at most one descriptor.
+/// Receives one message, if it has at most one descriptor.
 ///
-/// A message with more, or for which no descriptor is left, stays in the queue, and
-/// [`Packet::descriptors_lost`] is `true`: if it was received, the kernel would close the others on this
-/// thread, which may block for as long as their owner likes.
+/// A message with more descriptors, or for which this process has no free descriptor, stays in the
+/// queue, and [`Packet::descriptors_lost`] is `true`. If it were received, the kernel would close the
+/// other descriptors on this thread, which may block for as long as their owner likes.
 ///
 /// # Errors
-/// `WouldBlock` where there is none; those of `recvmsg(2)`.
+/// `WouldBlock` if there is none; those of `recvmsg(2)`.
 pub fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Packet> {
-    // No longer than `CMSG_LEN`: the kernel would use the padding of `CMSG_SPACE` for another one.
+    // Use `CMSG_LEN`, because the kernel would use the padding of `CMSG_SPACE` for a second descriptor.
     let mut space = ForOneDescriptor([MaybeUninit::uninit(); 20]);
     let mut control = RecvAncillaryBuffer::new(&mut space.0);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
@@ -269,7 +268,7 @@ pub fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Packet> {
             descriptors.extend(rights);
         }
     }
-    // From here on no error may drop the descriptor.
+    // From here on, no error may drop the descriptor.
     let descriptors_lost = peeked.flags.contains(ReturnFlags::CTRUNC) || !take(&socket);
     Ok(Packet {
         len_bytes: peeked.bytes,
@@ -279,44 +278,45 @@ pub fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Packet> {
     })
 }
 
-/// Returns whether the peer has not received everything that was sent on this socket, and has not closed
-/// its end either: only then can descriptors that were sent still be in flight.
+/// Returns `true` if the peer has not received everything that was sent on this socket, and has not
+/// closed its end. Only then can sent descriptors still be in flight.
 pub fn has_unreceived(socket: impl AsFd) -> bool {
     let mut unreceived_bytes: libc::c_int = 0;
-    // SAFETY: TIOCOUTQ, which is SIOCOUTQ, writes one int, for which this is a valid pointer.
+    // SAFETY: TIOCOUTQ, which is SIOCOUTQ, writes one int, and the pointer to it is valid.
     let asked = unsafe {
         libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut unreceived_bytes)
     };
-    // A sandbox without the call is not to make well-behaved peers look like others.
+    // If a sandbox forbids the call, do not treat well-behaved peers like others.
     asked == 0 && unreceived_bytes > 0
 }
 
-/// Returns whether an error of [`send`] says that the user of this process has more descriptors in flight
-/// (sent and not received) than `RLIMIT_NOFILE`. The kernel counts those of all processes of the user.
+/// Returns `true` if an error of [`send`] means that the user of this process has more descriptors in
+/// flight (sent and not received) than `RLIMIT_NOFILE`. The kernel counts those of all processes of the
+/// user.
 pub fn has_too_many_in_flight(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ETOOMANYREFS)
 }
 
-/// Ends a connection in both directions: the peer can send nothing more. What it sent before stays
-/// in the queue. A listening socket refuses connections from then on.
+/// Shuts down a connection in both directions, so that the peer cannot send any more. Messages that it
+/// sent before stay in the queue. A listening socket refuses connections from then on.
 pub fn shut_down(socket: impl AsFd) {
-    // If it was never connected, nothing was sent either.
+    // It fails if the socket was never connected; then nothing was sent either.
     let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
 }
 
-/// Receives messages of a connection that was shut down, up to the first one that has descriptors: those
-/// would have to be closed, which may block for as long as the peer likes. Returns `true` if no message
-/// is left, so that closing the connection does not block, and does not reset it either. After a reset
-/// the peer gets an error before it can read what was sent to it last.
+/// Receives messages of a connection that was shut down, up to the first one with descriptors, whose
+/// close may block for as long as the peer likes. Returns `true` if no message is left, so that closing
+/// the connection neither blocks nor resets it. After a reset the peer gets an error before it can read
+/// the last messages.
 pub fn drain(socket: impl AsFd) -> bool {
     let socket = socket.as_fd();
-    // With credentials, an empty message can be told from the end.
+    // Credentials distinguish an empty message from the end of the connection.
     let pass_credentials = |on| rustix::net::sockopt::set_socket_passcred(socket, on);
     if pass_credentials(true).is_err() {
         return false;
     }
     let is_drained = drain_some(socket);
-    // Credentials would take the room of descriptors in what is received later.
+    // Credentials would take the room of descriptors in later messages.
     let _ = pass_credentials(false);
     is_drained
 }
@@ -326,7 +326,7 @@ fn drain_some(socket: BorrowedFd<'_>) -> bool {
         match first_message(socket) {
             Ok(First::None) => return true,
             Ok(First::WithDescriptors) => return false,
-            // An error is reported once.
+            // An error of the connection is returned only once.
             Err(_) => {}
             Ok(First::WithoutDescriptors) => {
                 let received = || Ok(rustix::net::recv(socket, &mut [0; 1], RecvFlags::DONTWAIT)?);
@@ -345,13 +345,13 @@ enum First {
     WithDescriptors,
 }
 
-/// Looks at the first message in the queue of a socket that passes credentials on.
+/// Peeks at the first message in the queue of a socket that passes credentials.
 fn first_message(socket: BorrowedFd<'_>) -> io::Result<First> {
     // Room for the credentials of `unix(7)`, and not for descriptors.
     let mut control = [0_u64; 4];
     let mut byte = 0_u8;
     let mut parts = [libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
-    // SAFETY: all bytes may be zero: these are integers and pointers to nothing.
+    // SAFETY: all bytes may be zero, because the fields are integers and pointers.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len() as _;
@@ -369,7 +369,7 @@ fn first_message(socket: BorrowedFd<'_>) -> io::Result<First> {
     match peeked {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(First::None),
         Err(error) => Err(error),
-        // The kernel reports that there was no room for them.
+        // This flag means that there was no room for descriptors.
         Ok(()) if message.msg_flags & libc::MSG_CTRUNC != 0 => Ok(First::WithDescriptors),
         Ok(()) if message.msg_controllen > 0 => Ok(First::WithoutDescriptors),
         Ok(()) => Ok(First::None),
@@ -389,7 +389,7 @@ mod tests {
     use crate::event_fd;
 
     #[test]
-    fn messages_stay_apart_and_carry_a_descriptor() {
+    fn messages_have_boundaries_and_carry_a_descriptor() {
         let (ours, theirs) = pair().unwrap();
         let event = event_fd::create().unwrap();
         send(&ours, b"first", Some(event.as_fd())).unwrap();
@@ -421,7 +421,7 @@ mod tests {
         drop(sent);
         shut_down(&ours);
         assert!(send(&theirs, b"more", None).is_err());
-        assert!(!drain(&ours) && is_open(), "nothing was closed by that");
+        assert!(!drain(&ours) && is_open(), "no descriptor was closed");
         for expected in [0, 7] {
             let packet = receive(&ours, &mut [0; 8]).unwrap();
             assert_eq!((packet.len_bytes, packet.descriptors.len()), (expected, 1));
@@ -456,12 +456,12 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_taken_though_the_peer_closes_its_end_meanwhile() {
+    fn a_message_is_removed_even_if_the_peer_closes_its_end_meanwhile() {
         let (ours, theirs) = pair().unwrap();
         let event = event_fd::create().unwrap();
         send(&ours, b"not read", None).unwrap();
         send(&theirs, b"x", Some(event.as_fd())).unwrap();
-        // After the message was looked at.
+        // The peer closes its end after the message was peeked at.
         drop(theirs);
         assert!(take(&ours), "the connection was reset");
         assert_eq!(receive(&ours, &mut [0]).unwrap().len_bytes, 0, "it was the only one");
@@ -487,10 +487,10 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_of_a_peer_that_is_gone_is_drained() {
+    fn a_connection_that_the_peer_has_closed_is_drained() {
         for messages in [0, 2, DRAINED_MAX] {
             let (ours, theirs) = pair().unwrap();
-            // Left unread, so that the connection is reset.
+            // The peer leaves this unread, so that the connection is reset.
             send(&ours, b"last", None).unwrap();
             for number in 0..messages {
                 send(&theirs, if number % 2 == 0 { b"" } else { b"x" }, None).unwrap();
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peer_has_not_received_is_seen_until_it_closes_its_end() {
+    fn unreceived_messages_are_reported_until_the_peer_closes_its_end() {
         let (ours, theirs) = pair().unwrap();
         let event = event_fd::create().unwrap();
         assert!(!has_unreceived(&ours));
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_own_socket_is_given_permissions() {
+    fn permissions_change_only_for_a_socket_of_this_process() {
         let dir = tempfile::tempdir().unwrap();
         let mode_of = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let (victim, path) = (dir.path().join("victim"), dir.path().join("socket"));
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_has_its_permissions_and_knows_who_connects() {
+    fn a_listener_has_its_permissions_and_the_credentials_of_clients() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         assert_eq!(connect(&path).unwrap_err().kind(), io::ErrorKind::NotFound);

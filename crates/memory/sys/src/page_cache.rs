@@ -1,4 +1,4 @@
-//! Which part of a file is in the page cache.
+//! The pages of a file that are in the page cache.
 #![expect(unsafe_code, reason = "cachestat has no wrapper in libc")]
 
 use std::io;
@@ -9,23 +9,24 @@ use rustix::fs::Advice;
 
 use crate::file::{ReadFlags, read_into};
 
-/// `struct cachestat` of `linux/mman.h` (Linux 6.5): counts of pages in a range.
+/// Page counts of a range: `struct cachestat` of `linux/mman.h` (Linux 6.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CacheStat {
-    /// Pages that are resident.
+    /// The number of resident pages.
     pub cached_pages: u64,
-    /// Resident pages that differ from the disk.
+    /// The number of dirty pages.
     pub dirty_pages: u64,
-    /// Pages on their way to the disk.
+    /// The number of pages under writeback.
     pub writeback_pages: u64,
-    /// Pages that were evicted.
+    /// The number of evicted pages.
     pub evicted_pages: u64,
-    /// Pages that were evicted so lately that memory must be short.
+    /// The number of pages that were evicted so recently that they would still be resident without
+    /// memory pressure.
     pub recently_evicted_pages: u64,
 }
 
-/// The system call's number, the same on every architecture; libc does not name it everywhere.
+/// The system call number, which is the same on every architecture. libc does not define it for all.
 const SYS_CACHESTAT: libc::c_long = 451;
 
 #[repr(C)]
@@ -34,12 +35,12 @@ struct CacheStatRange {
     len_bytes: u64,
 }
 
-/// Counts the resident pages in a range of a file, exactly and without changing anything.
+/// Counts the resident pages in a range of a file, exactly and without side effects.
 ///
 /// # Errors
-/// `EPERM` for a file that is neither ours nor writable by us, `ENOSYS` before Linux 6.5.
+/// `EPERM` if this process neither owns the file nor may write to it, `ENOSYS` before Linux 6.5.
 pub fn stat(file: impl AsFd, offset: FileOffset, len_bytes: u64) -> io::Result<CacheStat> {
-    // A length of zero asks the kernel about everything up to the end of the file.
+    // For the kernel, a length of zero means everything up to the end of the file.
     if len_bytes == 0 {
         return Ok(CacheStat::default());
     }
@@ -53,14 +54,15 @@ pub fn stat(file: impl AsFd, offset: FileOffset, len_bytes: u64) -> io::Result<C
     }
 }
 
-/// Whether the byte at `offset` is resident, by trying to read it without waiting
-/// (`RWF_NOWAIT`). Works for any file that can be read.
+/// Returns `true` if the byte at `offset` is resident. It tries to read the byte without blocking
+/// (`RWF_NOWAIT`), which works for any readable file.
 ///
-/// A miss makes the kernel start reading that page unless `expect_random_reads` was called on the
-/// descriptor, in which case it reads at most that one page.
+/// A miss makes the kernel read ahead from that page. After [`expect_random_reads`] it reads at most
+/// that one page.
 ///
 /// # Errors
-/// Those of `preadv2(2)` other than `EAGAIN`; `Unsupported` where the file system cannot tell.
+/// Those of `preadv2(2)` other than `EAGAIN`; `Unsupported` if the file system does not support
+/// `RWF_NOWAIT`.
 pub fn is_resident(file: impl AsFd, offset: FileOffset) -> io::Result<bool> {
     let flags = ReadFlags { resident_only: true, ..ReadFlags::default() };
     match read_into(file, &mut [0], offset, flags) {
@@ -70,7 +72,7 @@ pub fn is_resident(file: impl AsFd, offset: FileOffset) -> io::Result<bool> {
     }
 }
 
-/// Tells the kernel not to read ahead on this open file (`POSIX_FADV_RANDOM`).
+/// Turns off readahead for this open file (`POSIX_FADV_RANDOM`).
 ///
 /// # Errors
 /// Those of `posix_fadvise(2)`.
@@ -78,7 +80,7 @@ pub fn expect_random_reads(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file, 0, None, Advice::Random)?)
 }
 
-/// Tells the kernel to read ahead generously on this open file (`POSIX_FADV_SEQUENTIAL`).
+/// Enlarges the readahead window of this open file (`POSIX_FADV_SEQUENTIAL`).
 ///
 /// # Errors
 /// Those of `posix_fadvise(2)`.
@@ -103,7 +105,8 @@ mod tests {
 
     use super::*;
 
-    /// `/var/tmp` outlives a reboot by convention, so it is on a disk where `/tmp` may not be.
+    /// Makes a file in `/var/tmp`, which survives a reboot by convention, and so is on a disk; `/tmp`
+    /// may not be.
     fn file_of(len_bytes: usize) -> tempfile::NamedTempFile {
         let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.write_all(&vec![7; len_bytes]).unwrap();
@@ -126,7 +129,7 @@ mod tests {
         evict(&file).unwrap();
         assert_eq!(count(1 << 20).unwrap(), 0);
         expect_random_reads(&file).unwrap();
-        // Asking has the kernel begin to read the page, and it may have it already.
+        // `is_resident` makes the kernel read the page, which may even finish before it returns.
         let is_absent = |_| {
             evict(&file).unwrap();
             !is_resident(&file, FileOffset::new(4096)).unwrap()

@@ -1,9 +1,9 @@
-//! Making a mapping's pages exist, and asking how large they came out.
+//! Prefaulting the pages of a mapping, and finding out how large they are.
 //!
-//! Touching one byte of a shared-memory mapping makes the kernel allocate and zero the folio it
-//! lies in, of whatever size the settings allow there; `mincore(2)` then tells how much became
-//! resident, which is the folio's size. That needs no privilege and trusts no setting.
-#![expect(unsafe_code, reason = "asks the kernel about memory by address")]
+//! Touching a byte of a shared-memory mapping makes the kernel allocate and zero a folio, of the size
+//! that the settings permit there. `mincore(2)` then reports how much became resident, which is the size
+//! of the folio. This needs no privilege, and does not rely on reading the settings.
+#![expect(unsafe_code, reason = "passes addresses of memory to the kernel")]
 
 use std::io;
 
@@ -12,38 +12,38 @@ use rustix::mm::Advice;
 
 use crate::{page_size_bytes, retry_interrupted};
 
-/// Asks for transparent huge pages in a range (`MADV_HUGEPAGE`).
+/// Requests transparent huge pages for a range (`MADV_HUGEPAGE`).
 ///
-/// For shared memory it has an effect only where `shmem_enabled` is `advise` or more.
+/// For shared memory this has an effect only if `shmem_enabled` is `advise` or more.
 ///
 /// # Errors
-/// `EINVAL` where the kernel was built without them.
+/// `EINVAL` if the kernel was built without huge pages.
 pub fn advise_huge(memory: VolatileSlice<'_>) -> io::Result<()> {
     let start = memory.as_ptr().cast_mut().cast();
     // SAFETY: the advice changes no content, and the view is valid for its whole length.
     Ok(unsafe { rustix::mm::madvise(start, memory.len(), Advice::LinuxHugepage) }?)
 }
 
-/// Asks for base pages only in a range (`MADV_NOHUGEPAGE`).
+/// Requests only base pages for a range (`MADV_NOHUGEPAGE`).
 ///
 /// # Errors
-/// `EINVAL` where the kernel was built without huge pages.
+/// `EINVAL` if the kernel was built without huge pages.
 pub fn advise_base(memory: VolatileSlice<'_>) -> io::Result<()> {
     let start = memory.as_ptr().cast_mut().cast();
     // SAFETY: the advice changes no content, and the view is valid for its whole length.
     Ok(unsafe { rustix::mm::madvise(start, memory.len(), Advice::LinuxNoHugepage) }?)
 }
 
-/// Turns the base pages of a range into huge pages now (`MADV_COLLAPSE`, Linux 6.1), whatever the
-/// settings say. The range must hold at least one page that exists in each 2 MiB.
+/// Collapses the base pages of a range into huge pages at once (`MADV_COLLAPSE`, Linux 6.1), whatever
+/// the settings are. Each 2 MiB of the range must have at least one resident page.
 ///
 /// # Errors
-/// `EINVAL` where nothing exists there or the kernel lacks it, `ENOMEM` or `EAGAIN` where no huge
-/// page is free.
+/// `EINVAL` if no page is resident there or the kernel does not support it, `ENOMEM` or `EAGAIN` if no
+/// huge page is free.
 pub fn collapse(memory: VolatileSlice<'_>) -> io::Result<()> {
     let len_bytes = memory.len();
     let start = memory.as_ptr().cast_mut().cast();
-    // SAFETY: collapsing changes where content lies, not what it is; the view is valid for its
+    // SAFETY: collapsing moves the content to other pages without changing it; the view is valid for its
     // whole length.
     match unsafe { libc::madvise(start, len_bytes, libc::MADV_COLLAPSE) } {
         0 => Ok(()),
@@ -51,37 +51,37 @@ pub fn collapse(memory: VolatileSlice<'_>) -> io::Result<()> {
     }
 }
 
-/// Makes every page of a range exist and be writable (`MADV_POPULATE_WRITE`, Linux 5.14), keeping
-/// what they hold. Unlike touching, it reports the lack of memory as an error.
+/// Prefaults every page of a range for writing (`MADV_POPULATE_WRITE`, Linux 5.14), without changing the
+/// content. Unlike touching the pages, it returns an error if memory is short.
 ///
 /// # Errors
-/// `ENOMEM` or `EFAULT` where memory or the hugetlb pool is exhausted, `EINVAL` where the kernel
-/// lacks it.
+/// `ENOMEM` or `EFAULT` if memory or the hugetlb pool is exhausted, `EINVAL` if the kernel does not
+/// support it.
 pub fn populate_write(memory: VolatileSlice<'_>) -> io::Result<()> {
     let len_bytes = memory.len();
     let start: *mut std::ffi::c_void = memory.as_ptr().cast_mut().cast();
     retry_interrupted(|| {
-        // SAFETY: populating writes nothing that a reader could tell from before, and the view is
-        // valid for its whole length.
+        // SAFETY: populating does not change the content, and the view is valid for its whole length.
         unsafe { rustix::mm::madvise(start, len_bytes, Advice::LinuxPopulateWrite) }?;
         Ok(())
     })
 }
 
-/// How many bytes from the start of a range of our own mapping are resident without a gap.
+/// Returns the number of bytes from the start of a range of this process's memory that are resident
+/// without a gap.
 ///
-/// The range must begin at a page boundary; the count is in whole pages, and of no more than 512.
+/// The range must begin at a page boundary. The result is in whole pages, and at most 512 pages.
 ///
 /// # Errors
-/// `ENOMEM` where part of the range is not mapped.
+/// `ENOMEM` if part of the range is not mapped.
 pub fn resident_prefix_bytes(memory: VolatileSlice<'_>) -> io::Result<usize> {
     let page_bytes = page_size_bytes();
-    // A huge page's worth of answers, on the stack.
+    // One byte for each base page of a huge page, on the stack.
     let mut present = [0u8; 512];
     let len_bytes = memory.len().min(present.len() * page_bytes);
     let start = memory.as_ptr().cast_mut().cast();
-    // SAFETY: mincore writes one byte a page into `present`, which holds as many; the memory it
-    // asks about is not accessed, and an unmapped part is an error.
+    // SAFETY: mincore writes one byte for each page into `present`, which has room for them. It does not
+    // access the memory, and returns an error for an unmapped part.
     let asked = unsafe { libc::mincore(start, len_bytes, present.as_mut_ptr()) };
     if asked != 0 {
         return Err(io::Error::last_os_error());

@@ -1,11 +1,11 @@
-//! Another process's memory: `pidfd_open(2)`, `process_vm_readv(2)`, `process_vm_writev(2)`; and its
-//! user: `PIDFD_GET_INFO`.
+//! The memory of another process (`pidfd_open(2)`, `process_vm_readv(2)`, `process_vm_writev(2)`) and
+//! its user (`PIDFD_GET_INFO`).
 //!
-//! The two calls take a process's number, which the kernel may give to another process once this
-//! one is gone and was waited for. So each call asks the pidfd, which means one process for ever,
-//! before and after: before, so that nothing is touched of a process that is gone; after, so that
-//! what was done is not believed if it went meanwhile. (Between the two questions the number could
-//! in theory be given anew; the kernel hands out numbers in a circle, so all others come first.)
+//! The two calls take a process ID, which the kernel may reuse after the process has ended and was
+//! waited for. So each call checks the pidfd, which always refers to the same process, before and after:
+//! before, so that no other process is accessed; after, so that the result is discarded if the process
+//! ended meanwhile. (In theory the ID could be reused between the two checks. But the kernel assigns IDs
+//! in ascending order and wraps around, so all others come first.)
 #![expect(unsafe_code, reason = "hands addresses of two processes to the kernel")]
 
 use std::fs;
@@ -32,15 +32,15 @@ const CREDENTIALS: u64 = 1 << 1;
 struct Info {
     mask: u64,
     control_group: u64,
-    /// The process, its group of threads, and its parent.
+    /// The process, its thread group, and its parent.
     pids: [u32; 3],
     real_uid: u32,
-    /// The other ids of users and groups.
+    /// The other user and group IDs.
     ids: [u32; 7],
     exit_code: i32,
 }
 
-/// A process whose memory is read and written.
+/// A process whose memory can be read and written.
 #[derive(Debug)]
 pub struct Process {
     pidfd: OwnedFd,
@@ -48,18 +48,18 @@ pub struct Process {
     identity: Identity,
 }
 
-/// Which process a [`Process`] is: equal for all that mean the same one.
+/// The identity of a process, which is equal for all [`Process`] values of the same process.
 ///
-/// Since Linux 6.9 no two processes have the same identity. Before, a process may have that of another
-/// one that is gone and had its number.
+/// Since Linux 6.9 no two processes have the same identity. Before, a process can have the identity of
+/// an earlier one that had the same ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// Of the pidfd: before Linux 6.9 all have the same.
+    /// The inode of the pidfd. Before Linux 6.9 all pidfds have the same.
     inode: u64,
     pid: libc::pid_t,
 }
 
-/// Which way bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy)]
 enum Way {
     Read,
@@ -67,23 +67,23 @@ enum Way {
 }
 
 impl Identity {
-    /// Returns one that no process has, for tests.
+    /// Returns an identity that no process has, for tests.
     #[doc(hidden)]
     pub fn for_tests(number: u64) -> Self {
         Self { inode: number, pid: 0 }
     }
 }
 
-/// Returns `true` if an error says that there is no such process, or not any more.
+/// Returns `true` if an error means that there is no such process, or that it has ended.
 pub fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ESRCH)
 }
 
 impl Process {
-    /// Returns the process that has the number `pid` now.
+    /// Returns the process that has the ID `pid` now.
     ///
     /// # Errors
-    /// `ESRCH` if there is none, `EINVAL` for a number that no process can have.
+    /// `ESRCH` if there is none, `EINVAL` if `pid` is not a valid process ID.
     pub fn open(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
@@ -91,19 +91,20 @@ impl Process {
         Self::new(pidfd, pid.as_raw_nonzero().get())
     }
 
-    /// Returns the process that `pidfd` refers to, as from `SO_PEERPIDFD`.
+    /// Returns the process that `pidfd` refers to, for example one from `SO_PEERPIDFD`.
     ///
     /// # Errors
-    /// `ESRCH` if it is gone, `EINVAL` if the descriptor is not a pidfd or is one of a thread;
-    /// `Unsupported` if `/proc` is of another namespace of process numbers than this process is in.
+    /// `ESRCH` if it has ended, `EINVAL` if the descriptor is not a pidfd or is one of a thread;
+    /// `Unsupported` if `/proc` belongs to another PID namespace than this process.
     pub fn from_pidfd(pidfd: OwnedFd) -> io::Result<Self> {
-        // The kernel writes -1 for a process that is gone, 0 for one of another namespace.
+        // The kernel writes -1 for a process that has ended, and 0 for one of another PID namespace.
         let number = number_in_proc(pidfd.as_fd())?;
         if number <= 0 {
             return Err(gone());
         }
         let pid = Pid::from_raw(number).ok_or_else(gone)?;
-        // The number is of the namespace that `/proc` is of, and the calls take one of this process's.
+        // The ID is one of the PID namespace of `/proc`, but the calls take one of this process's
+        // namespace.
         let other_namespace = || {
             let reason = "/proc is of another namespace of process numbers than this process is in";
             io::Error::new(io::ErrorKind::Unsupported, reason)
@@ -114,7 +115,7 @@ impl Process {
             Err(error) => return Err(error.into()),
         };
         let process = Self::new(pidfd, number)?;
-        // If it is alive still, no other process had its number meanwhile.
+        // If it is still alive, no other process had its ID meanwhile.
         process.check_alive()?;
         if same { Ok(process) } else { Err(other_namespace()) }
     }
@@ -124,14 +125,14 @@ impl Process {
         Ok(Self { pidfd, pid, identity: Identity { inode, pid } })
     }
 
-    /// Returns which process it is.
+    /// Returns the identity of the process.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Returns the real user of the process, as a user id of this process's namespace. `None` if the kernel
-    /// does not report it (before Linux 6.13), or the process is gone. Unlike a look at `/proc`, this does not
-    /// wait for other processes.
+    /// Returns the real user of the process, as a user ID in this process's namespace. Returns `None` if
+    /// the kernel does not report it (before Linux 6.13) or the process has ended. Unlike reading
+    /// `/proc`, this does not wait for other processes.
     pub fn user(&self) -> Option<User> {
         let mut info = Info { mask: CREDENTIALS, ..Info::default() };
         // SAFETY: the kernel reads and writes a structure of the size that the request states.
@@ -140,15 +141,15 @@ impl Process {
         is_there.then(|| User::from_uid(info.real_uid))
     }
 
-    /// The process's number, while it is alive.
+    /// Returns the process ID, which is valid while the process is alive.
     pub fn pid(&self) -> u32 {
         self.pid.unsigned_abs()
     }
 
-    /// Fails once the process has ended.
+    /// Checks that the process has not ended.
     ///
     /// # Errors
-    /// `ESRCH` then.
+    /// `ESRCH` if it has ended.
     pub fn check_alive(&self) -> io::Result<()> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -156,26 +157,27 @@ impl Process {
         if fds[0].revents().is_empty() { Ok(()) } else { Err(gone()) }
     }
 
-    /// Reads from `address` of the process into `into`. Returns how many bytes: fewer than asked for
-    /// where the rest is not mapped there.
+    /// Reads from `address` in the process into `into`. Returns the number of bytes, which is smaller
+    /// than requested if the rest is not mapped.
     ///
     /// # Errors
-    /// `ESRCH` once the process is gone, `EPERM` where it may not be looked into, `EFAULT` where
-    /// nothing is mapped at `address`. What was written to `into` is unspecified then.
+    /// `ESRCH` if the process has ended, `EPERM` if this process may not access its memory, `EFAULT` if
+    /// nothing is mapped at `address`. The content of `into` is unspecified then.
     pub fn read(&self, address: u64, mut into: VolatileSliceMut<'_>) -> io::Result<usize> {
         self.call(Way::Read, address, into.as_mut_ptr(), into.len())
     }
 
-    /// Writes `from` to `address` of the process. Returns how many bytes, as [`read`](Self::read).
+    /// Writes `from` to `address` in the process. Returns the number of bytes, like
+    /// [`read`](Self::read).
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// The same as for [`read`](Self::read).
     ///
     /// # Safety
-    /// No byte that is written may be memory to which Rust code of this process has references. So the
-    /// memory must not be this process's own, which its threads and `CLONE_VM` children have, too. Nor
-    /// may it be shared with memory that this process uses through references: until it calls `exec`, a
-    /// forked child has every shared mapping of its parent, such as a buffer's memfd.
+    /// Rust code of this process must not have references to any byte that is written. So the memory
+    /// must not be this process's own; its threads and `CLONE_VM` children share it. Nor may it be a
+    /// shared mapping that this process uses through references: until it calls `exec`, a forked child
+    /// has every shared mapping of its parent, such as a buffer's memfd.
     pub unsafe fn write(&self, address: u64, from: VolatileSlice<'_>) -> io::Result<usize> {
         self.call(Way::Write, address, from.as_ptr().cast_mut(), from.len())
     }
@@ -187,8 +189,8 @@ impl Process {
         let remote =
             libc::iovec { iov_base: std::ptr::without_provenance_mut(there), iov_len: len_bytes };
         let done = match way {
-            // SAFETY: `local` is a view that may be written for its length; the other list holds
-            // addresses that are only read, and the kernel checks them.
+            // SAFETY: `local` is a view that may be written for its length; addresses of the other
+            // process are only read, and the kernel checks them.
             Way::Read => unsafe {
                 libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0)
             },
@@ -209,7 +211,7 @@ impl AsFd for Process {
     }
 }
 
-/// Returns the number of the process that a pidfd refers to, in the namespace that `/proc` is of.
+/// Returns the ID of the process that a pidfd refers to, in the PID namespace of `/proc`.
 fn number_in_proc(pidfd: BorrowedFd<'_>) -> io::Result<libc::pid_t> {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
     let number = info.lines().find_map(|line| line.strip_prefix("Pid:"));
@@ -236,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn own_memory_is_read() {
+    fn memory_of_this_process_is_read() {
         let process = Process::open(std::process::id()).unwrap();
         let pidfd = process.as_fd().try_clone_to_owned().unwrap();
         let again = Process::from_pidfd(pidfd.try_clone().unwrap()).unwrap();
@@ -271,7 +273,7 @@ mod tests {
         assert_eq!(process.user(), None);
     }
 
-    /// `/proc` stays mounted, as `unshare --pid` leaves it: a process has another number there.
+    /// `unshare --pid` leaves the old `/proc` mounted, in which a process has another ID.
     #[test]
     fn a_number_of_another_namespace_is_not_used() {
         const INSIDE: &str = "LONGSHORE_TEST_IN_PID_NAMESPACE";
@@ -312,7 +314,7 @@ mod tests {
         let address = u64::from_str_radix(end, 16).unwrap() - 64;
         let (mut new, mut here) = (*b"is now", [0; 6]);
         let new = own_bytes(&mut new);
-        // SAFETY: the stack of another program, which shares no memory with this one.
+        // SAFETY: it is the stack of another program, which shares no memory with this one.
         assert_eq!(unsafe { process.write(address, new.as_readable()) }.unwrap(), 6);
         assert_eq!(process.read(address, own_bytes(&mut here)).unwrap(), 6);
         assert_eq!(&here, b"is now");
@@ -321,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_gone_is_refused_even_before_it_is_waited_for() {
+    fn accesses_to_a_process_that_has_ended_fail() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let process = Process::open(child.id()).unwrap();
         process.check_alive().unwrap();

@@ -7,30 +7,31 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-/// A descriptor and what to wait for; that its other end is gone is always waited for.
+/// A descriptor, and the conditions to wait for. A closed other end always ends the wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch<'a> {
     /// The descriptor.
     pub fd: BorrowedFd<'a>,
-    /// Wait until there is something to read.
+    /// `true` to wait until data can be read.
     pub read: bool,
-    /// Wait until something can be written.
+    /// `true` to wait until data can be written.
     pub write: bool,
 }
 
-/// What a descriptor is ready for.
+/// The readiness of a descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ready {
-    /// Something can be read, also the end.
+    /// `true` if data or the end of the stream can be read.
     pub read: bool,
-    /// Something can be written.
+    /// `true` if data can be written.
     pub write: bool,
-    /// The other end is gone, or the descriptor is in error. There may still be something to read.
+    /// `true` if the other end is closed, or the descriptor is in error. There may still be data to
+    /// read.
     pub gone: bool,
 }
 
-/// Waits until one of `watches` is ready or `deadline` is there. What each is ready for, in their
-/// order; a signal ends the wait, too, with none ready.
+/// Waits until one of `watches` is ready or `deadline` has passed. Returns the readiness of each, in
+/// their order. A signal ends the wait, too, and then none is ready.
 ///
 /// # Errors
 /// Those of `poll(2)`.
@@ -73,7 +74,7 @@ mod tests {
     use crate::{event_fd, packet_socket};
 
     #[test]
-    fn each_descriptor_says_what_it_is_ready_for() {
+    fn the_readiness_of_each_descriptor_is_returned() {
         let (ours, theirs) = packet_socket::pair().unwrap();
         let event = event_fd::create().unwrap();
         let watches = [

@@ -1,6 +1,6 @@
-//! What a service manager hands to a process that it starts: listening sockets, by the variables
-//! `LISTEN_PID`, `LISTEN_FDS` and `LISTEN_FDNAMES` (`sd_listen_fds(3)`).
-#![expect(unsafe_code, reason = "names descriptors that were there when the process began")]
+//! Listening sockets that a service manager passes to a process, by the variables `LISTEN_PID`,
+//! `LISTEN_FDS` and `LISTEN_FDNAMES` (`sd_listen_fds(3)`).
+#![expect(unsafe_code, reason = "uses descriptors that the process inherited by their numbers")]
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -8,22 +8,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::FdFlags;
 
-/// The first descriptor that is handed over.
+/// The first descriptor that is passed.
 const FIRST: RawFd = 3;
-/// More than any manager hands over.
+/// The maximum number of descriptors that is believed. No known manager passes more.
 const COUNT_MAX: i32 = 64;
 
-/// Returns duplicates of the descriptors that were handed to this process and their names, once: a
-/// second call returns none.
+/// Returns duplicates of the descriptors that were passed to this process, and their names. Only the
+/// first call returns them.
 ///
-/// Returns none if the process was started by hand, or if the variables are for another process. The
-/// descriptors themselves stay open for as long as the process runs, since something else in it may
-/// own them, but are closed on exec from here on. A descriptor that is closed on exec already cannot
-/// have been handed over, and is refused.
+/// Returns none if the process was not started by a service manager, or if the variables are for another
+/// process. The original descriptors stay open while the process runs, because other code may own them,
+/// but become close-on-exec. A descriptor that is close-on-exec already cannot have been passed, and is
+/// refused.
 ///
 /// # Errors
-/// `InvalidInput` if the variables make no sense; `EBADF` if a descriptor is not open, or was opened
-/// by this process.
+/// `InvalidInput` if the variables are invalid; `EBADF` if a descriptor is not open, or was opened by
+/// this process.
 pub fn take_descriptors() -> io::Result<Vec<(String, OwnedFd)>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let read = |name| std::env::var(name).ok();
@@ -39,7 +39,7 @@ pub fn take_descriptors() -> io::Result<Vec<(String, OwnedFd)>> {
     let names = read("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
     let handed: Vec<BorrowedFd<'_>> = (FIRST..FIRST + count)
-        // SAFETY: only passed to calls of this function, which fail if it is not open.
+        // SAFETY: it is only passed to system calls in this function, which fail if it is not open.
         .map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
         .collect();
     for fd in &handed {
@@ -66,13 +66,13 @@ mod tests {
 
     const CHILD: &str = "LONGSHORE_TEST_OWN_DESCRIPTORS";
 
-    /// The variables name a process by its number, so this test runs in one that its shell has made.
+    /// The variables contain the process ID, so a shell sets them and then executes this test.
     #[test]
     fn descriptors_that_this_process_opened_are_not_taken_from_their_owners() {
         if std::env::var_os(CHILD).is_some() {
             let files: Vec<File> = (0..8).map(|_| File::open("/dev/null").unwrap()).collect();
             assert!(files.iter().any(|file| (FIRST..FIRST + 4).contains(&file.as_raw_fd())));
-            // Duplicates that are not closed on exec have owners, too.
+            // Descriptors that are not close-on-exec have owners, too.
             let keep = std::env::var(CHILD).unwrap() == "keep";
             let named = files.iter().filter(|file| file.as_raw_fd() < FIRST + 4);
             named.filter(|_| keep).for_each(|file| {

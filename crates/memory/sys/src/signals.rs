@@ -1,14 +1,15 @@
-//! Signals of a thread: `pthread_sigmask(3)`.
+//! The signal mask of a thread: `pthread_sigmask(3)`.
 #![expect(unsafe_code, reason = "changes the signal mask of a thread")]
 
 use std::io;
 use std::mem::MaybeUninit;
 
-/// Blocks all signals on the calling thread, so that the kernel chooses other threads of the process
-/// for them. Threads that this one starts inherit the mask.
+/// Blocks all signals on the calling thread, so that the kernel delivers them to other threads. Threads
+/// that this one starts inherit the mask.
 ///
-/// A thread does this that runs no handler: because it may stay in a system call for long, or because
-/// descriptor numbers mean other files there. A fault of this thread ends the process.
+/// This is for threads that must not run signal handlers, because they may be blocked in a system call
+/// for a long time, or because they have another descriptor table. If such a thread faults, the process
+/// is killed.
 ///
 /// # Errors
 /// Those of `pthread_sigmask(3)`, which has none for a valid set.
@@ -19,7 +20,7 @@ pub fn block_all() -> io::Result<()> {
     if filled != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the set is initialized, and the old mask is not asked for.
+    // SAFETY: the set is initialized, and a null pointer means that the old mask is not returned.
     match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
@@ -46,6 +47,6 @@ mod tests {
         for signal in [libc::SIGTERM, libc::SIGCHLD, libc::SIGUSR1, libc::SIGRTMAX()] {
             assert_ne!(mask >> (signal - 1) & 1, 0, "signal {signal}");
         }
-        assert_eq!(blocked(), before, "of other threads");
+        assert_eq!(blocked(), before, "the masks of other threads do not change");
     }
 }

@@ -1,20 +1,21 @@
 //! `statmount(2)`: the file system of a mount, without a list of all mounts.
 //!
-//! The numbers and layouts are those of `linux/mount.h` and `linux/stat.h`; rustix and libc do not have them.
+//! The numbers and layouts are those of `linux/mount.h` and `linux/stat.h`. rustix and libc do not
+//! define them.
 #![expect(unsafe_code, reason = "makes a system call that rustix does not have")]
 
 use std::io;
 
 use rustix::fs::StatxFlags;
 
-/// Asks `statx(2)` for the id of a mount that [`magic`] takes, which is never used again (Linux 6.8). An
-/// older kernel returns the other id and [`StatxFlags::MNT_ID`].
+/// Makes `statx(2)` return the unique ID of a mount, which is never reused and which [`magic`] takes
+/// (Linux 6.8). An older kernel returns the other ID and [`StatxFlags::MNT_ID`].
 pub(crate) const UNIQUE_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// The number of the system call on x86-64, AArch64 and all others whose numbers are the common ones.
-/// Elsewhere it is unused, and the call fails with `ENOSYS`.
+/// The system call number on x86-64, AArch64 and all other architectures with common numbers. Elsewhere
+/// it is unused, and the call fails with `ENOSYS`.
 const NUMBER: libc::c_long = 457;
-/// `STATMOUNT_SB_BASIC`: what the file system tells of itself.
+/// `STATMOUNT_SB_BASIC`: basic properties of the file system.
 const SB_BASIC: u64 = 1;
 
 /// `struct mnt_id_req` in its first version.
@@ -26,7 +27,7 @@ struct Request {
     mask: u64,
 }
 
-/// `struct statmount` up to the strings, of which none is asked for.
+/// `struct statmount` up to its strings, which are not requested.
 #[repr(C)]
 struct Answer {
     size: u32,
@@ -39,20 +40,20 @@ struct Answer {
 
 const _: () = assert!(size_of::<Request>() == 24 && size_of::<Answer>() == 512);
 
-/// Returns the magic number (`linux/magic.h`) of the file system of a mount, by its [`UNIQUE_ID`]. Asks
-/// neither the file system nor its server.
+/// Returns the magic number (`linux/magic.h`) of the file system of a mount, given by its [`UNIQUE_ID`].
+/// The kernel answers without asking the file system or its server.
 ///
-/// The kernel wants no privilege for a mount that this process reaches from its root.
+/// No privilege is needed for a mount that this process can reach from its root.
 ///
 /// # Errors
-/// `ENOENT` if the mount is not in this process's mount namespace; `EPERM` if it is, and this process
-/// neither reaches it from its root nor has CAP_SYS_ADMIN; `ENOSYS` before Linux 6.8. A security module or a
-/// filter of system calls may refuse the call with another error.
+/// `ENOENT` if the mount is not in this process's mount namespace; `EPERM` if it is, but this process
+/// can neither reach it from its root nor has CAP_SYS_ADMIN; `ENOSYS` before Linux 6.8. A security
+/// module or a seccomp filter may refuse the call with another error.
 pub(crate) fn magic(mount: u64) -> io::Result<u64> {
     let request = Request { size: size_of::<Request>() as u32, spare: 0, mount, mask: SB_BASIC };
     let mut answer =
         Answer { size: 0, options: 0, mask: 0, device: [0; 2], magic: 0, others: [0; 60] };
-    // SAFETY: the kernel reads one structure and writes at most as many bytes of the other as it has.
+    // SAFETY: the kernel reads one structure, and writes at most as many bytes as the other has.
     let asked = unsafe {
         libc::syscall(NUMBER, &raw const request, &raw mut answer, size_of::<Answer>(), 0)
     };

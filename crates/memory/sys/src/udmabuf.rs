@@ -1,8 +1,8 @@
-//! `/dev/udmabuf`: a dma-buf made of a memfd's pages (`linux/udmabuf.h`).
+//! `/dev/udmabuf`: dma-bufs made of a memfd's pages (`linux/udmabuf.h`).
 //!
-//! The memfd must be sealed against shrinking and not against writing, and the range must be whole
-//! pages. The pages are pinned until the dma-buf is gone; punching holes into the memfd meanwhile
-//! silently separates the two, so nothing here ever does.
+//! The memfd must be sealed against shrinking but not against writing, and the range must consist of
+//! whole pages. The pages are pinned until the dma-buf is closed. Punching a hole into the memfd
+//! meanwhile would silently separate the two, so this crate never does that.
 #![expect(unsafe_code, reason = "ioctl")]
 
 use std::io;
@@ -13,7 +13,7 @@ use longshore_mem::{AddrRange, FileOffset};
 use rustix::fs::{Mode, OFlags};
 use rustix::ioctl::opcode;
 
-/// The device.
+/// The path of the udmabuf device.
 pub const DEVICE: &str = "/dev/udmabuf";
 const SIZE_LIMIT: &str = "/sys/module/udmabuf/parameters/size_limit_mb";
 const FLAG_CLOEXEC: u32 = 1;
@@ -28,15 +28,15 @@ struct Create {
 
 const UDMABUF_CREATE: libc::Ioctl = opcode::write::<Create>(b'u', 0x42) as libc::Ioctl;
 
-/// Whether the device is there to be opened.
+/// Returns `true` if the device exists.
 pub fn is_present() -> bool {
     Path::new(DEVICE).exists()
 }
 
-/// Whether this process may use the device.
+/// Checks that this process may use the device.
 ///
 /// # Errors
-/// `ENOENT` without it, `EACCES` without the right to it.
+/// `ENOENT` if there is no device, `EACCES` without permission.
 pub fn check_access() -> io::Result<()> {
     open().map(drop)
 }
@@ -45,10 +45,10 @@ fn open() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// The largest dma-buf that can be made, in bytes (module parameter `size_limit_mb`).
+/// Returns the maximum size of a dma-buf in bytes (module parameter `size_limit_mb`).
 ///
 /// # Errors
-/// Where the parameter cannot be read, as without the module.
+/// Those of reading the parameter; `NotFound` without the module.
 pub fn size_limit_bytes() -> io::Result<u64> {
     let text = std::fs::read_to_string(SIZE_LIMIT)?;
     let limit_mib: u64 = text.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
@@ -58,7 +58,7 @@ pub fn size_limit_bytes() -> io::Result<u64> {
 /// Raises [`size_limit_bytes`] to at least `len_bytes`, for the whole machine.
 ///
 /// # Errors
-/// `EACCES` without root; `InvalidInput` past what the parameter, an `int`, can hold.
+/// `EACCES` without root; `InvalidInput` if the parameter, an `int`, cannot hold the value.
 pub fn raise_size_limit(len_bytes: u64) -> io::Result<()> {
     let limit_mib = i32::try_from(len_bytes.div_ceil(1 << 20))
         .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -68,8 +68,8 @@ pub fn raise_size_limit(len_bytes: u64) -> io::Result<()> {
 /// Makes a dma-buf of a range of a memfd.
 ///
 /// # Errors
-/// `ENOENT` without the device, `EACCES` without the right to it, `EINVAL` for a memfd that is not
-/// sealed as it must be, a range that is not whole pages, or one above [`size_limit_bytes`].
+/// `ENOENT` without the device, `EACCES` without permission, `EINVAL` if the memfd does not have the
+/// right seals, or if the range does not consist of whole pages or is larger than [`size_limit_bytes`].
 pub fn create(memfd: impl AsFd, range: AddrRange<FileOffset>) -> io::Result<OwnedFd> {
     let device = open()?;
     let request = Create {
@@ -83,6 +83,6 @@ pub fn create(memfd: impl AsFd, range: AddrRange<FileOffset>) -> io::Result<Owne
     if made < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: on success the ioctl returns a new descriptor, which nobody else owns.
+    // SAFETY: on success the ioctl returns a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(made) })
 }

@@ -1,5 +1,5 @@
-//! Bytes and descriptors over a Unix stream socket: `sendmsg(2)` and `recvmsg(2)` with
-//! `SCM_RIGHTS`, and `poll(2)`. Nothing here blocks but [`wait`].
+//! Bytes and descriptors over a Unix stream socket: `sendmsg(2)` and `recvmsg(2)` with `SCM_RIGHTS`, and
+//! `poll(2)`. Only [`wait`] blocks.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,25 +21,26 @@ use crate::closing::Disposable;
 use crate::user::User;
 use crate::{descriptors, packet_socket};
 
-/// How many descriptors one call sends or passes on. More than that are closed.
+/// The maximum number of descriptors that one call sends or passes on. Received descriptors beyond that
+/// are closed.
 pub const DESCRIPTORS_MAX: usize = 64;
 
-/// What one call took from a socket.
+/// The result of a call of [`receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// How many bytes; zero where the peer closed its end.
+    /// The number of bytes; zero if the peer closed its end.
     pub len_bytes: usize,
-    /// Whether descriptors were sent that are lost: more than [`DESCRIPTORS_MAX`], or more than
+    /// `true` if descriptors were lost, because there were more than [`DESCRIPTORS_MAX`] or more than
     /// this process may have.
     pub descriptors_lost: bool,
 }
 
-/// Sends what the socket takes at once; how many bytes that was. The descriptors go with the first
-/// of them.
+/// Sends as many bytes as the socket takes without blocking, and returns their number. The descriptors
+/// are sent with the first byte.
 ///
 /// # Errors
-/// `WouldBlock` where it takes none, `EPIPE` where the peer is gone (no signal is raised),
-/// `InvalidInput` for more than [`DESCRIPTORS_MAX`] descriptors or for no byte.
+/// `WouldBlock` if the socket takes no byte, `EPIPE` if the peer has closed its end (no signal is
+/// raised), `InvalidInput` if there are more than [`DESCRIPTORS_MAX`] descriptors or no bytes.
 pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
     if descriptors.len() > DESCRIPTORS_MAX || bytes.is_empty() {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -55,20 +56,20 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
     })
 }
 
-/// Takes the bytes that are there, at most as many as `into` has room for. Appends the descriptors that
-/// came with them to `descriptors`; they are closed on exec.
+/// Receives the available bytes, at most as many as `into` has room for. Appends the descriptors that
+/// came with them to `descriptors`; they are close-on-exec.
 ///
-/// Only descriptors for which [`may_be_passed_on`] is true are passed on, and connected or unconnected
-/// Unix stream sockets if `sockets` is given, which they are appended to. Reading or mapping others could
-/// wait for ever. They are closed by [`closing::close_without_waiting`], as all of them are when they are
-/// dropped, and the call fails. All descriptors that come are counted for `user`: the one at the other end,
-/// or the one who sent this socket.
+/// Only descriptors for which [`may_be_passed_on`] returns `true` are passed on. If `sockets` is given,
+/// Unix stream sockets are passed on as well, and appended to `sockets`. Reading or mapping other files
+/// could block for ever; if one arrives, the call fails, and all descriptors are closed by
+/// [`closing::close_without_waiting`]. The same happens to passed-on descriptors when they are dropped.
+/// All descriptors are counted for `user`, the user at the other end or the one who sent this socket.
 ///
 /// # Errors
-/// `WouldBlock` if nothing is there; `InvalidData` for a descriptor that is not passed on;
+/// `WouldBlock` if nothing is available; `InvalidData` for a descriptor that is not passed on;
 /// `ResourceBusy` if a descriptor is in the queue of the socket while too many of this user are still
-/// being closed; `EMFILE` if one is in the queue and this process has no room for as many as a message
-/// can have; those of `recvmsg(2)`.
+/// being closed; `EMFILE` if a descriptor is in the queue and this process does not have as many free
+/// descriptors as a message can have; those of `recvmsg(2)`.
 pub fn receive(
     socket: impl AsFd,
     user: User,
@@ -86,7 +87,7 @@ pub fn receive(
             Err(_) => into,
         }
     } else if !descriptors::has_room_for_message() {
-        // The kernel would close descriptors for which there is no room, on this thread.
+        // The kernel would close descriptors for which there is no room on this thread, which may block.
         without_descriptors(socket, into, || Errno::MFILE.into())?
     } else {
         into
@@ -115,8 +116,8 @@ pub fn receive(
     Ok(Received { len_bytes: received.bytes, descriptors_lost })
 }
 
-/// Appends the first [`DESCRIPTORS_MAX`] of the descriptors that came, or closes all if there is one
-/// among them that is not passed on.
+/// Appends the first [`DESCRIPTORS_MAX`] of the received descriptors, or closes all if one of them is
+/// not passed on.
 fn pass_on(
     mut arrived: Vec<OwnedFd>,
     user: User,
@@ -155,9 +156,9 @@ fn is_stream(file: &OwnedFd) -> io::Result<bool> {
         && rustix::net::sockopt::socket_type(file)? == SocketType::STREAM)
 }
 
-/// Returns the beginning of `into`, with as many bytes as are in the queue. Fails with `refused` if a
-/// descriptor is in the queue, with these bytes or behind them: the kernel looks at both, and does not
-/// report which it is. Everything stays in the queue.
+/// Returns the beginning of `into`, as long as the bytes that are in the queue. Fails with `refused` if
+/// a descriptor comes with these bytes or directly after them: the kernel reports both in the same way.
+/// Everything stays in the queue.
 fn without_descriptors<'i>(
     socket: BorrowedFd<'_>,
     into: &'i mut [u8],
@@ -168,19 +169,19 @@ fn without_descriptors<'i>(
         let mut control = RecvAncillaryBuffer::default();
         Ok(rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags)?)
     })?;
-    // The kernel reports that there was no room for descriptors.
+    // This flag means that there was no room for descriptors.
     if peeked.flags.contains(ReturnFlags::CTRUNC) {
         return Err(refused());
     }
     Ok(&mut into[..peeked.bytes])
 }
 
-/// Returns `true` if a descriptor is in the queue of a stream socket, or if the queue has at least as many
-/// bytes as `scratch`, so that one may be behind them. Everything stays in the queue.
+/// Returns `true` if a descriptor is in the queue of a stream socket, or if the queue has at least as
+/// many bytes as `scratch`, so that a descriptor may come after them. Everything stays in the queue.
 pub fn may_have_descriptors(socket: impl AsFd, scratch: &mut [u8]) -> bool {
     let len_bytes = scratch.len();
     let refused = || io::ErrorKind::InvalidData.into();
-    // A byte out of band ends a look, also if it is in line.
+    // A peek ends at a byte out of band, also if that is received inline.
     let queued = rustix::io::ioctl_fionread(&socket).unwrap_or(u64::MAX);
     match without_descriptors(socket.as_fd(), scratch, refused) {
         Ok(peeked) => peeked.len() == len_bytes || (peeked.len() as u64) < queued,
@@ -188,7 +189,7 @@ pub fn may_have_descriptors(socket: impl AsFd, scratch: &mut [u8]) -> bool {
     }
 }
 
-/// Returns `true` if the other end of a connection is closed, so that nothing can be sent to it any more.
+/// Returns `true` if the other end of a connection is closed, so that nothing more can be sent to it.
 pub fn has_hung_up(socket: impl AsFd) -> bool {
     let mut polled = [PollFd::new(&socket, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -199,7 +200,8 @@ pub fn has_hung_up(socket: impl AsFd) -> bool {
 /// Connects to the stream socket at `path` without waiting for room in its backlog.
 ///
 /// # Errors
-/// `WouldBlock` if the backlog is full, `ConnectionRefused` if no process listens; others of `connect(2)`.
+/// `WouldBlock` if the backlog is full, `ConnectionRefused` if no process listens; those of
+/// `connect(2)`.
 pub fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -208,37 +210,37 @@ pub fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// Returns whether an error says that descriptors or memory are short at this moment, so that the same
+/// Returns `true` if an error means that descriptors or memory are exhausted for now, so that the same
 /// call may succeed later.
 pub fn is_for_now(error: &io::Error) -> bool {
     let short = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
     short.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// What to wait for at a socket.
+/// The condition to wait for at a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// That there is something to take, or the peer is gone.
+    /// Data can be received, or the peer has closed its end.
     Receive,
-    /// That it takes something, or the peer is gone.
+    /// Data can be sent, or the peer has closed its end.
     Send,
 }
 
-/// What a wait ended with.
+/// The reason why a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// The socket is as it was waited for.
+    /// The socket fulfils the condition.
     Socket,
-    /// The event with this index among those given counts something. Events go before the socket.
+    /// The event with this index is signalled. Events take precedence over the socket.
     Event(usize),
-    /// The time is over.
+    /// The deadline has passed.
     TimedOut,
 }
 
-/// Waits for a socket, or for one of at most four events, which end the wait at once.
+/// Waits for a socket, or for one of at most four events.
 ///
 /// # Errors
-/// Those of `poll(2)`; `InvalidInput` for more events.
+/// Those of `poll(2)`; `InvalidInput` for more than four events.
 pub fn wait(
     socket: BorrowedFd<'_>,
     interest: Interest,
@@ -293,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_come_with_the_bytes_they_were_sent_with() {
+    fn descriptors_arrive_with_their_bytes() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let event = event_fd::create().unwrap();
         assert_eq!(send(&ours, b"first", &[]).unwrap(), 5);
@@ -314,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_descriptors_are_said_to_be_lost() {
+    fn too_many_descriptors_are_reported_as_lost() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let event = event_fd::create().unwrap();
         let many = vec![event.as_fd(); DESCRIPTORS_MAX + 9];
@@ -332,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_came_counts_for_the_user_that_sent_it() {
+    fn a_received_socket_counts_for_the_user_that_sent_it() {
         let (hung, sender) = Hung::of(4_000_000_004);
         drop(hung);
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_of_a_user_whose_closes_wait_are_refused_and_bytes_are_not() {
+    fn a_user_whose_closes_are_blocked_can_send_bytes_but_no_descriptors() {
         let (hung, hostile) = Hung::of(4_000_000_003);
         let other = User::of_peer(UnixStream::pair().unwrap().0);
         let event = event_fd::create().unwrap();
@@ -375,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_behind_a_byte_out_of_band_are_seen() {
+    fn descriptors_after_a_byte_out_of_band_are_detected() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let looks = |ours: &UnixStream| may_have_descriptors(ours, &mut [0; 64]);
         assert!(!looks(&ours));
@@ -393,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_by_the_socket_an_event_or_the_time() {
+    fn a_wait_ends_by_the_socket_an_event_or_the_deadline() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let event = event_fd::create().unwrap();
         let wait_for = |interest, deadline| {

@@ -1,10 +1,10 @@
-//! io_uring, as far as reading files needs it.
+//! The part of io_uring that is needed to read files.
 //!
-//! The kernel writes into memory after the call that asked for it has returned, so the memory must
-//! outlive the request. [`with_ring`] ties both together: a [`Ring`] exists only inside it, takes
-//! memory and files that outlive it, and is drained before `with_ring` returns, on every path. Reads
-//! that are still in flight then are cancelled first.
-#![expect(unsafe_code, reason = "hands pointers to the kernel that outlive the call")]
+//! The kernel writes into memory after the call that requested it has returned, so the memory must
+//! outlive the request. [`with_ring`] guarantees this: a [`Ring`] exists only inside it, takes memory
+//! and files that outlive it, and is drained before `with_ring` returns, on every path. Reads that are
+//! still in flight are cancelled first.
+#![expect(unsafe_code, reason = "passes pointers to the kernel that outlive the call")]
 
 use std::io;
 use std::marker::PhantomData;
@@ -15,19 +15,19 @@ use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode};
 use longshore_mem::{FileOffset, VolatileSliceMut};
 
-/// One finished read.
+/// A completed read.
 #[derive(Debug)]
 pub struct Completion {
-    /// The number the read was pushed with.
+    /// The number that was given with the read.
     pub token: u64,
-    /// How many bytes were read, or why none were.
+    /// The number of bytes that were read, or the error.
     pub result: io::Result<usize>,
 }
 
 /// A submission and completion queue for reads into memory that lives for `'mem`.
 ///
-/// The kernel takes submissions from the thread that made the ring only, so a ring stays with its
-/// thread. It cannot even be exchanged for one of another thread:
+/// The kernel takes submissions only from the thread that made the ring, so a ring stays on its thread.
+/// It cannot even be swapped with a ring of another thread:
 ///
 /// ```compile_fail
 /// use longshore_sys::uring::with_ring;
@@ -42,39 +42,40 @@ pub struct Ring<'mem> {
     ring: IoUring,
     in_flight: u32,
     entries: u32,
-    /// Invariant: a ring for long-lived memory must not be taken for one of shorter-lived memory.
+    /// Makes `'mem` invariant: a ring for long-lived memory must not be used as one for shorter-lived
+    /// memory.
     memory: PhantomData<fn(&'mem ()) -> &'mem ()>,
-    /// Neither `Send` nor `Sync`.
+    /// Makes the ring neither `Send` nor `Sync`.
     of_this_thread: PhantomData<*const ()>,
 }
 
-/// Runs `body` with a ring of `entries` places. Cancels every read that `body` left in flight, and
-/// waits until it has ended, before it returns or unwinds.
+/// Runs `body` with a ring of `entries` entries. Before it returns or unwinds, it cancels every read
+/// that `body` left in flight, and waits until these reads have ended.
 ///
-/// A cancelled read of a pipe, a socket or an eventfd ends at once. A read that the kernel cannot
-/// cancel ends when the file system or the disk answers, as with `read(2)`: the memory is borrowed,
-/// so it can neither be leaked nor given back before. Before Linux 6.0 nothing is cancelled.
+/// A cancelled read of a pipe, a socket or an eventfd ends at once. A read that the kernel cannot cancel
+/// ends when the file system or the disk answers, like `read(2)`, because its memory is borrowed and
+/// must not be returned before. Before Linux 6.0 no read is cancelled.
 ///
 /// # Errors
-/// The kernel refused a ring: `ENOSYS` or `EPERM` (a seccomp filter or
-/// `kernel.io_uring_disabled`), `ENOMEM` (the locked-memory limit, before Linux 5.12),
-/// `Unsupported` where it cannot read or cannot wait with a timeout (before Linux 5.11).
+/// `ENOSYS` or `EPERM` if the kernel refuses a ring (by a seccomp filter or `kernel.io_uring_disabled`),
+/// `ENOMEM` beyond the locked-memory limit (before Linux 5.12), `Unsupported` if the kernel's io_uring
+/// cannot read or cannot wait with a timeout (before Linux 5.11).
 pub fn with_ring<'mem, R>(entries: u32, body: impl FnOnce(&mut Ring<'mem>) -> R) -> io::Result<R> {
     let mut ring = Ring::new(entries)?;
     Ok(body(&mut ring))
 }
 
-/// Whether this process may use a ring of `entries` places for reads, and if not, why.
+/// Checks that this process can use a ring of `entries` entries for reads.
 ///
 /// # Errors
-/// As [`with_ring`].
+/// The same as for [`with_ring`].
 pub fn probe(entries: u32) -> io::Result<()> {
     with_ring(entries, |_| ())
 }
 
 impl<'mem> Ring<'mem> {
     fn new(entries: u32) -> io::Result<Self> {
-        // One thread submits and reaps, so completions need not interrupt it (Linux 6.1).
+        // One thread submits and collects, so completions need not interrupt it (Linux 6.1).
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_coop_taskrun()
@@ -93,21 +94,21 @@ impl<'mem> Ring<'mem> {
         Ok(Self { ring, in_flight: 0, entries, memory: PhantomData, of_this_thread })
     }
 
-    /// How many reads are in flight.
+    /// Returns the number of reads in flight.
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// How many more reads can be pushed now.
+    /// Returns the number of reads that can still be pushed.
     pub fn room(&self) -> u32 {
         self.entries - self.in_flight
     }
 
-    /// Queues a read of `memory.len()` bytes at `offset`; it starts with the next
-    /// [`Ring::wait`]. `token` comes back with its completion.
+    /// Queues a read of `memory.len()` bytes at `offset`, which starts with the next [`Ring::wait`]. Its
+    /// completion has the same `token`.
     ///
     /// # Errors
-    /// `WouldBlock` where there is no room; `InvalidInput` for more than 2^32 - 1 bytes.
+    /// `WouldBlock` if there is no room; `InvalidInput` for more than 2^32 - 1 bytes.
     pub fn push_read(
         &mut self,
         file: BorrowedFd<'mem>,
@@ -123,19 +124,19 @@ impl<'mem> Ring<'mem> {
             .offset(offset.raw())
             .build()
             .user_data(token);
-        // SAFETY: file and memory live for 'mem, which does not end before `with_ring` returns,
-        // and it drains the ring before that (`Drop` below). The caller gave its view away, so it
-        // does not write there meanwhile.
+        // SAFETY: file and memory live for 'mem, which does not end before `with_ring` returns, and
+        // `with_ring` drains the ring before that (`Drop` below). The caller has moved its view here, so
+        // it does not access the memory meanwhile.
         unsafe { self.ring.submission().push(&entry) }.map_err(|_| io::ErrorKind::WouldBlock)?;
         self.in_flight += 1;
         Ok(())
     }
 
-    /// Starts what was queued and waits until a read has finished or `timeout` has passed, then
-    /// hands every finished read to `done`.
+    /// Starts the queued reads, waits until one has completed or `timeout` has passed, and then calls
+    /// `done` with every completed read.
     ///
     /// # Errors
-    /// Those of `io_uring_enter(2)`. A signal's interruption counts as time passed.
+    /// Those of `io_uring_enter(2)`. A signal ends the wait like the timeout.
     pub fn wait(&mut self, timeout: Duration, mut done: impl FnMut(Completion)) -> io::Result<()> {
         let until = Timespec::from(timeout);
         let args = SubmitArgs::new().timespec(&until);
@@ -159,17 +160,17 @@ impl<'mem> Ring<'mem> {
 
 impl Drop for Ring<'_> {
     fn drop(&mut self) {
-        // Submits what is queued, so that all reads are where the kernel finds them to cancel.
+        // The first round submits queued reads, so that the kernel can cancel them.
         let mut patience = Duration::ZERO;
         while self.in_flight > 0 {
             if self.wait(patience, drop).is_err() {
-                // The kernel may still write to the memory, and there is no way left to wait for
-                // it. Returning would be memory corruption.
+                // The kernel may still write to the memory, and there is no way to wait for it.
+                // Returning could cause memory corruption.
                 std::process::abort();
             }
-            // The reads are waited for in any case, so a failure changes nothing: `ENOENT` if none
-            // is left, `ETIME` if one goes on, `EINVAL` before Linux 6.0. A read that was not
-            // submitted for lack of memory is cancelled by the next round.
+            // The loop waits for the reads in any case, so errors are ignored: `ENOENT` if none is left,
+            // `ETIME` if one is still running, `EINVAL` before Linux 6.0. A read that was not submitted
+            // for lack of memory is cancelled in the next round.
             let _ = self
                 .ring
                 .submitter()
@@ -197,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Returns whether the kernel can cancel the reads of a ring (Linux 6.0).
+    /// Returns `true` if the kernel can cancel the reads of a ring (Linux 6.0).
     fn kernel_cancels() -> bool {
         let ring = IoUring::new(1).unwrap();
         let nothing = ring.submitter().register_sync_cancel(None, CancelBuilder::any());
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_takes_no_more_and_is_drained() {
+    fn a_full_ring_refuses_more_reads_and_is_drained() {
         if skip_without_uring() {
             return;
         }
@@ -250,7 +251,7 @@ mod tests {
             assert_eq!(full.unwrap_err().kind(), io::ErrorKind::WouldBlock);
         })
         .unwrap();
-        // `with_ring` submitted and reaped what was pushed, or cancelled it before it was read.
+        // `with_ring` has completed the read, or cancelled it before it began.
         assert!(first == [9; 100] || first == [0; 100], "{first:?}");
     }
 
@@ -262,7 +263,7 @@ mod tests {
         let (reader, mut writer) = io::pipe().unwrap();
         let (mut submitted, mut queued) = ([0u8; 4], [0u8; 4]);
         let (sender, ended) = std::sync::mpsc::channel();
-        // Bounds the test if the ring waits for the pipe.
+        // Ends the test if the ring waits for the pipe.
         let watchdog = std::thread::spawn({
             let mut writer = writer.try_clone().unwrap();
             move || {
@@ -280,12 +281,12 @@ mod tests {
             ring.push_read(reader.as_fd(), view(&mut queued), FileOffset::new(0), 7).unwrap();
         })
         .unwrap();
-        // The watchdog may have given up, and reports it.
+        // This fails if the watchdog has ended already.
         let _ = sender.send(());
         if kernel_cancels() {
             assert!(watchdog.join().unwrap(), "the ring waited for the pipe");
         }
-        // No read is left that could take these bytes.
+        // No read is left that could consume these bytes.
         writer.write_all(b"abcd").unwrap();
         let mut read = [0u8; 4];
         (&reader).read_exact(&mut read).unwrap();

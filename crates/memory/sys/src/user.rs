@@ -1,4 +1,4 @@
-//! The users for whom things are counted.
+//! The users for whom resources are counted.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -10,24 +10,24 @@ use crate::packet_socket;
 pub struct User(u32);
 
 impl User {
-    /// Returns the user at the other end of a connection: the effective one when that process connected,
-    /// listened or made the pair of sockets (`SO_PEERCRED`). For a socket without a peer it is the user
-    /// of this process.
+    /// Returns the user at the other end of a connection (`SO_PEERCRED`): the effective user when that
+    /// process connected, listened or made the socket pair. For a socket without a peer, returns the
+    /// user of this process.
     ///
-    /// For a socket that an untrusted process sent, use the user who sent it: that process chose who is
-    /// at the other end.
+    /// For a socket that an untrusted process sent, use the user of that process instead, because it
+    /// chose the other end.
     pub fn of_peer(socket: impl AsFd) -> Self {
         let uid = packet_socket::peer(socket).map_or(u32::MAX, |peer| peer.uid);
-        // The kernel reports this one if there is no peer. No user can have it.
+        // The kernel reports this ID if there is no peer. No user can have it.
         if uid == u32::MAX { Self::own() } else { Self(uid) }
     }
 
-    /// Returns the user with this number in the user namespace of this process.
+    /// Returns the user with this ID in the user namespace of this process.
     pub const fn from_uid(uid: u32) -> Self {
         Self(uid)
     }
 
-    /// Returns the number of this user.
+    /// Returns the ID of this user.
     pub const fn uid(self) -> u32 {
         self.0
     }

@@ -1,11 +1,11 @@
-//! VFIO by container and group: address spaces that the kernel makes for devices of a process
-//! (`linux/vfio.h`, type 1 of the IOMMU backends).
+//! VFIO by container and group: address spaces in the kernel for devices of a process (`linux/vfio.h`,
+//! IOMMU backend type 1).
 //!
 //! ```text
-//!   Container  /dev/vfio/vfio ── map, unmap: what devices reach
+//!   Container  /dev/vfio/vfio ── map, unmap: the memory that devices can access
 //!       ▲
 //!       │ set_container, then set_iommu once
-//!   Group      /dev/vfio/N ──── devices that no IOMMU can keep apart
+//!   Group      /dev/vfio/N ──── devices that the IOMMU cannot isolate from each other
 //!       │
 //!       ▼ device
 //!   Device     registers, configuration space, reset ([`Device`])
@@ -32,11 +32,11 @@ use rustix::fs::{Mode, OFlags};
 pub use device::{CONFIG_REGION, Device, DeviceInfo, Region, Registers};
 pub use info::{InfoError, IommuInfo};
 
-/// Opens containers.
+/// The path of the device that containers are opened from.
 pub const CONTAINER: &str = "/dev/vfio/vfio";
-/// Where groups are, each by its number.
+/// The directory of the groups, which are named by their numbers.
 pub const GROUPS: &str = "/dev/vfio";
-/// The version of the interface that this module speaks.
+/// The version of the interface that this module uses.
 pub const API_VERSION: i32 = 0;
 
 const GET_API_VERSION: libc::Ioctl = request(0);
@@ -85,63 +85,64 @@ const _: () = assert!(size_of::<UnmapArg>() == 24);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum IommuType {
-    /// `VFIO_TYPE1_IOMMU`: any part of a mapping can be unmapped, as far as page sizes allow.
+    /// `VFIO_TYPE1_IOMMU`: any part of a mapping can be unmapped, if the page sizes permit it.
     Type1 = 1,
-    /// `VFIO_TYPE1v2_IOMMU`: unmapping takes whole mappings.
+    /// `VFIO_TYPE1v2_IOMMU`: only whole mappings can be unmapped.
     Type1v2 = 3,
 }
 
-/// An address space, once it has a group and a type.
+/// A container, which is an address space after it has got a group and a type.
 #[derive(Debug)]
 pub struct Container(OwnedFd);
 
 impl Container {
-    /// A new one, of no type.
+    /// Opens a new container without a type.
     ///
     /// # Errors
-    /// `ENOENT` without the module `vfio`, `EACCES` without the right to it.
+    /// `ENOENT` without the module `vfio`, `EACCES` without permission.
     pub fn open() -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         Ok(Self(rustix::fs::open(CONTAINER, flags, Mode::empty())?))
     }
 
-    /// The version of the interface: [`API_VERSION`].
+    /// Returns the version of the kernel's interface, which should be [`API_VERSION`].
     ///
     /// # Errors
-    /// `ENOTTY` where the descriptor is something else.
+    /// `ENOTTY` if the descriptor is not a container.
     pub fn api_version(&self) -> io::Result<i32> {
         call(self.0.as_fd(), GET_API_VERSION, 0)
     }
 
-    /// Whether the container can be of this type. Some kernels know only once a group is in it.
+    /// Returns `true` if the container can have this type. Some kernels know this only after it has a
+    /// group.
     ///
     /// # Errors
-    /// `ENOTTY` where the descriptor is something else.
+    /// `ENOTTY` if the descriptor is not a container.
     pub fn supports(&self, kind: IommuType) -> io::Result<bool> {
         Ok(call(self.0.as_fd(), CHECK_EXTENSION, kind as libc::c_ulong)? > 0)
     }
 
-    /// Makes it an address space. It must have a group.
+    /// Sets the type of the container, which makes it an address space. It must have a group.
     ///
     /// # Errors
-    /// `EPERM` where interrupts of the group's devices cannot be isolated and that is not allowed
-    /// (`allow_unsafe_interrupts` of the module `vfio_iommu_type1`), `EINVAL` without a group or for
-    /// a type it cannot be of, `ENODEV` without the type's module.
+    /// `EPERM` if interrupts of the group's devices cannot be isolated and that is not permitted
+    /// (`allow_unsafe_interrupts` of the module `vfio_iommu_type1`), `EINVAL` without a group or for a
+    /// type that it cannot have, `ENODEV` without the type's module.
     pub fn set_iommu(&self, kind: IommuType) -> io::Result<()> {
         call(self.0.as_fd(), SET_IOMMU, kind as libc::c_ulong).map(drop)
     }
 
-    /// What can be mapped, and where.
+    /// Returns the page sizes and IOVAs that can be mapped.
     ///
     /// # Errors
-    /// `EINVAL` before [`set_iommu`](Self::set_iommu); `InvalidData` for an answer that is not what
-    /// the kernel's headers say.
+    /// `EINVAL` before [`set_iommu`](Self::set_iommu); `InvalidData` for an answer that does not
+    /// conform to the kernel's headers.
     pub fn info(&self) -> io::Result<IommuInfo> {
         let mut bytes = info::first_request();
         loop {
             let arg = bytes.as_mut_ptr().cast();
-            // SAFETY: the kernel reads and writes no more than the length that the first word says,
-            // which is the buffer's.
+            // SAFETY: the first word is the length of the buffer, and the kernel accesses no more than
+            // that.
             unsafe { exchange(self.0.as_fd(), IOMMU_GET_INFO, arg) }?;
             match info::longer_request(&bytes) {
                 Some(longer) => bytes = longer,
@@ -150,19 +151,20 @@ impl Container {
         }
     }
 
-    /// Maps `len_bytes` of this process's memory at `iova`: the pages stay where they are, and devices
-    /// of the container's groups reach them, until [`unmap`](Self::unmap).
+    /// Maps `len_bytes` of this process's memory at `iova`. Until [`unmap`](Self::unmap), the pages are
+    /// pinned, and devices of the container's groups can access them.
     ///
     /// # Errors
-    /// `EEXIST` where something is mapped there, `EINVAL` where it is not whole pages, no access at
-    /// all, or addresses that cannot be mapped, `EFAULT` for memory that cannot be pinned (the mapping
-    /// of a dma-buf), `ENOMEM` past the limit of locked memory (`RLIMIT_MEMLOCK`), `ENOSPC` past the
-    /// number of mappings (`dma_entry_limit` of the module `vfio_iommu_type1`). Nothing is mapped then.
+    /// `EEXIST` if a part of the range is mapped already, `EINVAL` if the range does not consist of
+    /// whole pages or cannot be mapped, or if `access` is empty, `EFAULT` for memory that cannot be
+    /// pinned (the mapping of a dma-buf), `ENOMEM` beyond the limit of locked memory (`RLIMIT_MEMLOCK`),
+    /// `ENOSPC` beyond the number of mappings (`dma_entry_limit` of the module `vfio_iommu_type1`).
+    /// Nothing is mapped then.
     ///
     /// # Safety
-    /// Until it is unmapped, devices may read and write the memory, as `access` says, at any moment:
-    /// it must not be given to anybody who relies on its content, nor may there be a reference to it
-    /// that a device's access would contradict.
+    /// Until the memory is unmapped, devices may read and write it at any moment, as `access` permits.
+    /// No code may rely on its content, and no reference to it may exist that conflicts with a device's
+    /// access.
     pub unsafe fn map(
         &self,
         iova: Iova,
@@ -179,16 +181,16 @@ impl Container {
             iova: iova.raw(),
             size: len_bytes,
         };
-        // SAFETY: the kernel reads a `struct vfio_iommu_type1_dma_map`, whose layout `MapArg` has; what
-        // devices do with the memory is the caller's promise.
+        // SAFETY: the kernel reads a `struct vfio_iommu_type1_dma_map`, whose layout `MapArg` has; the
+        // caller's promise covers accesses of devices.
         unsafe { exchange(self.0.as_fd(), IOMMU_MAP_DMA, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// Unmaps all mappings between `iova` and `len_bytes` behind it. When it returns, devices cannot
-    /// reach them any more. The value is how many bytes were mapped there: none are no error.
+    /// Unmaps all mappings in `len_bytes` from `iova`. When it returns, devices cannot access the memory
+    /// any more. Returns the number of bytes that were mapped, which may be zero.
     ///
     /// # Errors
-    /// `EINVAL` where it would cut a mapping, or is not whole pages.
+    /// `EINVAL` if the range begins or ends inside a mapping, or does not consist of whole pages.
     pub fn unmap(&self, iova: Iova, len_bytes: u64) -> io::Result<u64> {
         let mut arg = UnmapArg {
             argsz: size_of::<UnmapArg>() as u32,
@@ -203,39 +205,39 @@ impl Container {
     }
 }
 
-/// Devices that no IOMMU can keep apart.
+/// A group of devices that the IOMMU cannot isolate from each other.
 #[derive(Debug)]
 pub struct Group(OwnedFd);
 
-/// What a group is like.
+/// The status of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupStatus {
-    /// No driver of the kernel has any of its devices.
+    /// `true` if no other kernel driver uses any of its devices.
     pub is_viable: bool,
-    /// It is in a container.
+    /// `true` if the group is in a container.
     pub has_container: bool,
 }
 
 impl Group {
-    /// Where the group `number` is opened.
+    /// Returns the path of the group `number`.
     pub fn path(number: u32) -> PathBuf {
         PathBuf::from(format!("{GROUPS}/{number}"))
     }
 
-    /// The group `number`, as the link `iommu_group` of a device's folder in sysfs names it.
+    /// Opens the group `number`, which the link `iommu_group` in a device's sysfs folder gives.
     ///
     /// # Errors
-    /// `ENOENT` where no device of it has a driver of VFIO, `EACCES` without the right to it, `EBUSY`
-    /// where somebody has it open.
+    /// `ENOENT` if none of its devices has a VFIO driver, `EACCES` without permission, `EBUSY` if it is
+    /// already open.
     pub fn open(number: u32) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         Ok(Self(rustix::fs::open(Self::path(number), flags, Mode::empty())?))
     }
 
-    /// What it is like.
+    /// Returns the status of the group.
     ///
     /// # Errors
-    /// `ENOTTY` where the descriptor is something else.
+    /// `ENOTTY` if the descriptor is not a group.
     pub fn status(&self) -> io::Result<GroupStatus> {
         let mut arg = GroupStatusArg { argsz: size_of::<GroupStatusArg>() as u32, flags: 0 };
         // SAFETY: the kernel reads and writes a `struct vfio_group_status`, whose layout the argument
@@ -245,36 +247,36 @@ impl Group {
         Ok(GroupStatus { is_viable: has(GROUP_IS_VIABLE), has_container: has(GROUP_HAS_CONTAINER) })
     }
 
-    /// Puts it into a container.
+    /// Puts the group into a container.
     ///
     /// # Errors
-    /// `EINVAL` where it is in one, `EPERM` where it is not viable.
+    /// `EINVAL` if it is in a container already, `EPERM` if it is not viable.
     pub fn set_container(&self, container: &Container) -> io::Result<()> {
         let mut fd = container.0.as_raw_fd();
         // SAFETY: the kernel reads a descriptor.
         unsafe { exchange(self.0.as_fd(), GROUP_SET_CONTAINER, (&raw mut fd).cast()) }.map(drop)
     }
 
-    /// Takes it out of its container.
+    /// Takes the group out of its container.
     ///
     /// # Errors
-    /// `EBUSY` while one of its devices is open, `EINVAL` where it is in none.
+    /// `EBUSY` while one of its devices is open, `EINVAL` if it is not in a container.
     pub fn unset_container(&self) -> io::Result<()> {
         call(self.0.as_fd(), GROUP_UNSET_CONTAINER, 0).map(drop)
     }
 
-    /// Opens a device of it by its name: for PCI as `0000:01:00.0`. It must be in a container that has
-    /// a type.
+    /// Opens a device of the group by its name, for PCI such as `0000:01:00.0`. The group must be in a
+    /// container that has a type.
     ///
     /// # Errors
-    /// `ENODEV` where it is no device of the group or VFIO has no driver for it, `EINVAL` without a
-    /// container; `InvalidInput` for a name with a zero byte.
+    /// `ENODEV` if the device is not in the group or has no VFIO driver, `EINVAL` without a container;
+    /// `InvalidInput` for a name with a zero byte.
     pub fn device(&self, name: &str) -> io::Result<Device> {
         let name = CString::new(name)?;
         let arg = name.as_ptr().cast_mut().cast();
         // SAFETY: the kernel reads a string that ends with a zero.
         let fd = unsafe { exchange(self.0.as_fd(), GROUP_GET_DEVICE_FD, arg) }?;
-        // SAFETY: on success the ioctl returns a new descriptor, which nobody else owns.
+        // SAFETY: on success the ioctl returns a new descriptor, which has no other owner.
         Ok(Device::from_fd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 }

@@ -1,4 +1,5 @@
-//! How many closes of each user have not ended, and whether more descriptors of it may come.
+//! The accounts of closes that have not ended, which limit the descriptors that are received from each
+//! user.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -8,27 +9,27 @@ use crate::disposal::Disposals;
 use crate::file_queues::FileQueues;
 use crate::user::User;
 
-/// How many threads may wait in a close for one user.
+/// The maximum number of threads that may be blocked in closes for one user.
 pub(super) const THREADS_PER_USER_MAX: usize = 4;
-/// How many threads may wait for all users before each user may have one at most.
+/// The number of blocked threads of all users from which each user may have at most one.
 const THREADS_SHARED_MAX: usize = 64;
-/// How many threads may wait for all users. Those above [`THREADS_SHARED_MAX`] are for users that have
-/// no other.
+/// The maximum number of blocked threads of all users. Those above [`THREADS_SHARED_MAX`] are for users
+/// that have no other.
 const THREADS_MAX: usize = 256;
-/// How many descriptors of one user may be held because threads that close others wait, and how many of its
-/// files for which the kernel answers.
+/// The maximum number of descriptors of one user that are held because closing threads are blocked, and
+/// the maximum number of its files that the kernel serves itself.
 pub(super) const HELD_PER_USER_MAX: usize = 256;
 
 /// The closes that have not ended, by user.
 #[derive(Debug)]
 pub(super) struct Accounts {
-    /// How many threads close files and may wait for that, for users that have any.
+    /// The number of threads that close files and may be blocked, for users that have any.
     pub(super) threads: BTreeMap<User, usize>,
-    /// How many threads receive from users.
+    /// The number of threads that receive from each user, for users that have any.
     receiving: BTreeMap<User, usize>,
     /// The descriptors of other kinds than regular files that are being closed.
     pub(super) disposals: BTreeMap<User, Disposals>,
-    /// The regular files for which the kernel answers.
+    /// The regular files that the kernel serves itself.
     pub(super) files: FileQueues,
 }
 
@@ -57,7 +58,7 @@ impl Accounts {
         }
         let Some(disposals) = self.disposals.get_mut(&user) else { return true };
         if disposals.held() >= HELD_PER_USER_MAX {
-            // The threads may have ended.
+            // Some of the threads may have ended.
             disposals.dispose(&mut Vec::new());
         }
         disposals.held() < HELD_PER_USER_MAX
@@ -85,7 +86,7 @@ impl Accounts {
         count_down(&mut self.threads, user);
     }
 
-    /// Disposes of as many descriptors of a user as possible, and goes on with those of all users.
+    /// Disposes of as many descriptors of a user as possible, and continues with held ones of all users.
     pub(super) fn dispose(&mut self, user: User, descriptors: &mut Vec<OwnedFd>) {
         if !descriptors.is_empty() {
             self.disposals.entry(user).or_default().dispose(descriptors);
@@ -114,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// Has threads of this user wait for as long as it may have more; returns how many that is.
+    /// Adds blocked threads of this user until its limit is reached, and returns their number.
     fn hang_all(accounts: &mut Accounts, user: User) -> usize {
         let mut count = 0;
         while accounts.may_receive(user) {
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_wait_are_counted_by_user() {
+    fn blocked_threads_are_counted_by_user() {
         let mut accounts = Accounts::new();
         let (hostile, other) = (User::from_uid(1), User::from_uid(2));
         assert_eq!(hang_all(&mut accounts, hostile), THREADS_PER_USER_MAX);
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn each_user_has_one_thread_when_those_of_all_users_are_used_up() {
+    fn each_user_may_have_one_thread_after_the_shared_ones_are_used_up() {
         let mut accounts = Accounts::new();
         let mut users = (0..).map(User::from_uid);
         let mut waiting = 0;

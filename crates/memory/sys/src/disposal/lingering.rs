@@ -12,15 +12,15 @@ use rustix::net::{
     SocketFlags, SocketType, sockopt,
 };
 
-/// The most descriptors that one message can carry.
+/// The maximum number of descriptors in a message.
 const MOST: usize = 253;
 
-/// How many sockets there are.
+/// The number of existing sockets.
 static COUNT: Mutex<usize> = Mutex::new(0);
 static CHANGED: Condvar = Condvar::new();
 
-/// Calls `start`, which starts a program, while there is none of these sockets. A new process has copies of
-/// all descriptors for a moment, and closing them would take it an hour.
+/// Calls `start`, which starts a program, while none of these sockets exist. A new process has copies of
+/// all descriptors for a moment, and would need an hour to close them.
 #[allow(dead_code, reason = "for tests that start programs")]
 pub(crate) fn without_sockets<R>(start: impl FnOnce() -> R) -> R {
     let count = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,7 +34,7 @@ fn count(change: impl FnOnce(&mut usize)) {
     CHANGED.notify_all();
 }
 
-/// A socket whose last close takes an hour. If that is this one, it waits on a thread of its own.
+/// A socket whose last close takes an hour. Dropping it closes it on a new thread.
 #[derive(Debug)]
 pub(crate) struct Socket(Option<OwnedFd>);
 
@@ -74,7 +74,7 @@ pub(crate) fn lingering() -> (Socket, OwnedFd) {
         let flags = SocketFlags::CLOEXEC;
         let socket =
             rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
-        // So that little memory is needed for hundreds of them.
+        // Small buffers, because there are hundreds of sockets.
         sockopt::set_socket_recv_buffer_size(&socket, 1).unwrap();
         sockopt::set_socket_send_buffer_size(&socket, 1).unwrap();
         socket
@@ -110,8 +110,8 @@ pub(crate) fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_
     rustix::net::sendmsg(&socket, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
 }
 
-/// Returns a socket with a lingering socket in its queue, in the queue of another socket, and the
-/// peer of the lingering one.
+/// Returns a socket that has in its queue another socket, which has a lingering socket in its queue; and
+/// the peer of the lingering one.
 pub(crate) fn nested() -> (Socket, OwnedFd) {
     let (mut socket, peer) = lingering();
     for _ in 0..2 {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::lingering::{lingering, many, nested, send};
 use super::*;
 
-/// Waits until all are closed, which takes an hour if the closing thread lingers.
+/// Waits until all disposals have ended, which takes an hour if the closing thread lingers.
 fn wait(disposals: &[Disposal]) {
     let begin = Instant::now();
     while !disposals.iter().all(Disposal::has_ended) {
@@ -14,7 +14,7 @@ fn wait(disposals: &[Disposal]) {
     }
 }
 
-/// Has threads close `socket`, which must all end.
+/// Disposes of `socket`, and waits until it is closed.
 fn close(socket: impl Into<OwnedFd>) {
     let mut sockets = vec![socket.into()];
     let disposals = dispose(&mut sockets);
@@ -44,7 +44,7 @@ fn sockets_that_linger_are_closed_at_once() {
 fn hide_proc() -> io::Result<()> {
     use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
     use rustix::thread::{UnshareFlags, unshare_unsafe};
-    // SAFETY: this thread alone gets a working directory and mounts of its own, not descriptors.
+    // SAFETY: only this thread gets a separate working directory and mounts; descriptors stay shared.
     unsafe { unshare_unsafe(UnshareFlags::FS | UnshareFlags::NEWNS) }?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     Ok(mount("none", "/proc", "tmpfs", MountFlags::empty(), None)?)
@@ -52,7 +52,7 @@ fn hide_proc() -> io::Result<()> {
 
 /// A user can delay look-ups in `/proc/PID/task` for ever.
 #[test]
-fn no_path_is_looked_up_to_find_out_whether_a_thread_has_ended() {
+fn has_ended_looks_up_no_path() {
     let (send_id, id) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
     let thread = thread::spawn(move || {
@@ -71,7 +71,7 @@ fn no_path_is_looked_up_to_find_out_whether_a_thread_has_ended() {
     wait(&[disposal]);
 }
 
-/// A service manager goes on listening when a server has ended.
+/// A service manager continues to listen after a server has ended.
 #[test]
 fn a_socket_that_another_process_listens_on_is_not_shut_down() {
     let dir = tempfile::tempdir().unwrap();
@@ -83,14 +83,14 @@ fn a_socket_that_another_process_listens_on_is_not_shut_down() {
 }
 
 #[test]
-fn what_is_queued_on_a_socket_is_closed_with_it() {
+fn descriptors_in_the_queue_of_a_socket_are_closed_with_it() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (sockets, _peers) = many();
     let mut sockets: Vec<OwnedFd> = sockets.into_iter().map(OwnedFd::from).collect();
     let all: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
     send(&theirs, b"message", &all);
     drop((all, theirs));
-    // The descriptors in the queue are the last ones.
+    // After this, the descriptors in the queue are the last ones.
     wait(&dispose(&mut sockets));
     close(ours);
 }
@@ -112,7 +112,7 @@ fn a_holder_keeps_sockets_open_until_it_is_dropped() {
     assert_eq!(read().unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is open");
     let disposal = holder.close();
     wait(&[disposal]);
-    // Other tests have processes and threads that own copies for a moment.
+    // Processes and threads of other tests own copies for a moment.
     theirs.set_nonblocking(false).unwrap();
     theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(read().unwrap(), 0);
@@ -121,7 +121,7 @@ fn a_holder_keeps_sockets_open_until_it_is_dropped() {
 }
 
 #[test]
-fn a_full_holder_takes_no_more() {
+fn a_full_holder_takes_no_more_descriptors() {
     let mut holder = Holder::start(&[]).unwrap();
     holder.max = 3;
     let mut sockets: Vec<OwnedFd> = (0..5).map(|_| UnixStream::pair().unwrap().0.into()).collect();
@@ -146,7 +146,7 @@ fn connections_that_were_not_accepted_are_closed_with_the_listener() {
 }
 
 #[test]
-fn more_sockets_than_a_message_has_are_closed_in_several_messages() {
+fn more_sockets_than_fit_in_a_message_are_sent_in_several_messages() {
     let (sockets, mut others) = many();
     let mut sockets: Vec<OwnedFd> = sockets.into_iter().map(OwnedFd::from).collect();
     sockets.append(&mut others);
@@ -160,7 +160,7 @@ fn the_threads_keep_no_descriptor_of_the_process() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().canonicalize().unwrap().join("marker");
     let _marker = File::create(&path).unwrap();
-    // A receiver that starts when the file is open, unlike the one that all tests use.
+    // Unlike the receiver that all tests share, this one starts while the file is open.
     let receiver = start().unwrap();
     let is_ours = |task: &fs::DirEntry| {
         fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == NAME)
@@ -180,7 +180,7 @@ fn the_threads_keep_no_descriptor_of_the_process() {
 }
 
 #[test]
-fn sockets_are_held_while_as_many_threads_as_may_be_wait() {
+fn sockets_are_held_while_the_maximum_number_of_threads_waits() {
     let mut disposals = Disposals::endless();
     let (ours, theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
@@ -196,7 +196,7 @@ fn sockets_are_held_while_as_many_threads_as_may_be_wait() {
     assert_eq!(read().unwrap(), 0);
 }
 
-/// Waits until nothing is in flight to this end of a connection.
+/// Waits until the peer has received everything, or has closed its end.
 fn wait_until_received(ours: &OwnedFd) {
     let begin = Instant::now();
     while packet_socket::has_unreceived(ours) {
@@ -243,9 +243,9 @@ fn held_sockets_are_closed_when_another_thread_has_ended() {
     assert_eq!(disposals.held(), 1);
     thread::sleep(Duration::from_millis(100));
     assert_eq!(read().unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is open");
-    // An id that no thread of this process has.
+    // No thread of this process has this id.
     disposals.threads[3].thread.store(u32::MAX, Ordering::Release);
     theirs.set_nonblocking(false).unwrap();
     theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    assert_eq!(read().unwrap(), 0, "nothing else is disposed of meanwhile");
+    assert_eq!(read().unwrap(), 0, "it is closed without another call");
 }

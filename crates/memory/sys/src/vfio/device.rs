@@ -1,4 +1,4 @@
-//! A device: its registers, its configuration space, and which address space it is in.
+//! A device: its registers, its configuration space, and the address space that it is in.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -12,9 +12,9 @@ use crate::ioctl::{call, exchange, vfio_request as request};
 use crate::iommufd::{Ioas, Iommufd};
 use crate::retry_interrupted;
 
-/// Where devices are that are opened without their group (Linux 6.6).
+/// The directory of devices that are opened without their group (Linux 6.6).
 const DEVICES: &str = "/dev/vfio/devices";
-/// The region of a PCI device that is its configuration space. Regions 0 to 5 are its BARs.
+/// The region number of a PCI device's configuration space. Regions 0 to 5 are its BARs.
 pub const CONFIG_REGION: u32 = 7;
 
 const GET_INFO: libc::Ioctl = request(7);
@@ -30,7 +30,7 @@ const REGION_READ: u32 = 1 << 0;
 const REGION_WRITE: u32 = 1 << 1;
 const REGION_MMAP: u32 = 1 << 2;
 
-/// Where in the configuration space the command register is, and its bits for memory and DMA.
+/// The offset of the command register in the configuration space, and its bits for memory and DMA.
 const COMMAND: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_MASTER: u16 = 1 << 2;
@@ -81,33 +81,33 @@ struct DetachArg {
 }
 const _: () = assert!(size_of::<DetachArg>() == 8);
 
-/// An open device. What it can reach is what is mapped in the address space that it is in.
+/// An open device. It can access the memory that is mapped in its address space.
 #[derive(Debug)]
 pub struct Device(OwnedFd);
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its regions are those of a PCI device.
+    /// `true` if it is a PCI device.
     pub is_pci: bool,
-    /// [`Device::reset`] works.
+    /// `true` if [`Device::reset`] works.
     pub can_reset: bool,
 }
 
 /// A part of a device that can be read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Its number.
+    /// The number of the region.
     pub index: u32,
-    /// Its size; zero where the device has no such region.
+    /// Its size in bytes; zero if the device has no such region.
     pub len_bytes: u64,
-    /// It can be read.
+    /// `true` if it can be read.
     pub can_read: bool,
-    /// It can be written.
+    /// `true` if it can be written.
     pub can_write: bool,
-    /// It can be mapped.
+    /// `true` if it can be mapped.
     pub can_map: bool,
-    /// Where the kernel has it in the device's file.
+    /// Its offset in the device's file.
     offset: u64,
 }
 
@@ -116,29 +116,29 @@ impl Device {
         Self(fd)
     }
 
-    /// Where the device `number` is opened without its group.
+    /// Returns the path of the device `number`, for opening it without its group.
     pub fn path(number: u32) -> PathBuf {
         PathBuf::from(format!("{DEVICES}/vfio{number}"))
     }
 
-    /// The device `number`, as the folder `vfio-dev` of its folder in sysfs names it, without its
-    /// group. Nothing but [`bind`](Self::bind) works before it is bound.
+    /// Opens the device `number` without its group. The folder `vfio-dev` in the device's sysfs folder
+    /// gives the number. Only [`bind`](Self::bind) works before it is bound.
     ///
     /// # Errors
-    /// `ENOENT` where it has no driver of VFIO or the kernel opens devices by group only, `EACCES`
-    /// without the right to it.
+    /// `ENOENT` if the device has no VFIO driver or the kernel opens devices by group only, `EACCES`
+    /// without permission.
     pub fn open(number: u32) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         Ok(Self(rustix::fs::open(Self::path(number), flags, Mode::empty())?))
     }
 
-    /// Takes the device for the owner of `iommufd`. It has the number that is returned there. Until it
-    /// is attached it reaches nothing.
+    /// Binds the device to `iommufd`, and returns its ID there. Until it is attached, it cannot access
+    /// any memory.
     ///
     /// # Errors
-    /// `EPERM` where its interrupts cannot be isolated and that is not allowed
-    /// (`allow_unsafe_interrupts` of the module `iommufd`), `EINVAL` where it is bound, by whomever,
-    /// `EBUSY` where its group has another owner, `ENOTTY` of a kernel without it.
+    /// `EPERM` if its interrupts cannot be isolated and that is not permitted (`allow_unsafe_interrupts`
+    /// of the module `iommufd`), `EINVAL` if it is already bound, `EBUSY` if its group has another
+    /// owner, `ENOTTY` if the kernel does not support it.
     pub fn bind(&self, iommufd: &Iommufd) -> io::Result<u32> {
         let mut arg = BindArg {
             argsz: size_of::<BindArg>() as u32,
@@ -152,10 +152,10 @@ impl Device {
         Ok(arg.out_devid)
     }
 
-    /// Puts the device into an address space of the iommufd that it is bound to.
+    /// Attaches the device to an address space of the iommufd that it is bound to.
     ///
     /// # Errors
-    /// `EINVAL` where it is not bound, or the IOMMU cannot have it there.
+    /// `EINVAL` if it is not bound, or the address space is not compatible with its IOMMU.
     pub fn attach(&self, ioas: Ioas) -> io::Result<()> {
         let mut arg =
             AttachArg { argsz: size_of::<AttachArg>() as u32, flags: 0, pt_id: ioas.id() };
@@ -164,10 +164,10 @@ impl Device {
         unsafe { exchange(self.0.as_fd(), ATTACH_IOMMUFD_PT, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// Takes the device out of its address space: it reaches nothing.
+    /// Detaches the device from its address space. It cannot access any memory then.
     ///
     /// # Errors
-    /// `EINVAL` where it is not bound.
+    /// `EINVAL` if it is not bound.
     pub fn detach(&self) -> io::Result<()> {
         let mut arg = DetachArg { argsz: size_of::<DetachArg>() as u32, flags: 0 };
         // SAFETY: the kernel reads a `struct vfio_device_detach_iommufd_pt`, whose layout the argument
@@ -175,15 +175,15 @@ impl Device {
         unsafe { exchange(self.0.as_fd(), DETACH_IOMMUFD_PT, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// Returns the type of the device and the numbers of its regions and interrupts.
+    /// Returns whether the device is a PCI device, and whether it can be reset.
     ///
     /// # Errors
-    /// `EINVAL` where it was opened without its group and is not bound.
+    /// `EINVAL` if it was opened without its group and is not bound.
     pub fn info(&self) -> io::Result<DeviceInfo> {
         let mut arg =
             DeviceInfoArg { argsz: size_of::<DeviceInfoArg>() as u32, ..Default::default() };
-        // SAFETY: the kernel reads and writes the head of a `struct vfio_device_info`, which the
-        // argument is, and knows from `argsz` that there is no more.
+        // SAFETY: the argument is the beginning of a `struct vfio_device_info`; `argsz` limits the
+        // kernel's accesses to it.
         unsafe { exchange(self.0.as_fd(), GET_INFO, (&raw mut arg).cast()) }?;
         Ok(DeviceInfo {
             is_pci: arg.flags & DEVICE_IS_PCI != 0,
@@ -191,15 +191,16 @@ impl Device {
         })
     }
 
-    /// A region by its number: of PCI the BARs 0 to 5, the ROM 6, and [`CONFIG_REGION`].
+    /// Returns a region by its number. For PCI, 0 to 5 are the BARs and 6 is the ROM; see also
+    /// [`CONFIG_REGION`].
     ///
     /// # Errors
-    /// `EINVAL` where there is no such number.
+    /// `EINVAL` if there is no such number.
     pub fn region(&self, index: u32) -> io::Result<Region> {
         let argsz = size_of::<RegionInfoArg>() as u32;
         let mut arg = RegionInfoArg { argsz, index, ..Default::default() };
         // SAFETY: the kernel reads and writes a `struct vfio_region_info`, whose layout the argument
-        // has, and knows from `argsz` that nothing is behind it.
+        // has; `argsz` limits its accesses to it.
         unsafe { exchange(self.0.as_fd(), GET_REGION_INFO, (&raw mut arg).cast()) }?;
         let has = |flag| arg.flags & flag != 0;
         Ok(Region {
@@ -212,10 +213,10 @@ impl Device {
         })
     }
 
-    /// Resets it. What it was doing is over when this returns.
+    /// Resets the device. All of its operations have ended when this returns.
     ///
     /// # Errors
-    /// `ENOTTY` or `EINVAL` where it cannot be reset alone ([`DeviceInfo::can_reset`]).
+    /// `ENOTTY` or `EINVAL` if it cannot be reset alone ([`DeviceInfo::can_reset`]).
     pub fn reset(&self) -> io::Result<()> {
         call(self.0.as_fd(), RESET, 0).map(drop)
     }
@@ -223,8 +224,8 @@ impl Device {
     /// Reads all of `into` from a region.
     ///
     /// # Errors
-    /// `InvalidInput` beyond the region's end, `UnexpectedEof` where the kernel reads less, `EIO` where
-    /// the device is not there any more.
+    /// `InvalidInput` beyond the end of the region, `UnexpectedEof` if the kernel reads less, `EIO` if
+    /// the device has been removed.
     pub fn read(&self, region: &Region, at: u64, into: &mut [u8]) -> io::Result<()> {
         let at = region.position(at, into.len())?;
         let len = into.len();
@@ -235,19 +236,19 @@ impl Device {
     /// Writes all of `from` to a region.
     ///
     /// # Errors
-    /// `InvalidInput` beyond the region's end, `WriteZero` where the kernel writes less, `EIO` where the
-    /// device is not there any more.
+    /// `InvalidInput` beyond the end of the region, `WriteZero` if the kernel writes less, `EIO` if the
+    /// device has been removed.
     pub fn write(&self, region: &Region, at: u64, from: &[u8]) -> io::Result<()> {
         let at = region.position(at, from.len())?;
         let done = retry_interrupted(|| Ok(rustix::io::pwrite(&self.0, from, at)?))?;
         if done == from.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 
-    /// Lets a PCI device do DMA, and answer at its BARs; or forbids DMA. VFIO opens devices with both
-    /// off.
+    /// Permits or forbids DMA of a PCI device, and enables its BARs in both cases. VFIO opens devices
+    /// with both disabled.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    /// Those of [`read`](Self::read) and [`write`](Self::write).
     pub fn set_bus_master(&self, may: bool) -> io::Result<()> {
         let config = self.region(CONFIG_REGION)?;
         let mut command = [0; 2];
@@ -257,7 +258,7 @@ impl Device {
         self.write(&config, COMMAND, &(other | COMMAND_MEMORY | master).to_le_bytes())
     }
 
-    /// Maps all of a region, to read and write registers without a system call.
+    /// Maps all of a region, to access registers without system calls.
     ///
     /// # Errors
     /// `InvalidInput` for a region that cannot be mapped or has no bytes; those of `mmap(2)`.
@@ -269,7 +270,7 @@ impl Device {
         let mut prot = ProtFlags::empty();
         prot.set(ProtFlags::READ, region.can_read);
         prot.set(ProtFlags::WRITE, region.can_write);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no existing memory.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -296,10 +297,11 @@ impl Region {
     }
 }
 
-/// A region of a device, mapped. Each access is one read or write of the device, in the order of the
-/// program, and of the size it says: on PCI least byte first.
+/// A mapped region of a device. Each access is one read or write of the device, in program order, with
+/// exactly the given size. Values are little-endian, as on PCI.
 ///
-/// While the device does not answer at its BARs (its command register, a reset) an access is a SIGBUS.
+/// While the BARs of the device are disabled (by its command register or a reset), an access raises
+/// SIGBUS.
 #[derive(Debug)]
 pub struct Registers {
     start: NonNull<u8>,
@@ -308,9 +310,9 @@ pub struct Registers {
     can_write: bool,
 }
 
-// SAFETY: an own mapping; which thread uses or unmaps it does not matter.
+// SAFETY: the value owns the mapping, which any thread may use or unmap.
 unsafe impl Send for Registers {}
-// SAFETY: all accesses are volatile, of registers that the device orders.
+// SAFETY: all accesses are volatile, and the device orders accesses to its registers.
 unsafe impl Sync for Registers {}
 
 #[expect(clippy::len_without_is_empty, reason = "an empty region is not mapped")]
@@ -320,20 +322,20 @@ impl Registers {
         self.len_bytes
     }
 
-    /// The four bytes at `at`.
+    /// Reads the four bytes at `at`.
     ///
     /// # Panics
-    /// Where they are not all there, `at` is no multiple of four, or the region cannot be read.
+    /// If they are not in the region, `at` is not a multiple of four, or the region cannot be read.
     pub fn read_u32(&self, at: usize) -> u32 {
         let register = self.readable::<u32>(at);
         // SAFETY: inside the mapping, readable and aligned, as was just checked.
         u32::from_le(unsafe { register.read_volatile() })
     }
 
-    /// The eight bytes at `at`.
+    /// Reads the eight bytes at `at`.
     ///
     /// # Panics
-    /// As [`read_u32`](Self::read_u32), of eight.
+    /// If they are not in the region, `at` is not a multiple of eight, or the region cannot be read.
     pub fn read_u64(&self, at: usize) -> u64 {
         let register = self.readable::<u64>(at);
         // SAFETY: inside the mapping, readable and aligned, as was just checked.
@@ -343,7 +345,7 @@ impl Registers {
     /// Writes four bytes at `at`.
     ///
     /// # Panics
-    /// As [`read_u32`](Self::read_u32), where the region cannot be written.
+    /// If they are not in the region, `at` is not a multiple of four, or the region cannot be written.
     pub fn write_u32(&self, at: usize, value: u32) {
         let register = self.writable::<u32>(at);
         // SAFETY: inside the mapping, writable and aligned, as was just checked.
@@ -353,7 +355,7 @@ impl Registers {
     /// Writes eight bytes at `at`.
     ///
     /// # Panics
-    /// As [`write_u32`](Self::write_u32), of eight.
+    /// If they are not in the region, `at` is not a multiple of eight, or the region cannot be written.
     pub fn write_u64(&self, at: usize, value: u64) {
         let register = self.writable::<u64>(at);
         // SAFETY: inside the mapping, writable and aligned, as was just checked.
@@ -380,7 +382,7 @@ impl Registers {
 
 impl Drop for Registers {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and no pointer to it leaves it.
+        // SAFETY: this value owns the mapping, and gives no pointer to it away.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len_bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
     }
@@ -391,7 +393,7 @@ mod tests {
     use super::*;
     use crate::memfd::{self, Backing};
 
-    /// A file in place of a device: reads, writes and maps as one.
+    /// Returns a file in the place of a device, which can be read, written and mapped like one.
     fn device(len_bytes: u64) -> (Device, Region) {
         let file = memfd::create("device", Backing::Shmem).unwrap();
         memfd::set_len(&file, len_bytes + 8192).unwrap();
@@ -401,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_are_the_regions() {
+    fn mapped_registers_have_the_bytes_of_the_region() {
         let (device, region) = device(4096);
         let registers = device.map(&region).unwrap();
         registers.write_u32(4, 0x0403_0201);
@@ -419,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_and_beside_registers_is_a_panic() {
+    fn invalid_accesses_to_registers_panic() {
         let (device, region) = device(4096);
         let registers = &device.map(&region).unwrap();
         for at in [2, 4094, 4096, usize::MAX - 1] {

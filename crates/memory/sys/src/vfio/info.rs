@@ -1,4 +1,4 @@
-//! The answer to `VFIO_IOMMU_GET_INFO`: a head, and capabilities linked by their offsets.
+//! The answer to `VFIO_IOMMU_GET_INFO`: a header, and capabilities linked by their offsets.
 
 use std::io;
 
@@ -6,11 +6,11 @@ use longshore_mem::{AddrRange, Iova};
 
 use crate::iommufd::range;
 
-/// `struct vfio_iommu_type1_info`, to its last field.
+/// The size of `struct vfio_iommu_type1_info`, up to its last field.
 const HEAD_BYTES: usize = 24;
-/// More than any kernel's answer so far, so that most ask once.
+/// The size to ask for first. Known kernels answer with less, so one call is usually enough.
 const FIRST_BYTES: usize = 4096;
-/// Longer than this is no answer.
+/// The maximum size of an answer that is believed.
 const MAX_BYTES: u32 = 1 << 20;
 
 const HAS_PAGE_SIZES: u32 = 1 << 0;
@@ -18,19 +18,19 @@ const HAS_CAPABILITIES: u32 = 1 << 1;
 const CAPABILITY_IOVA_RANGES: u16 = 1;
 const CAPABILITY_DMA_AVAILABLE: u16 = 3;
 
-/// What a container can map, and where.
+/// The page sizes and IOVAs with which a container can map memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IommuInfo {
-    /// A bit for each page size, as of any device of the container.
+    /// A bit for each page size that all IOMMUs of the container support.
     pub page_sizes: u64,
-    /// Addresses that can be mapped: windows of interrupts and the like are none of them. `None` of a
-    /// kernel that does not say (before Linux 5.4).
+    /// The IOVAs that can be mapped, which exclude interrupt windows and other reserved regions. `None`
+    /// if the kernel does not report them (before Linux 5.4).
     pub iova_ranges: Option<Vec<AddrRange<Iova>>>,
-    /// How many more mappings there can be now, where the kernel says.
+    /// The number of mappings that can still be made, if the kernel reports it.
     pub available_mappings: Option<u32>,
 }
 
-/// An answer that is not as the kernel's headers say.
+/// The error for an answer that does not conform to the kernel's headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InfoError(&'static str);
 
@@ -48,12 +48,12 @@ impl From<InfoError> for io::Error {
     }
 }
 
-/// A question, with room for an answer.
+/// Returns a request with room for the answer.
 pub(super) fn first_request() -> Vec<u8> {
     request(FIRST_BYTES)
 }
 
-/// The question again with the room that the kernel says its answer needs.
+/// Returns a request with as much room as the kernel's answer needs, if that is more than it had.
 pub(super) fn longer_request(answer: &[u8]) -> Option<Vec<u8>> {
     let needed = u32_at(answer, 0).unwrap_or(0);
     let is_longer = needed as usize > answer.len() && needed <= MAX_BYTES;
@@ -87,7 +87,7 @@ impl IommuInfo {
                 CAPABILITY_DMA_AVAILABLE => info.available_mappings = u32_at(body, 0),
                 _ => {}
             }
-            // They lie in a row; one that leads back would be read for ever.
+            // Offsets must ascend, or a loop would be followed for ever.
             if next != 0 && next <= at || at < HEAD_BYTES - 4 {
                 return Err(InfoError("has capabilities in a circle"));
             }
@@ -97,7 +97,7 @@ impl IommuInfo {
     }
 }
 
-/// A count, four bytes of nothing, and so many pairs of first and last address.
+/// Parses ranges: a count, four bytes of padding, and pairs of a first and a last address.
 fn ranges(body: &[u8]) -> Option<Vec<AddrRange<Iova>>> {
     let count = u32_at(body, 0)? as usize;
     let pairs = body.get(8..)?.chunks_exact(16);
@@ -123,7 +123,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// An answer with these capabilities.
+    /// Returns an answer with these capabilities.
     fn answer(capabilities: &[(u16, &[u8])]) -> Vec<u8> {
         let mut bytes = vec![0; HEAD_BYTES];
         let flags = HAS_PAGE_SIZES | HAS_CAPABILITIES;
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_read_and_unknown_ones_passed_over() {
+    fn capabilities_are_parsed_and_unknown_ones_skipped() {
         let two = ranges_body(&[(0, 0xfedf_ffff), (0xfef0_0000, (1 << 48) - 1)]);
         let available = 65535_u32.to_ne_bytes();
         let info = answer(&[(2, &[1; 20]), (1, &two), (3, &available)]);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_cut_or_runs_in_a_circle_is_refused() {
+    fn a_truncated_or_circular_answer_is_refused() {
         let whole = answer(&[(1, &ranges_body(&[(0, 0xfff), (0x2000, 0x2fff)]))]);
         for len in 0..whole.len() {
             let parsed = IommuInfo::parse(&whole[..len]);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn more_room_is_given_where_it_is_asked_for() {
+    fn a_longer_request_is_made_if_the_answer_needs_it() {
         let mut answer = first_request();
         assert_eq!(longer_request(&answer), None);
         answer[..4].copy_from_slice(&5000_u32.to_ne_bytes());
