@@ -1,4 +1,4 @@
-//! Files of FUSE on a block device, whose numbers are those of a disk.
+//! FUSE files on a block device, whose device numbers are those of a disk.
 #![cfg(not(miri))]
 #![allow(unused_crate_dependencies, reason = "other targets of this package use them")]
 
@@ -14,7 +14,7 @@ use longshore_sys::answering;
 #[path = "../../../devices/vfio-user/tests/server/fuse.rs"]
 mod fuse;
 
-/// A block device that a file is the content of.
+/// A loop device. Dropping it detaches the device.
 struct Loop(String);
 
 impl Loop {

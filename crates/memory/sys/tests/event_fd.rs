@@ -1,5 +1,6 @@
-//! Eventfds that untrusted processes share, in a process that has no AIO at first. Alone in its process,
-//! because the context is that of the process, and so is the limit that keeps it from being made.
+//! Eventfds that untrusted processes share, in a process in which AIO is not available at first. The
+//! only test of its program, because the AIO context belongs to the process, and so does the limit that
+//! prevents it from being made.
 #![cfg(not(miri))]
 #![allow(unused_crate_dependencies, reason = "other targets of this package use them")]
 
@@ -11,7 +12,7 @@ use longshore_sys::event_fd::{self, SharedEvent};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// An eventfd that blocks, and whose counter is at its end.
+/// Returns a blocking eventfd with a full counter.
 fn full() -> OwnedFd {
     let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
@@ -23,7 +24,7 @@ fn threads() -> usize {
 }
 
 #[test]
-fn a_process_that_had_no_aio_at_first_has_it_later() {
+fn aio_is_used_as_soon_as_it_is_available() {
     let (hostile, other) = (User::from_uid(1), User::from_uid(2));
     let full_ones: Vec<_> = (0..32).map(|_| full()).collect();
     let shared = |event: &OwnedFd, user| {
@@ -35,7 +36,7 @@ fn a_process_that_had_no_aio_at_first_has_it_later() {
 
     let before = threads();
 
-    // Without descriptors there is no context.
+    // Without descriptors no AIO context can be made.
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).unwrap();
     assert!(!event_fd::prepare());
@@ -48,10 +49,10 @@ fn a_process_that_had_no_aio_at_first_has_it_later() {
     poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&minute)).unwrap();
     assert_eq!(event_fd::drain(&event).unwrap(), 1);
     let waiting = threads() - before;
-    // That of the other user may not have ended.
+    // The thread of the other user may not have ended.
     assert!((1..=5).contains(&waiting), "{waiting} threads");
 
-    // As many signals as there are, and at once, since the kernel adds them.
+    // Now all signals arrive at once, because the kernel adds them.
     for event in &hostile {
         event.signal().unwrap();
     }

@@ -1,5 +1,5 @@
-//! An `AsFd` of a program's own may answer otherwise each time. Each function asks once: a descriptor
-//! that was looked at has to be the one that is used.
+//! A custom `AsFd` may return another descriptor each time. So each function calls it only once: the
+//! descriptor that was checked must be the one that is used.
 #![cfg(not(miri))]
 
 use std::cell::Cell;
@@ -14,7 +14,7 @@ use longshore_sys::mapping::{Access, Mapping};
 use longshore_sys::memfd::{self, Backing};
 use longshore_sys::{answering, beneath, event_fd, page_cache, unix_socket};
 
-/// Counts how often it is asked.
+/// Counts the calls of `as_fd`.
 struct Counting<'f> {
     fd: BorrowedFd<'f>,
     count: &'f Cell<u32>,
@@ -35,7 +35,7 @@ fn asks_once<R: Debug>(of: &impl AsFd, what: impl FnOnce(Counting<'_>) -> io::Re
 }
 
 #[test]
-fn descriptors_are_asked_for_once() {
+fn as_fd_is_called_once() {
     let memory = memfd::create("lying", Backing::Shmem).unwrap();
     memfd::set_len(&memory, 8192).unwrap();
     let file = tempfile::tempfile().unwrap();

@@ -1,4 +1,5 @@
-//! Mappings of a process that has as many as it may. One test, because the limit is the process's.
+//! Unmapping in a process that has reached its limit of mappings. The only test of its program, because
+//! the limit belongs to the process.
 #![cfg(not(miri))]
 
 use std::fs;
@@ -8,7 +9,7 @@ use longshore_mem::{FileOffset, Granule};
 use longshore_sys::mapping::{Access, Mapping};
 use longshore_sys::memfd::{self, Backing};
 
-/// More than these take too long to make.
+/// The maximum number of mappings; making more takes too long.
 const MAPPINGS_MAX: usize = 1 << 20;
 const PART_BYTES: u64 = 64 << 20;
 
@@ -18,18 +19,18 @@ fn file(len_bytes: u64) -> OwnedFd {
     file
 }
 
-/// The bytes of addresses that this process has mapped.
+/// Returns the number of bytes of addresses that this process has mapped.
 fn mapped_bytes() -> u64 {
     let statm = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
     pages * longshore_sys::page_size_bytes() as u64
 }
 
-/// As many mappings as the process may have.
+/// Makes as many mappings as the process may have.
 fn fill(file: &OwnedFd) -> Vec<Mapping> {
     let mut all = Vec::with_capacity(MAPPINGS_MAX);
     let page = Granule::new(longshore_sys::page_size_bytes() as u64).unwrap();
-    // All of the same page, so that no two of them are merged.
+    // All map the same page, so that no two of them are merged.
     while let Ok(mapping) = Mapping::of_file(file, page.bytes(), page, Access::ReadWrite) {
         all.push(mapping);
     }
@@ -37,7 +38,7 @@ fn fill(file: &OwnedFd) -> Vec<Mapping> {
 }
 
 #[test]
-fn a_process_with_as_many_mappings_as_it_may_have_loses_no_addresses() {
+fn a_process_at_its_limit_of_mappings_loses_no_addresses() {
     let limit = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     if limit.trim().parse::<usize>().unwrap() > MAPPINGS_MAX {
         println!("SKIPPED: vm.max_map_count is {}, more than this test makes", limit.trim());
@@ -50,7 +51,7 @@ fn a_process_with_as_many_mappings_as_it_may_have_loses_no_addresses() {
     for _ in 0..16 {
         all.pop();
         for _ in 0..16 {
-            // It may be refused.
+            // This may fail.
             drop(Mapping::of_file(&one, 4096, Granule::SIZE_2M, Access::ReadWrite));
         }
     }
@@ -58,7 +59,7 @@ fn a_process_with_as_many_mappings_as_it_may_have_loses_no_addresses() {
     Mapping::of_file(&one, 4096, Granule::SIZE_2M, Access::ReadWrite).unwrap();
     drop(all);
 
-    // The kernel puts each below the one before, and so merges them.
+    // The kernel places each mapping below the previous one, and so merges them.
     let part = |number| {
         let (offset, page) = (FileOffset::new(number * PART_BYTES), Granule::SIZE_4K);
         Mapping::of_file_part(&three, offset, PART_BYTES, page, Access::Read).unwrap()
@@ -73,7 +74,7 @@ fn a_process_with_as_many_mappings_as_it_may_have_loses_no_addresses() {
     let all = fill(&one);
     let full_bytes = mapped_bytes();
     drop(middle);
-    assert_eq!(mapped_bytes(), full_bytes, "the kernel refuses to make two of one");
+    assert_eq!(mapped_bytes(), full_bytes, "the kernel refuses to split a mapping");
     drop(all);
     assert!(mapped_bytes() <= before_bytes - PART_BYTES, "the middle is unmapped later");
 }

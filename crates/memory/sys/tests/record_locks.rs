@@ -1,5 +1,5 @@
-//! Files that another process has given many record locks. Alone in its process, because the bytes are
-//! counted that the process reads.
+//! Files on which another process has set many record locks. The only test of its program, because it
+//! counts the bytes that the process reads.
 #![cfg(not(miri))]
 #![allow(unused_crate_dependencies, reason = "other targets of this package use them")]
 #![expect(unsafe_code, reason = "sets locks of open file descriptions, which rustix cannot")]
@@ -14,10 +14,10 @@ use longshore_sys::{answering, event_fd, unix_socket};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
-/// The kernel lists each with about 60 bytes in `/proc/self/fdinfo`.
+/// The number of locks. In `/proc/self/fdinfo` the kernel lists each with about 60 bytes.
 const LOCKS: usize = 20_000;
 
-/// Sets so many locks that `fdinfo` lists each: one of all bytes, from which single bytes are freed.
+/// Sets [`LOCKS`] locks: locks all bytes, and then unlocks single bytes, which splits the lock.
 fn lock(file: &OwnedFd) {
     set_lock(file, libc::F_WRLCK, 0, 0);
     // From the end, so that the kernel finds the lock to split at once.
@@ -32,8 +32,8 @@ fn set_lock(file: &OwnedFd, kind: i32, start: i64, len_bytes: i64) {
     assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// A file whose name in `/proc/self/fd` is that of a DMA-buf: the only one of a file system that is mounted
-/// nowhere. `None` where that is not possible.
+/// Returns a file whose name in `/proc/self/fd` is that of a DMA-buf, in a file system that is not
+/// mounted anywhere. Returns `None` if that is not possible.
 fn named_like_a_dma_buf() -> Option<OwnedFd> {
     let made = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).and_then(|tmpfs| {
         rustix::mount::fsconfig_create(&tmpfs)?;
@@ -45,20 +45,20 @@ fn named_like_a_dma_buf() -> Option<OwnedFd> {
     made.inspect_err(|error| println!("SKIPPED: tmpfs cannot be mounted: {error}")).ok()
 }
 
-/// How many bytes this process has read from files so far.
+/// Returns the number of bytes that this process has read from files so far.
 fn read_bytes() -> usize {
     let io = fs::read_to_string("/proc/self/io").unwrap();
     let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
     read.unwrap().parse().unwrap()
 }
 
-/// Receives a file, asks all that servers ask of one, and closes it.
+/// Receives a file, does all checks that servers do, and closes it.
 fn use_as_a_server(file: &OwnedFd, user: User) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     unix_socket::send(&theirs, b"x", &[file.as_fd()]).unwrap();
     let mut received = Vec::new();
     let is_passed_on = unix_socket::receive(&ours, user, &mut [0; 8], &mut received, None).is_ok();
-    // Closing an eventfd is the matter of another thread in any case.
+    // Eventfds are passed on even with locks, because another thread closes them in any case.
     assert_eq!(is_passed_on, event_fd::is_one(file).unwrap());
     assert_eq!(is_passed_on, answering::may_be_passed_on(file));
     drop(received);
@@ -68,7 +68,7 @@ fn use_as_a_server(file: &OwnedFd, user: User) {
 }
 
 #[test]
-fn a_file_with_many_record_locks_is_received_judged_and_closed_without_reading_them() {
+fn a_file_with_many_record_locks_is_received_checked_and_closed_without_reading_them() {
     let user = User::from_uid(4_000_000_041);
     let memory = memfd::create("record-locks", Backing::Shmem).unwrap();
     let on_disk = tempfile::tempfile().unwrap().into();

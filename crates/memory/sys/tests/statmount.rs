@@ -1,4 +1,4 @@
-//! Who answers for a file, by `statmount(2)` and without it.
+//! Detecting files that the kernel serves itself, with `statmount(2)` and without it.
 #![cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
 #![allow(unused_crate_dependencies, reason = "other targets of this package use them")]
 #![expect(unsafe_code, reason = "makes a system call that rustix does not have")]
@@ -18,10 +18,10 @@ mod fuse;
 
 const STATMOUNT: i64 = 457;
 const CALLS: usize = 50;
-/// A line of `/proc/self/mountinfo` is longer.
+/// A lower bound of the length of a line of `/proc/self/mountinfo`.
 const LINE_BYTES: usize = 40;
 
-/// Runs `work` on a thread whose calls of `statmount` fail with `errno`, if there is one.
+/// Runs `work` on a thread. If `errno` is given, its calls of `statmount` fail with that.
 fn refusing<T: Send>(errno: Option<i32>, work: impl FnOnce() -> T + Send) -> T {
     let filter = errno.map(|errno| {
         let (permit, refuse) = (SeccompAction::Allow, SeccompAction::Errno(errno as u32));
@@ -39,14 +39,14 @@ fn refusing<T: Send>(errno: Option<i32>, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// How many bytes this thread has read from files so far.
+/// Returns the number of bytes that this thread has read from files so far.
 fn read_bytes() -> usize {
     let io = fs::read_to_string("/proc/thread-self/io").unwrap();
     let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
     read.unwrap().parse().unwrap()
 }
 
-/// Asks often for one file. Returns the answer, and how many bytes that has read.
+/// Checks a file many times. Returns the answer, and the number of bytes that were read.
 fn ask(file: &File) -> (bool, usize) {
     let before = read_bytes();
     let answer = answering::is_answered_by_kernel(file).unwrap();
@@ -76,7 +76,7 @@ fn the_answer_is_the_same_and_the_list_of_mounts_is_read_without_statmount_only(
         vec![("disk", &on_disk, true), ("tmpfs", &of_tmpfs, true), ("proc", &of_proc, false)];
     files.extend(of_fuse.as_ref().map(|file| ("FUSE", &**file, false)));
 
-    // SAFETY: the call fails without a look at the structures, which are none.
+    // SAFETY: the call fails, because the pointers are null.
     let made = unsafe { libc::syscall(STATMOUNT, 0, 0, 0, 0) };
     let error = io::Error::last_os_error();
     let has_statmount = made != 0 && error.raw_os_error() != Some(libc::ENOSYS);

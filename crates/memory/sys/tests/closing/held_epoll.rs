@@ -1,6 +1,6 @@
-//! An epoll whose lock is held, so that the last close of a file that it lists waits. Tests of other
+//! An epoll whose lock is held, so that the last close of a file that it lists blocks. Tests of other
 //! packages include this file, too.
-#![expect(unsafe_code, reason = "has a system call write to memory whose page does not come")]
+#![expect(unsafe_code, reason = "makes a system call write to memory whose page is not provided")]
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -33,19 +33,19 @@ struct Register {
 const API: Opcode = opcode::read_write::<Api>(0xaa, 0x3f);
 const REGISTER: Opcode = opcode::read_write::<Register>(0xaa, 0);
 
-/// An epoll in which a thread waits and holds the lock, because the page for its events does not come. A
-/// client can do the same with a page of a FUSE file system of its own. The lock is free when this is dropped.
+/// An epoll whose lock is held by a waiting thread, because the page for its events is not provided. A
+/// client can do the same with a page of its own FUSE file system. Dropping this frees the lock.
 #[derive(Debug)]
 pub(crate) struct HeldEpoll {
-    /// The page comes when this is closed.
+    /// Closing it provides the page.
     handler: Option<OwnedFd>,
     waiting: Option<JoinHandle<()>>,
     page: usize,
 }
 
 impl HeldEpoll {
-    /// Returns when the lock of an epoll that lists `files` is held; `None` if this process may not handle
-    /// page faults of system calls.
+    /// Makes an epoll that lists `files`, and returns when its lock is held. Returns `None` if this
+    /// process may not handle page faults of system calls.
     pub(crate) fn of(files: &[OwnedFd]) -> Option<Self> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -62,13 +62,13 @@ impl HeldEpoll {
         let mut api = Api { api: 0xaa, features: 0, ioctls: 0 };
         // SAFETY: the structure of this request.
         let request = unsafe { Updater::<API, Api>::new(&mut api) };
-        // SAFETY: it changes nothing but the descriptor.
+        // SAFETY: the request changes only the descriptor.
         unsafe { ioctl(&handler, request) }.unwrap();
         let mut register =
             Register { start: page as u64, len_bytes: PAGE as u64, mode: 1, ioctls: 0 };
         // SAFETY: the structure of this request.
         let request = unsafe { Updater::<REGISTER, Register>::new(&mut register) };
-        // SAFETY: a mapping that nothing refers to.
+        // SAFETY: no reference to the mapping exists.
         unsafe { ioctl(&handler, request) }.unwrap();
 
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
@@ -78,13 +78,13 @@ impl HeldEpoll {
         }
         let waiting = thread::spawn(move || {
             let events = ptr::with_exposed_provenance_mut::<MaybeUninit<epoll::Event>>(page);
-            // SAFETY: it lies in the mapping, which stays until this thread has ended, and which nothing
-            // else uses.
+            // SAFETY: it is in the mapping, which exists until this thread has ended, and which no other
+            // code uses.
             let events = unsafe { std::slice::from_raw_parts_mut(events, 1) };
             epoll::wait(&epoll, events, None).unwrap();
             drop(ready);
         });
-        // The message that the page is missing.
+        // Wait for the message that the page is missing.
         rustix::io::read(&handler, &mut [0; 32]).unwrap();
         Some(Self { handler: Some(handler), waiting: Some(waiting), page })
     }

@@ -1,5 +1,5 @@
-//! Files whose last close waits for an epoll of an untrusted process. Alone in its process, because threads
-//! are counted.
+//! Files whose last close waits for an epoll of an untrusted process. These tests have their own
+//! program, because they count its threads.
 #![cfg(not(miri))]
 #![allow(unused_crate_dependencies, reason = "other targets of this package use them")]
 
@@ -19,10 +19,10 @@ mod held_epoll;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Held by each test, because threads are those of the process.
+/// Locked by each test, because tests count the threads of the process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Fails if `work` waits for ever.
+/// Fails the test if `work` takes too long.
 fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, told) = mpsc::channel();
     thread::spawn(move || tell.send(work()));
@@ -58,7 +58,7 @@ fn a_received_eventfd_that_a_held_epoll_lists_is_closed_without_waiting() {
     let Some(held) = HeldEpoll::of(&event) else { return };
     let (ours, theirs) = UnixStream::pair().unwrap();
     unix_socket::send(&theirs, b"x", &[event[0].as_fd()]).unwrap();
-    // The one in the queue is the last one.
+    // After this, the descriptor in the queue is the last one.
     drop(event);
     in_time(move || {
         let mut received = Vec::new();
@@ -81,7 +81,7 @@ fn many_eventfds_of_a_user_are_closed_by_few_threads() {
     }
     let user = User::from_uid(4_000_000_033);
     let events: Vec<OwnedFd> = (0..COUNT).map(|_| event_fd::create().unwrap()).collect();
-    // Each thread that closes some of them waits, and so can be counted.
+    // Each closing thread blocks, and so can be counted.
     let Some(held) = HeldEpoll::of(&events) else { return };
     let events = events.into_iter().map(|event| SharedEvent::new(Disposable::of_user(event, user)));
     let events = events.collect();
@@ -89,12 +89,13 @@ fn many_eventfds_of_a_user_are_closed_by_few_threads() {
     in_time(move || SharedEvent::close_all(events));
     assert!(closing::may_receive(user), "the next descriptors are received at once");
     let begin = Instant::now();
-    // A thread may start after it was sent its descriptors.
+    // A thread may start only after its descriptors were sent.
     while descriptors::open_count().unwrap() > COUNT as u64 / 2 || threads() <= before {
         assert!(begin.elapsed() < PATIENCE, "threads close the descriptors");
         thread::sleep(Duration::from_millis(1));
     }
-    // 253 descriptors each, which is nine; the kernel and the test runner may have a few others come and go.
+    // Each closes 253 descriptors, so there are nine. The kernel and the test runner may start a few
+    // others.
     let started = threads().saturating_sub(before);
     assert!(started <= 64, "{started} threads for 2,048 descriptors");
     is_busy_until_freed(user, held);
