@@ -143,9 +143,9 @@ def test_several_checksums_at_once(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"heap": "mmap"}, "unknown heap"),
-        ({"mode": "fast"}, "no read mode"),
-        ({"format": "pt"}, "no format"),
-        ({"verify": ["md5"]}, "no checksum"),
+        ({"mode": "fast"}, "unknown read mode"),
+        ({"format": "pt"}, "unknown format"),
+        ({"verify": ["md5"]}, "unknown checksum"),
         ({"align": 3}, "not a power of two"),
     ],
 )
