@@ -1,7 +1,7 @@
-//! The other end: connects to a server, drives its device and lends it memory.
+//! A client: connects to a server, drives its device and gives it memory.
 //!
-//! It is what the tests here drive servers with, and serves as well to try a device without a
-//! virtual machine. One thread uses it; it waits for each answer.
+//! The tests of this crate drive servers with it. It can also try a device without a virtual machine.
+//! One thread uses it, and waits for each reply.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,13 +26,13 @@ pub trait DmaMemory {
     /// Reads at `iova`.
     ///
     /// # Errors
-    /// What the server is told.
+    /// The error that is sent to the server.
     fn read(&mut self, iova: u64, into: &mut [u8]) -> Result<(), Errno>;
 
     /// Writes at `iova`.
     ///
     /// # Errors
-    /// What the server is told.
+    /// The error that is sent to the server.
     fn write(&mut self, iova: u64, from: &[u8]) -> Result<(), Errno>;
 }
 
@@ -50,21 +50,21 @@ impl DmaMemory for NoDmaMemory {
     }
 }
 
-/// Why something was not done.
+/// The error of a client's call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The server answered so.
+    /// The server sent this error.
     #[error("the server {0}")]
     Refused(Errno),
-    /// The server is gone.
+    /// The server closed the connection.
     #[error("the server closed the connection")]
     Closed,
     /// The server did not answer in time.
     #[error("the server did not answer within {0:?}")]
     TimedOut(Duration),
-    /// What the server answered makes no sense.
-    #[error("the server's answer makes no sense: {0:?}")]
+    /// The server sent a message that is not valid.
+    #[error("unexpected message from the server: {0:?}")]
     UnexpectedReply(MessageHeader),
     /// The socket failed.
     #[error("the socket to the server failed")]
@@ -120,7 +120,7 @@ impl<M: DmaMemory> Client<M> {
     /// Makes a client that has not proposed a version yet: call [`negotiate`](Self::negotiate) first.
     pub fn without_negotiation(stream: UnixStream, memory: M) -> Self {
         let limits = Capabilities::DEFAULT;
-        // All answers are bounded by what was asked for, and commands by what was settled.
+        // The request bounds each reply, and the negotiated limits bound commands.
         let payload_bytes_max = limits.transfer_bytes_max.saturating_add(64 << 10);
         Self {
             stream: Disposable::new(stream),
@@ -150,7 +150,7 @@ impl<M: DmaMemory> Client<M> {
         if minor > VERSION_MINOR { Err(Errno::EINVAL.into()) } else { Ok(()) }
     }
 
-    /// Waits this long for an answer, instead of [`REPLY_TIMEOUT_DEFAULT`].
+    /// Sets how long to wait for a reply, instead of [`REPLY_TIMEOUT_DEFAULT`].
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
@@ -160,21 +160,21 @@ impl<M: DmaMemory> Client<M> {
         &self.server
     }
 
-    /// The memory that the server reaches by messages.
+    /// Returns the memory that the server accesses by messages.
     pub fn memory(&mut self) -> &mut M {
         &mut self.memory
     }
 
-    /// What the device is.
+    /// Returns the description of the device.
     ///
     /// # Errors
-    /// See [`ClientError`]; so for all that follow.
+    /// See [`ClientError`].
     pub fn device_info(&mut self) -> Result<DeviceInfo, ClientError> {
         let answer = self.request(&Request::DeviceGetInfo { argsz: 16 }, &[])?;
         Ok(DeviceInfo::parse(&answer.payload)?)
     }
 
-    /// What a region is, and the file to map it from.
+    /// Returns the description of a region, and the file to map it from.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -190,7 +190,7 @@ impl<M: DmaMemory> Client<M> {
             if info.argsz <= argsz {
                 return Ok((info, answer.fds.pop()));
             }
-            // Areas were left out. No server needs to ask for more than its messages may have.
+            // Areas were left out. A server's reply is never longer than this.
             if info.argsz > 64 << 10 {
                 return Err(Errno::EMSGSIZE.into());
             }
@@ -198,7 +198,7 @@ impl<M: DmaMemory> Client<M> {
         }
     }
 
-    /// What a kind of interrupts is.
+    /// Returns the description of a kind of interrupts.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -207,7 +207,7 @@ impl<M: DmaMemory> Client<M> {
         Ok(IrqInfo::parse(&answer.payload)?)
     }
 
-    /// Lets interrupts from `start` of a kind be told by `events`.
+    /// Attaches `events` to the interrupts of a kind from `start` on.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -222,7 +222,8 @@ impl<M: DmaMemory> Client<M> {
         self.request(&Request::DeviceSetIrqs(set), events).map(drop)
     }
 
-    /// Lends the server memory: `file` from `offset` on, or, without one, by messages.
+    /// Gives the server memory: `file` from `offset` on, or memory that it accesses by messages if
+    /// `file` is `None`.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -240,7 +241,7 @@ impl<M: DmaMemory> Client<M> {
         self.request(&Request::DmaMap(map), &files).map(drop)
     }
 
-    /// Takes memory back.
+    /// Unmaps memory.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -250,7 +251,7 @@ impl<M: DmaMemory> Client<M> {
         self.request(&Request::DmaUnmap(unmap), &[]).map(drop)
     }
 
-    /// Reads from a region, at most what the server takes at once.
+    /// Reads from a region, at most the server's largest transfer.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -270,7 +271,7 @@ impl<M: DmaMemory> Client<M> {
         Ok(())
     }
 
-    /// Writes to a region, at most what the server takes at once.
+    /// Writes to a region, at most the server's largest transfer.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -291,7 +292,8 @@ impl<M: DmaMemory> Client<M> {
         self.request(&Request::DeviceReset, &[]).map(drop)
     }
 
-    /// Sends any command and waits for its answer. What the server asks meanwhile is answered.
+    /// Sends any command and waits for its reply. Commands of the server that arrive meanwhile are
+    /// answered.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -329,7 +331,7 @@ impl<M: DmaMemory> Client<M> {
         }
     }
 
-    /// Sends bytes as they are, whatever they are.
+    /// Sends bytes as they are, without checks.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -355,7 +357,7 @@ impl<M: DmaMemory> Client<M> {
         Ok(())
     }
 
-    /// Answers what the server asks, until it has asked nothing for `quiet`; how many times it did.
+    /// Answers commands of the server until none arrives for `quiet`; returns their number.
     ///
     /// # Errors
     /// See [`ClientError`]; [`UnexpectedReply`](ClientError::UnexpectedReply) if the server sends a
@@ -372,7 +374,7 @@ impl<M: DmaMemory> Client<M> {
         Ok(asked)
     }
 
-    /// The next message, whatever it is; `None` where none comes.
+    /// Returns the next message of any kind, or `None` if none arrives before the deadline.
     fn receive(&mut self, deadline: Instant) -> Result<Option<Message>, ClientError> {
         match self.receiver.receive(&self.stream, &[], Some(deadline))? {
             Received::Message(message) => Ok(Some(message)),

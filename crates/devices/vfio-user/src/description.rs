@@ -6,13 +6,13 @@ use crate::wire::{IrqInfo, RegionInfo};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct DeviceDescription {
-    /// Its regions, by index. One of no bytes is not there.
+    /// The regions, by index. A region of length 0 does not exist.
     pub regions: Vec<RegionDescription>,
-    /// Its kinds of interrupts, by index. One of count 0 is not there.
+    /// The kinds of interrupts, by index. A kind of count 0 does not exist.
     pub irqs: Vec<IrqDescription>,
-    /// Whether it is a PCI device, whose indices are those of [`pci`](crate::pci).
+    /// `true` if it is a PCI device, whose indices are those of [`pci`](crate::pci).
     pub is_pci: bool,
-    /// Whether it can be reset.
+    /// `true` if the client can reset it.
     pub has_reset: bool,
 }
 
@@ -27,28 +27,28 @@ impl DeviceDescription {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct RegionDescription {
-    /// How long it is in bytes.
+    /// The length in bytes.
     pub len_bytes: u64,
-    /// Whether the client may read it.
+    /// `true` if the client may read it.
     pub readable: bool,
-    /// Whether the client may write it.
+    /// `true` if the client may write it.
     pub writable: bool,
 }
 
 impl RegionDescription {
-    /// Describes a region that the client may read and write. It does so by messages, and in memory if
-    /// [`Device::mappable`](crate::Device::mappable) returns some.
+    /// Describes a region that the client may read and write: by messages, and through a mapping if
+    /// [`Device::mappable`](crate::Device::mappable) returns memory.
     pub const fn new(len_bytes: u64) -> Self {
         Self { len_bytes, readable: true, writable: true }
     }
 
-    /// Has the client only read the region.
+    /// Makes the region read-only for the client.
     #[must_use]
     pub fn read_only(self) -> Self {
         Self { writable: false, ..self }
     }
 
-    /// Has the client only write the region.
+    /// Makes the region write-only for the client.
     #[must_use]
     pub fn write_only(self) -> Self {
         Self { readable: false, ..self }
@@ -71,12 +71,12 @@ impl RegionDescription {
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct IrqDescription {
-    /// How many there are.
+    /// The number of interrupts.
     pub count: u32,
-    /// Whether the client may mask them.
+    /// `true` if the client may mask them.
     pub maskable: bool,
-    /// Whether one that was raised is masked until the client unmasks it, as a level-triggered
-    /// line is.
+    /// `true` if raising an interrupt masks it until the client unmasks it, as for a level-triggered
+    /// line.
     pub automasked: bool,
 }
 

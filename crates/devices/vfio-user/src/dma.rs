@@ -1,4 +1,4 @@
-//! The client's memory, as it comes and goes.
+//! The client's memory, as the client maps and unmaps it.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -12,31 +12,32 @@ use crate::link::Link;
 use crate::negotiation::Capabilities;
 use crate::wire;
 
-/// What keeps the client's memory for the device. The server calls it from the thread that serves
-/// the client, and calls it only with what it has checked: maps do not overlap, are not empty, do
-/// not wrap around and consist of whole pages, and what is unmapped was mapped just so.
+/// The owner of the client's memory for the device. The server calls it on the thread that serves the
+/// client, with checked ranges only: maps do not overlap, are not empty, do not wrap around and consist
+/// of whole pages, and each range to unmap is exactly that of a map.
 pub trait DmaTarget {
-    /// A client has come. Memory without a descriptor is reached through the link.
+    /// Called when a client has connected. Memory without a descriptor is accessed through the link.
     fn connected(&mut self, link: &Link) {
         let _ = link;
     }
 
-    /// The client is gone, and its memory has been unmapped. The link leads nowhere any more.
+    /// Called when the client has disconnected and its memory is unmapped. The link no longer works.
     fn disconnected(&mut self) {}
 
-    /// Makes memory of the client reachable.
+    /// Maps memory of the client.
     ///
     /// # Errors
-    /// What the client is told. Nothing must be left of the map then.
+    /// The error that is sent to the client. Nothing of the map may be left then.
     fn dma_map(&mut self, map: DmaMapping) -> Result<(), Errno>;
 
-    /// Takes it back. When this returns, nothing reaches it any more.
+    /// Unmaps memory of the client. When this returns, nothing can access it any more.
     ///
     /// # Errors
-    /// What the client is told; the map then stays, as it does for the server.
+    /// The error that is sent to the client; the memory must then still be mapped, and the server keeps
+    /// the map, too.
     fn dma_unmap(&mut self, range: AddrRange<Iova>) -> Result<(), Errno>;
 
-    /// The log of what the device writes; `None` where there is none.
+    /// Returns the log of the pages that the device writes, or `None` if there is no log.
     fn dirty_log(&mut self) -> Option<&mut dyn DirtyLog> {
         None
     }
@@ -44,24 +45,24 @@ pub trait DmaTarget {
 
 /// A log of the pages that the device writes.
 pub trait DirtyLog {
-    /// Begins to log writes into `ranges`, or all where there are none; the size of the pages that
-    /// it logs, which may be another than wanted.
+    /// Begins to log writes to `ranges`, or to all addresses if `ranges` is empty. Returns the size of
+    /// the log's pages in bytes, which may differ from `page_bytes`.
     ///
     /// # Errors
-    /// What the client is told; nothing is logged then.
+    /// The error that is sent to the client; nothing is logged then.
     fn start(&mut self, ranges: &[AddrRange<Iova>], page_bytes: u64) -> Result<u64, Errno>;
 
-    /// Ends it.
+    /// Stops logging.
     ///
     /// # Errors
-    /// What the client is told.
+    /// The error that is sent to the client.
     fn stop(&mut self) -> Result<(), Errno>;
 
-    /// Sets a bit in `bitmap` for each page of `page_bytes` in `range` that was written since this
-    /// was last called. The bitmap is all zeros and as long as the range needs.
+    /// Sets a bit in `bitmap` for each page of `page_bytes` in `range` that was written since the last
+    /// call. The bitmap is all zeros and as long as the range needs.
     ///
     /// # Errors
-    /// What the client is told; what was written stays to be told later.
+    /// The error that is sent to the client; a later call must report the pages that were written.
     fn report(
         &mut self,
         range: AddrRange<Iova>,
@@ -74,13 +75,13 @@ pub trait DirtyLog {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DmaMapping {
-    /// Where the device sees it.
+    /// The range of addresses at which the device accesses it.
     pub range: AddrRange<Iova>,
-    /// Whether the device may read it.
+    /// `true` if the device may read it.
     pub readable: bool,
-    /// Whether the device may write it.
+    /// `true` if the device may write it.
     pub writable: bool,
-    /// Where it is.
+    /// The way in which the memory is accessed.
     pub backing: DmaBacking,
 }
 
@@ -91,34 +92,34 @@ impl DmaMapping {
     }
 }
 
-/// How memory of the client is reached.
+/// The way in which memory of the client is accessed.
 #[derive(Debug)]
 pub enum DmaBacking {
     /// By mapping a file.
     Mmap {
-        /// The file. What it is and how long it is has not been looked at. The client can have the last
-        /// close of a DMA-buf wait for ever, and that of another file for long (by a million locks of
-        /// `fcntl(2)`), and so its unmapping if that is the last reference
-        /// ([`SpaceDma`](crate::SpaceDma) keeps one, and closes it on another thread).
+        /// The file. Its type and length have not been checked. A client can delay the last close of a
+        /// DMA-buf for ever, and that of another file for long (by a million `fcntl(2)` locks).
+        /// Unmapping then takes as long, if the mapping is the last reference
+        /// ([`SpaceDma`](crate::SpaceDma) keeps another reference, and closes it on another thread).
         file: OwnedFd,
-        /// Where in it the memory begins; a multiple of the page size.
+        /// The offset in the file at which the memory begins; a multiple of the page size.
         offset: FileOffset,
     },
-    /// By reading and writing a file, which waits if the client holds the lock of its inode.
+    /// By reading and writing a file; both block while the client holds the lock of its inode.
     FileIo {
-        /// The file, as above.
+        /// The file, as in [`Mmap`](Self::Mmap).
         file: OwnedFd,
-        /// Where in it the memory begins.
+        /// The offset in the file at which the memory begins.
         offset: FileOffset,
     },
     /// By messages: [`Link::read`] and [`Link::write`].
     Messages,
 }
 
-/// Which memory is mapped, as the server knows it.
+/// The client's maps, as the server records them.
 #[derive(Debug, Default)]
 pub(crate) struct DmaMaps {
-    /// By IOVA.
+    /// Keyed by IOVA.
     maps: BTreeMap<u64, AddrRange<Iova>>,
 }
 
@@ -131,15 +132,16 @@ impl DmaMaps {
         self.maps.values().copied()
     }
 
-    /// Whether `range`, which is not empty, shares a byte with a map.
+    /// Returns `true` if `range`, which is not empty, shares a byte with a map.
     fn overlaps(&self, range: AddrRange<Iova>) -> bool {
         let Some(last) = range.last() else { return false };
         let below = self.maps.range(..=last.raw()).next_back();
         below.is_some_and(|(_, other)| other.intersection(range).is_some())
     }
 
-    /// What a client claims, checked against what is mapped. Nothing is entered. If the last close of the
-    /// file can wait, there is a copy of the descriptor, to be dropped when the file was mapped or refused.
+    /// Checks a client's claim against the existing maps, and does not enter it. If the last close of
+    /// the file can block, the result has a duplicate of the descriptor, to be dropped after the file
+    /// was mapped or refused.
     pub(crate) fn check(
         &self,
         claim: &wire::DmaMap,
@@ -170,7 +172,7 @@ impl DmaMaps {
         let file = files.pop();
         let is_wrong = match &file {
             None => by_mmap || by_file_io,
-            // What the kernel can address in a file.
+            // Beyond the file offsets that the kernel supports.
             Some(_) if file_end.is_none_or(|end| end > i64::MAX as u64) => true,
             Some(_) => !by_file_io && claim.offset & page_mask != 0,
         };
@@ -199,7 +201,7 @@ impl DmaMaps {
         self.maps.insert(range.start().raw(), range);
     }
 
-    /// The map that has exactly these addresses.
+    /// Returns the map that has exactly these addresses.
     pub(crate) fn exact(&self, iova: u64, len_bytes: u64) -> Option<AddrRange<Iova>> {
         self.maps.get(&iova).copied().filter(|range| range.len() == len_bytes)
     }

@@ -2,7 +2,7 @@
 
 use std::{error, fmt, io};
 
-/// An error number (`errno`) of Linux: the reply to a command that failed carries one.
+/// A Linux error number (`errno`), which the reply to a failed command carries.
 ///
 /// A [`Device`](crate::Device) and a [`DmaTarget`](crate::DmaTarget) return one, and the server sends it
 /// to the client.
@@ -13,29 +13,29 @@ pub struct Errno(u32);
 impl Errno {
     /// `EPERM`: not allowed.
     pub const EPERM: Self = Self(1);
-    /// `ENOENT`: there is no such thing.
+    /// `ENOENT`: no such entry, for example no map with these addresses.
     pub const ENOENT: Self = Self(2);
-    /// `EIO`: it went wrong.
+    /// `EIO`: input or output failed.
     pub const EIO: Self = Self(5);
-    /// `ENOMEM`: no memory or no room for it.
+    /// `ENOMEM`: out of memory or addresses.
     pub const ENOMEM: Self = Self(12);
-    /// `EFAULT`: an address with nothing behind it.
+    /// `EFAULT`: nothing is mapped at the address.
     pub const EFAULT: Self = Self(14);
-    /// `EBUSY`: it is in use by whoever asks.
+    /// `EBUSY`: the resource is in use by the caller.
     pub const EBUSY: Self = Self(16);
-    /// `EEXIST`: something is there already.
+    /// `EEXIST`: something is mapped there already.
     pub const EEXIST: Self = Self(17);
-    /// `EINVAL`: the message does not say anything that makes sense.
+    /// `EINVAL`: the message is not valid.
     pub const EINVAL: Self = Self(22);
     /// `ENOTTY`: the device does not have this feature.
     pub const ENOTTY: Self = Self(25);
-    /// `ENOSPC`: as many as there may be are there.
+    /// `ENOSPC`: a limit is reached.
     pub const ENOSPC: Self = Self(28);
     /// `ENOSYS`: no such command.
     pub const ENOSYS: Self = Self(38);
-    /// `EMSGSIZE`: longer than was settled.
+    /// `EMSGSIZE`: longer than the negotiated maximum.
     pub const EMSGSIZE: Self = Self(90);
-    /// `EOPNOTSUPP`: a command that is known, and not done here.
+    /// `EOPNOTSUPP`: a command of the protocol that is not supported here.
     pub const EOPNOTSUPP: Self = Self(95);
 
     /// Returns the error with this number. A reply may carry any number.

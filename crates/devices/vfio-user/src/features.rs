@@ -1,4 +1,4 @@
-//! What not every device has: being moved to another process, and a log of what it writes.
+//! Optional features of a device: migration, and a log of the pages that it writes.
 
 use longshore_mem::{AddrRange, Iova};
 
@@ -8,12 +8,12 @@ use crate::dma::{DirtyLog, DmaTarget};
 use crate::migration::MigrationState;
 use crate::wire::{Builder, Feature, Fields, feature};
 
-/// The state can be read while the device stands still.
+/// The state can be read while the device is stopped.
 const MIGRATION_STOP_COPY: u64 = 1;
-/// The state can be read while it runs, too.
+/// The state can be read while the device runs, too.
 const MIGRATION_PRE_COPY: u64 = 1 << 2;
 
-/// More ranges to log than this would be more than a client ever maps.
+/// A limit that no client reaches: it never has so many maps.
 const RANGES_MAX: u32 = 65_535;
 
 /// The state that features change.
@@ -30,7 +30,7 @@ pub(crate) struct Features<'a, D, M> {
 }
 
 impl<D: Device, M: DmaTarget> Features<'_, D, M> {
-    /// The payload of the answer.
+    /// Returns the payload of the reply.
     pub(crate) fn answer(
         mut self,
         asked: &Feature<'_>,
@@ -80,7 +80,7 @@ impl<D: Device, M: DmaTarget> Features<'_, D, M> {
         }
     }
 
-    /// What can be done with a feature; `None` for one that is not there.
+    /// Returns the actions that a feature supports, or `None` if the device does not have the feature.
     fn actions_of(&mut self, number: u32) -> Option<u32> {
         let (is_there, actions) = match number {
             feature::MIGRATION => (self.can_migrate(), Feature::GET),
@@ -154,7 +154,7 @@ impl<D: Device, M: DmaTarget> Features<'_, D, M> {
         }
         let answer_bytes = u64::from(Feature::PREFIX_LEN_BYTES) + 24 + words * 8;
         if u64::from(asked.argsz) < answer_bytes {
-            // It would be lost what was written.
+            // A report clears the log, so one that the client has no room for would lose pages.
             return Ok(Feature { argsz: answer_bytes as u32, data: &[], ..*asked }.encode());
         }
         let mut bitmap = vec![0; words as usize];
@@ -165,8 +165,7 @@ impl<D: Device, M: DmaTarget> Features<'_, D, M> {
     }
 }
 
-/// The answer with the data that was asked for, or with its length where that is more than the
-/// client takes.
+/// Returns the reply with the requested data, or only with its length if the client has too little room.
 fn got(asked: &Feature<'_>, data: &[u8]) -> Vec<u8> {
     let argsz = Feature::PREFIX_LEN_BYTES + data.len() as u32;
     let data = if argsz <= asked.argsz { data } else { &[] };

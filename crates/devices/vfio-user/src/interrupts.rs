@@ -16,7 +16,7 @@ use crate::Errno;
 use crate::description::IrqDescription;
 use crate::wire::{IrqData, SetIrqs};
 
-/// The interrupts of a device. Clones are the same ones.
+/// The interrupts of a device. Clones are handles of the same interrupts.
 #[derive(Clone)]
 pub struct Interrupts(Arc<Mutex<Vec<Kind>>>);
 
@@ -29,15 +29,15 @@ struct Kind {
 #[derive(Debug, Default)]
 struct Line {
     event: Option<SharedEvent>,
-    /// Counts the descriptor of `event`.
+    /// The permit that counts the descriptor of `event`.
     permit: Option<Permit>,
     is_masked: bool,
-    /// It was raised while it was masked.
+    /// `true` if the interrupt was raised while it was masked.
     is_pending: bool,
 }
 
 impl Interrupts {
-    /// Interrupts that were not delivered yet.
+    /// Makes interrupts without eventfds, unmasked and not pending.
     pub fn new(irqs: &[IrqDescription]) -> Self {
         let kind = |irqs: &IrqDescription| {
             let lines = (0..irqs.count).map(|_| Line::default()).collect();
@@ -46,14 +46,15 @@ impl Interrupts {
         Self(Arc::new(Mutex::new(irqs.iter().map(kind).collect())))
     }
 
-    /// Raises interrupt `line` of kind `index`; whether the client was told. It is not where it did
-    /// not ask to be, or has masked it: a masked one is told when it is unmasked.
+    /// Raises interrupt `line` of kind `index`. Returns `true` if the client was notified, and `false`
+    /// if it has attached no eventfd or has masked the interrupt; a masked interrupt is delivered when
+    /// the client unmasks it.
     ///
-    /// This takes a lock for as long as the kernel takes to signal an eventfd, which does not wait,
-    /// also where the client has filled the eventfd and lets it block.
+    /// This holds a lock while the kernel signals an eventfd. It never blocks, even if the client has
+    /// filled the eventfd and cleared `O_NONBLOCK`.
     ///
     /// # Errors
-    /// `EINVAL` where the device has no such interrupt.
+    /// `EINVAL` if the device has no such interrupt.
     pub fn raise(&self, index: u32, line: u32) -> Result<bool, Errno> {
         let mut kinds = self.lock();
         let kind = kinds.get_mut(index as usize).ok_or(Errno::EINVAL)?;
@@ -61,7 +62,7 @@ impl Interrupts {
         kind.lines.get_mut(line as usize).ok_or(Errno::EINVAL)?.raise(automasked)
     }
 
-    /// Does what the client asks for. Its descriptors are counted for the user that sent them.
+    /// Executes the client's request. Its descriptors are counted for the user that sent them.
     pub(crate) fn set(
         &self,
         request: &SetIrqs<'_>,
@@ -73,7 +74,7 @@ impl Interrupts {
         done
     }
 
-    /// As [`set`](Self::set). Moves eventfds that lines had before to `former`.
+    /// As [`set`](Self::set). Moves the eventfds that it replaces to `former`.
     fn set_locked(
         &self,
         request: &SetIrqs<'_>,
@@ -120,7 +121,7 @@ impl Interrupts {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Kind>> {
-        // Nothing here panics between two changes that belong together.
+        // No code here panics between two changes that belong together.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -131,7 +132,8 @@ impl fmt::Debug for Interrupts {
     }
 }
 
-/// Gives each line its eventfd, or takes back those of all. Moves the former ones to `former`.
+/// Gives each line its eventfd, or without any takes those of all lines. Moves the replaced ones to
+/// `former`.
 fn attach(
     lines: &mut [Line],
     action: u32,
@@ -139,7 +141,8 @@ fn attach(
     former: &mut Vec<SharedEvent>,
 ) -> Result<(), Errno> {
     if action != SetIrqs::TRIGGER {
-        // A notification of masking is for passing interrupts through a kernel, which is not there.
+        // Eventfds that report masking serve passthrough of interrupts by a kernel, which is not done
+        // here.
         return Err(Errno::EOPNOTSUPP);
     }
     let Some(user) = events.first().map(Disposable::user) else {
@@ -153,12 +156,12 @@ fn attach(
         return Err(Errno::EINVAL);
     }
     for event in &events {
-        // The kernel signals nothing else.
+        // Only eventfds can be signalled.
         if !event_fd::is_one(event)? {
             return Err(Errno::EINVAL);
         }
     }
-    // A line that has an eventfd gets another one in its place.
+    // A line that has an eventfd keeps its permit; only the other lines need one.
     let more = lines.iter().filter(|line| line.permit.is_none());
     let more: Result<Vec<_>, _> = more.map(|_| kept_descriptors::keep(user, 1)).collect();
     let mut more = more.map_err(|_over_limit| Errno::ENOSPC)?;
@@ -170,7 +173,7 @@ fn attach(
 }
 
 impl Line {
-    /// Forgets everything, and returns the eventfd.
+    /// Clears the line, and returns its eventfd.
     fn reset(&mut self) -> Option<SharedEvent> {
         std::mem::take(self).event
     }

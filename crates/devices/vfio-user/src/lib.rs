@@ -77,48 +77,50 @@
 //! # }
 //! ```
 //!
-//! | part | what it is for |
+//! | item | purpose |
 //! | --- | --- |
-//! | [`Device`], [`pci`] | what a device implements; configuration spaces |
-//! | [`DmaTarget`], [`SpaceDma`] | called when the client maps and unmaps memory; keeps it in a [`Space`](longshore_access::Space) |
+//! | [`Device`], [`pci`] | the trait that a device implements; configuration spaces |
+//! | [`DmaTarget`], [`SpaceDma`] | the trait that is called when the client maps and unmaps memory; its implementation in a [`Space`](longshore_access::Space) |
 //! | [`Server`], [`Link`] | the socket; [`Listener`] and [`Stop`] are those of `longshore-access` |
 //! | [`Responder`] | the protocol without a socket |
 //! | [`Interrupts`], [`Migration`] | eventfds; moving a device's state to another process |
-//! | `client`, `wire` | with feature `client`: the other end, and messages as bytes, for tests and tools |
+//! | `client`, `wire` | with feature `client`: a client, and messages as bytes, for tests and tools |
 //!
 //! # What a hostile client can do
 //!
-//! It is told what is wrong with a message, and the server goes on; where the bytes cannot be told
-//! apart any more, the connection ends and the next client is served. What a message claims is
-//! checked before anything is looked up or allocated by it: the server holds at most one message, and
-//! those that came while a device waited for an answer, at most twice the longest one in all.
-//! Descriptors that a message brought and nobody needs are closed with it.
+//! A wrong message is answered with an error, and the server goes on. If the boundaries of messages are
+//! lost, the connection ends, and the next client is served. All numbers in a message are checked before
+//! they are used for a lookup or an allocation. The server holds at most one message, and those that
+//! arrived while a device waited for a reply: at most twice the longest message in all. Descriptors of a
+//! message that are not needed are closed with it.
 //!
-//! A client that does not answer, or does not take what it is sent, is waited for as long as
-//! [`Server::reply_timeout`] says: for all messages of an access together. One that dies leaves nothing
-//! mapped. It can shorten a file that it gave for memory: what maps the file must be prepared for that.
+//! If a client does not answer, or does not receive, the server waits for [`Server::reply_timeout`],
+//! which limits all messages of an access together. When a client dies, all its memory is unmapped. A
+//! client can shorten a file that it gave as memory, and code that maps the file must be prepared for
+//! that.
 //!
-//! [`SpaceDma`] limits what a client makes this process hold: 64 MiB of page tables
-//! ([`CLIENT_TABLE_BYTES_MAX`](longshore_access::CLIENT_TABLE_BYTES_MAX)), freed as it unmaps, and so many files
-//! and addresses ([`MAPPED_FILES_MAX`], [`MAPPED_BYTES_MAX`]). A map takes a few
-//! tables for its two ends and one for each 512 GiB, wherever it begins, and the time to fill these.
-//! Memory must lie inside of the file that it is mapped from.
+//! [`SpaceDma`] limits the resources of this process that a client can use: 64 MiB of page tables
+//! ([`CLIENT_TABLE_BYTES_MAX`](longshore_access::CLIENT_TABLE_BYTES_MAX)), which are freed as it unmaps,
+//! and the number of files and addresses ([`MAPPED_FILES_MAX`], [`MAPPED_BYTES_MAX`]). A map takes a few
+//! tables for its two ends and one for each 512 GiB, at any address, and the time to fill these. Memory
+//! must lie inside the file that it is mapped from.
 //!
-//! Memory of the device that a client maps ([`Device::mappable`]) is the client's alone: the next client gets
-//! other memory.
+//! Memory of the device that a client maps ([`Device::mappable`]) belongs to that client alone: the next
+//! client gets other memory.
 //!
-//! A client may fill its eventfds and let them block. [`Interrupts::raise`] does not wait then.
+//! A client may fill its eventfds and clear `O_NONBLOCK` on them. [`Interrupts::raise`] does not block
+//! then.
 //!
-//! It can keep all others of the process waiting: while it holds a lock of its own file in the kernel, no
-//! thread of this process maps or unmaps memory, and the process does not end. So serve users who do not
-//! trust each other by a process each ([`Listener::serve_each`]).
+//! A client can delay all other clients of the process: while it holds a lock of its own file in the
+//! kernel, no thread of this process can map or unmap memory, and the process cannot exit. So serve
+//! users who do not trust each other from a process each ([`Listener::serve_each`]).
 //!
-//! # Which versions
+//! # Protocol versions
 //!
-//! Major version 0. QEMU 11 speaks 0.0. Not spoken: the second socket for the server's
-//! commands ("twin socket"), descriptors for a region's accesses, eventfds that tell of masking.
+//! Major version 0. QEMU 11 uses 0.0. Not supported: the second socket for the server's commands ("twin
+//! socket"), descriptors for the accesses to a region, and eventfds that report masking.
 
-// With loom, `tests/loom_mailbox.rs` has `mailbox.rs` alone.
+// With loom, `tests/loom_mailbox.rs` includes `mailbox.rs` alone.
 #![cfg(not(loom))]
 
 #[cfg(feature = "client")]

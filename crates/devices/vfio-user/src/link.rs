@@ -1,4 +1,5 @@
-//! A connection, shared by the thread that answers the client and those that ask it.
+//! A connection, shared by the thread that serves the client and threads of the device that send
+//! commands to it.
 //!
 //! ```text
 //!    server's thread        device's threads
@@ -36,25 +37,25 @@ use crate::negotiation::Capabilities;
 use crate::receiver::{Message, Received, Receiver};
 use crate::wire::{Command, DmaAccess, MessageHeader};
 
-/// A client takes this long to answer all messages of an access, or to take a message, at most.
+/// The default limit for a client to answer all messages of an access, or to receive a message.
 pub const REPLY_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
-/// The way from a device to its client: its memory that has no descriptor, and its interrupts.
+/// The connection from a device to its client, for memory without a descriptor and for interrupts.
 ///
-/// Clones are the same link. All methods may be called from any thread. When the client is gone
-/// they fail, and a device gets another link with the next client.
+/// Clones are handles of the same link. All methods may be called from any thread. They fail when the
+/// client has disconnected; for the next client, a device gets another link.
 #[derive(Clone)]
 pub struct Link(Arc<Shared>);
 
 struct Shared {
-    /// Its last close also closes what is queued on it, which can be sockets that linger.
+    /// The last close also closes the messages queued on it, which can have sockets whose close blocks.
     stream: Disposable<UnixStream>,
-    /// Ends the wait of whoever reads the socket, so that it looks again.
+    /// Wakes the thread that reads the socket, so that it checks the mailbox again.
     waker: OwnedFd,
     stop: Stop,
     sending: Mutex<()>,
     mailbox: Mailbox<Message, DisconnectReason>,
-    /// Locked only by who reads for the mailbox.
+    /// Locked only by the thread that reads for the mailbox.
     receiver: Mutex<Receiver>,
     server_thread: ThreadId,
     reply_timeout: Duration,
@@ -73,9 +74,9 @@ pub enum DisconnectReason {
     ClosedInMessage,
     /// The client sent bytes that are not a message.
     Malformed(MessageHeader),
-    /// The client did not take what was sent within the time allowed.
+    /// The client did not receive a message within the time allowed.
     SendTimedOut,
-    /// It was [stopped](Stop::stop).
+    /// The server was [stopped](Stop::stop).
     Stopped,
     /// The socket failed.
     Io(io::ErrorKind),
@@ -84,25 +85,25 @@ pub enum DisconnectReason {
 /// The error of an access to the client's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaError {
-    /// How many bytes were, from the first.
+    /// The number of bytes that were accessed, from the first.
     pub done_bytes: usize,
-    /// The reason why no more were.
+    /// The reason why the access ended there.
     pub kind: DmaErrorKind,
 }
 
-/// A reason why the client's memory was not accessed.
+/// The reason why an access to the client's memory failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DmaErrorKind {
-    /// The client refused, or its answer made no sense.
+    /// The client refused, or its reply was not valid.
     Refused(Errno),
     /// The client did not answer in time.
     TimedOut,
     /// [`Link::cancel`] ended it.
     Cancelled,
-    /// The client is gone, or has not yet settled what it takes.
+    /// The client has disconnected, or has not yet negotiated its capabilities.
     Disconnected,
-    /// The client has sent more commands meanwhile than can be kept.
+    /// The client has sent more commands meanwhile than the server can queue.
     TooManyCommands,
 }
 
@@ -112,12 +113,12 @@ impl fmt::Display for DmaError {
             DmaErrorKind::Refused(errno) => {
                 return write!(f, "{errno}, after {} bytes", self.done_bytes);
             }
-            DmaErrorKind::TimedOut => "it did not answer in time",
+            DmaErrorKind::TimedOut => "the client did not answer in time",
             DmaErrorKind::Cancelled => "the access was cancelled",
-            DmaErrorKind::Disconnected => "it is not connected",
-            DmaErrorKind::TooManyCommands => "it sends more commands than can be kept",
+            DmaErrorKind::Disconnected => "the client is not connected",
+            DmaErrorKind::TooManyCommands => "the client sends more commands than can be queued",
         };
-        write!(f, "the client's memory, after {} bytes: {why}", self.done_bytes)
+        write!(f, "access to the client's memory failed after {} bytes: {why}", self.done_bytes)
     }
 }
 
@@ -148,12 +149,12 @@ impl Link {
         })))
     }
 
-    /// The device's interrupts.
+    /// Returns the device's interrupts.
     pub fn interrupts(&self) -> &Interrupts {
         &self.0.interrupts
     }
 
-    /// Reads the client's memory at `iova` by messages, as many as it takes.
+    /// Reads the client's memory at `iova`, by as many messages as needed.
     ///
     /// # Errors
     /// See [`DmaErrorKind`]. The bytes before the failure were read.
@@ -173,17 +174,17 @@ impl Link {
         })
     }
 
-    /// Writes the client's memory at `iova` by messages, as many as it takes.
+    /// Writes the client's memory at `iova`, by as many messages as needed.
     ///
     /// # Errors
-    /// See [`DmaErrorKind`]. The bytes before the failure were written; whether those of the
-    /// message that failed were is not known where it timed out or was cancelled.
+    /// See [`DmaErrorKind`]. The bytes before the failure were written. If the failed message timed out
+    /// or was cancelled, its bytes may or may not have been written.
     pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), DmaError> {
         self.access(iova, from.len(), |at, len_bytes, deadline| {
             let data = &from[at..at + len_bytes];
             let asked = DmaAccess { iova: iova.raw() + at as u64, count: len_bytes as u64, data };
             let reply = self.request(Command::DmaWrite, &asked, deadline)?;
-            // QEMU says only that it was done.
+            // QEMU's reply has no payload.
             if reply.payload.is_empty() {
                 return Ok(len_bytes);
             }
@@ -195,8 +196,8 @@ impl Link {
         })
     }
 
-    /// Ends every read and write of the client's memory that waits for an answer about any of
-    /// `range`. Each fails with [`DmaErrorKind::Cancelled`]; how many there were.
+    /// Cancels every read and write that waits for a reply about any part of `range`: each fails with
+    /// [`DmaErrorKind::Cancelled`]. Returns their number.
     pub fn cancel(&self, range: &Range<u64>) -> usize {
         let cancelled = self.0.mailbox.inbox().cancel(range);
         if cancelled > 0 {
@@ -205,18 +206,18 @@ impl Link {
         cancelled
     }
 
-    /// The user at the other end, for whom resources of this process are counted.
+    /// Returns the user at the other end, for whom resources of this process are counted.
     pub(crate) fn user(&self) -> User {
         self.0.stream.user()
     }
 
-    /// Whether the client is still there, as far as is known.
+    /// Returns `true` until the end of the connection has been noticed.
     pub fn is_connected(&self) -> bool {
         self.0.mailbox.inbox().ended.is_none()
     }
 
-    /// Calls `part` until all bytes are done. All messages of an access have one deadline: a client
-    /// that answers each with one byte cannot stretch it.
+    /// Calls `part` until all bytes are done. All messages of an access have one deadline: a client that
+    /// answers each with one byte cannot extend it.
     fn access(
         &self,
         iova: Iova,
@@ -243,7 +244,7 @@ impl Link {
         Ok(())
     }
 
-    /// Sends a command and waits for its answer. After the deadline nothing is sent.
+    /// Sends a command and waits for its reply. Sends nothing after the deadline.
     fn request(
         &self,
         command: Command,
@@ -283,8 +284,7 @@ impl Link {
         }
     }
 
-    /// The next command of the client, in the order in which they came. Called by the server's
-    /// thread.
+    /// Returns the next command of the client, in the order of arrival. Called on the server's thread.
     pub(crate) fn next_request(&self) -> Result<Message, DisconnectReason> {
         let mailbox = &self.0.mailbox;
         let came = mailbox.request(|| self.came(None));
@@ -320,7 +320,7 @@ impl Link {
         received
     }
 
-    /// Sends a whole message. A message that cannot be sent whole ends the connection.
+    /// Sends a whole message. If that fails, the connection ends.
     pub(crate) fn send(
         &self,
         bytes: &[u8],
@@ -371,13 +371,14 @@ impl Link {
         Ok(())
     }
 
-    /// Says how much the client takes; before, nothing is sent to it that it was not asked.
+    /// Sets the largest transfer from the client's capabilities. Before that, no commands are sent to
+    /// it.
     pub(crate) fn negotiate(&self, client: &Capabilities, ours: &Capabilities) {
         let transfer_bytes_max = client.transfer_bytes_max.min(ours.transfer_bytes_max);
         self.0.mailbox.inbox().transfer_bytes_max = transfer_bytes_max;
     }
 
-    /// Ends the connection, unless it has ended: nobody waits for the client any longer.
+    /// Ends the connection, unless it has ended, and releases all threads that wait for the client.
     pub(crate) fn end(&self, why: DisconnectReason) {
         let mut inbox = self.0.mailbox.inbox();
         inbox.ended.get_or_insert(why);
@@ -388,13 +389,13 @@ impl Link {
         self.wake();
     }
 
-    /// Answers of the client to nothing that it was asked.
+    /// Returns the number of replies that matched no command.
     pub(crate) fn stray_replies_count(&self) -> u64 {
         self.0.mailbox.inbox().stray_replies_count
     }
 
     fn wake(&self) {
-        // It cannot be full in a way that matters, and there is no other way for it to fail.
+        // Signalling an eventfd fails only if it is full, and then it wakes the thread, too.
         let _ = event_fd::signal(&self.0.waker);
         self.0.mailbox.notify();
     }

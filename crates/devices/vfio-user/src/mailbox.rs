@@ -1,10 +1,10 @@
-//! Messages that came over a connection and were not yet taken by the thread that waits for them.
+//! Messages that arrived over a connection and wait for the thread that takes them.
 //!
-//! A waiting thread reads the socket if no other thread does, sorts the messages, and wakes the
-//! others. So a reply comes through while the server's thread is busy with a command, and a command
-//! is not lost while that thread itself waits for a reply.
+//! A waiting thread reads the socket if no other thread does, sorts the messages, and wakes the others.
+//! So a reply arrives while the server's thread executes a command, and a command is not lost while that
+//! thread itself waits for a reply.
 //!
-//! There is no socket in here: `tests/loom_mailbox.rs` runs it with one of its own.
+//! There is no socket in this module: `tests/loom_mailbox.rs` runs it with a model of one.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -12,69 +12,69 @@ use std::time::Instant;
 
 use longshore_sync::primitives::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Commands of the other side that wait while a reply is waited for.
+/// The most commands of the client that are queued while the server waits for a reply.
 const QUEUED_REQUESTS_MAX: usize = 64;
-/// Descriptors of those commands.
+/// The most descriptors of those commands.
 const QUEUED_DESCRIPTORS_MAX: usize = 64;
-/// What this end asked and has not been answered, also what nobody waits for any more.
+/// The most commands of this end without a reply, including those for which no thread waits any more.
 const PENDING_MAX: usize = 1024;
 
-/// What comes.
+/// A message.
 pub(crate) trait Letter {
-    /// The id of what it answers, if it is an answer.
+    /// Returns the id of the command that it answers, if it is a reply.
     fn reply_to(&self) -> Option<u16>;
-    /// How much memory it holds, roughly.
+    /// Returns roughly how many bytes of memory it holds.
     fn held_bytes(&self) -> usize;
-    /// How many descriptors it holds.
+    /// Returns the number of descriptors that it holds.
     fn held_descriptors(&self) -> usize;
 }
 
-/// What reading the socket ended with.
+/// The result of reading the socket.
 #[derive(Debug)]
 pub(crate) enum Came<M, E> {
     /// A message.
     Message(M),
-    /// Nothing: an event or the time.
+    /// No message: an event or the deadline came first.
     Nothing,
-    /// The end of the connection, and why.
+    /// The end of the connection, and its reason.
     End(E),
 }
 
-/// Something asked of the other side.
+/// A command that was sent to the client.
 #[derive(Debug)]
 pub(crate) enum Pending<M> {
-    /// About this range.
+    /// Sent, about this range, and not answered.
     Asked(Range<u64>),
-    /// This is the answer.
+    /// Answered by this message.
     Answered(M),
-    /// Who asked is told that it may not wait any longer.
+    /// Cancelled, and the thread that waits for the reply has not yet seen it.
     Cancelled {
-        /// Whether the id is free at once.
+        /// `true` if the reply has arrived, so that the id can be used again at once.
         is_answered: bool,
     },
-    /// Nobody waits any more; the id is free when the reply comes.
+    /// No thread waits for the reply; the id can be used again when it arrives.
     Abandoned,
 }
 
-/// Why what was waited for did not come.
+/// The reason why a wait ended without a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NothingCame {
-    /// Not in time.
+    /// The deadline passed.
     TimedOut,
     /// The connection ended.
     Ended,
-    /// Only the thread that waits could make room for what comes before.
+    /// The queue of commands is full, and only the waiting thread itself takes commands from it.
     Flooded,
 }
 
-/// What came, and who reads the socket.
+/// A queue of messages, and the threads that wait for them or read the socket.
 #[derive(Debug)]
 pub(crate) struct Mailbox<M, E> {
     inbox: Mutex<Inbox<M, E>>,
     arrived: Condvar,
 }
 
-/// What came.
+/// The state of a mailbox.
 #[derive(Debug)]
 pub(crate) struct Inbox<M, E> {
     is_read: bool,
@@ -84,16 +84,16 @@ pub(crate) struct Inbox<M, E> {
     requests_bytes_max: usize,
     pending: HashMap<u16, Pending<M>>,
     next_id: u16,
-    /// How much the other side takes in one message; nothing before it said so.
+    /// The largest transfer in one message; 0 before the client has negotiated it.
     pub(crate) transfer_bytes_max: u32,
-    /// Answers to nothing that was asked.
+    /// The number of replies that matched no command.
     pub(crate) stray_replies_count: u64,
-    /// Why the connection ended, if it did.
+    /// The reason why the connection ended, if it did.
     pub(crate) ended: Option<E>,
 }
 
 impl<M: Letter, E> Mailbox<M, E> {
-    /// Where commands that wait hold no more than about `requests_bytes_max`.
+    /// Makes a mailbox whose queued commands hold at most about `requests_bytes_max`.
     pub(crate) fn new(requests_bytes_max: usize) -> Self {
         let inbox = Inbox {
             is_read: false,
@@ -110,22 +110,23 @@ impl<M: Letter, E> Mailbox<M, E> {
         Self { inbox: Mutex::new(inbox), arrived: Condvar::new() }
     }
 
-    /// What came, to look at.
+    /// Locks the state.
     pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox<M, E>> {
-        // Nothing here panics between two changes that belong together.
+        // No code here panics between two changes that belong together.
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has those look again who wait and do not read the socket. Who does must be woken by an event.
+    /// Wakes the threads that wait without reading the socket. The thread that reads it must be woken by
+    /// an event.
     pub(crate) fn notify(&self) {
         self.arrived.notify_all();
     }
 
-    /// Waits for the answer to what was entered as `id`: `None` where it was cancelled. Otherwise as
-    /// [`pump`](Self::pump).
+    /// Waits for the reply to the command with this `id`; returns `None` if it was cancelled. Otherwise
+    /// as [`pump`](Self::pump).
     ///
     /// # Errors
-    /// [`NothingCame`]; nobody waits for it any more then.
+    /// [`NothingCame`]; the command is then abandoned.
     pub(crate) fn answer(
         &self,
         id: u16,
@@ -148,7 +149,7 @@ impl<M: Letter, E> Mailbox<M, E> {
         }
     }
 
-    /// Waits for a command, in the order in which they came.
+    /// Waits for the next command, in the order of arrival.
     ///
     /// # Errors
     /// [`NothingCame::Ended`].
@@ -159,13 +160,13 @@ impl<M: Letter, E> Mailbox<M, E> {
             inbox.requests_held_descriptors -= request.held_descriptors();
             Some(request)
         })?;
-        // There is room for another one now.
+        // Other threads may read the socket again, now that the queue has room.
         self.notify();
         Ok(request)
     }
 
-    /// Waits until `check` finds what it looks for, and calls `read` to read the socket as long as
-    /// nobody does. Only the thread that `makes_room` takes commands.
+    /// Waits until `check` returns something, and calls `read` to read the socket while no other thread
+    /// does. Set `makes_room` for the one thread that takes commands.
     fn pump<T>(
         &self,
         deadline: Option<Instant>,
@@ -217,15 +218,15 @@ impl<M: Letter, E> Inbox<M, E> {
             || self.requests_held_descriptors >= QUEUED_DESCRIPTORS_MAX
     }
 
-    /// Drops the commands that wait, at the end of the connection.
+    /// Drops the queued commands, at the end of the connection.
     pub(crate) fn forget_requests(&mut self) {
         self.requests.clear();
         self.requests_held_bytes = 0;
         self.requests_held_descriptors = 0;
     }
 
-    /// Enters that something is asked about `range`, under an id that nothing else has; `None` where
-    /// too much is asked already.
+    /// Enters a command about `range` under an unused id, and returns the id, or `None` if there are too
+    /// many commands without a reply.
     pub(crate) fn enter(&mut self, range: Range<u64>) -> Option<u16> {
         if self.pending.len() >= PENDING_MAX {
             return None;
@@ -239,13 +240,13 @@ impl<M: Letter, E> Inbox<M, E> {
         Some(id)
     }
 
-    /// Forgets what was entered and not sent.
+    /// Removes a command that was entered and not sent.
     pub(crate) fn forget(&mut self, id: u16) {
         self.pending.remove(&id);
     }
 
-    /// Tells those who wait for an answer about any of `range` that they may not; how many they are.
-    /// They must be woken.
+    /// Cancels the commands about any part of `range`, and returns their number. The caller must wake
+    /// the threads that wait for them.
     pub(crate) fn cancel(&mut self, range: &Range<u64>) -> usize {
         let mut cancelled = 0;
         for pending in self.pending.values_mut() {
@@ -260,8 +261,8 @@ impl<M: Letter, E> Inbox<M, E> {
         cancelled
     }
 
-    /// Nobody waits for `id` any longer; what is known of it. It is not used again before the
-    /// other side has answered.
+    /// Ends the wait for `id`, and returns its state. The id is not used again before the client has
+    /// answered.
     fn abandon(&mut self, id: u16) -> Option<Pending<M>> {
         let pending = self.pending.remove(&id);
         if let Some(Pending::Asked(_) | Pending::Cancelled { is_answered: false }) = pending {
@@ -275,7 +276,7 @@ impl<M: Letter, E> Inbox<M, E> {
             Came::Message(message) => match message.reply_to() {
                 Some(id) => match self.pending.get_mut(&id) {
                     Some(pending @ Pending::Asked(_)) => *pending = Pending::Answered(message),
-                    // Who was cancelled takes the entry away itself.
+                    // The thread that waited removes the entry itself.
                     Some(Pending::Cancelled { is_answered }) if !*is_answered => {
                         *is_answered = true;
                     }
@@ -328,7 +329,7 @@ mod tests {
         let waited = mailbox.answer(id, None, true, flood);
         assert_eq!(waited.err(), Some(NothingCame::Flooded));
         assert_eq!(Rc::strong_count(&alive), 1 + QUEUED_DESCRIPTORS_MAX / 16);
-        // Each one that is taken makes room for another.
+        // Each command that is taken makes room for another.
         drop(mailbox.request(flood).unwrap());
         assert_eq!(mailbox.inbox().requests_held_descriptors, QUEUED_DESCRIPTORS_MAX - 16);
         mailbox.inbox().forget_requests();

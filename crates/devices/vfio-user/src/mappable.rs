@@ -1,4 +1,4 @@
-//! Memory of a device that its client maps.
+//! Memory of a device that a client can map.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,9 +16,9 @@ pub struct MappableFile {
     /// The file: a memfd that is sealed against shrinking and growing (`F_SEAL_SHRINK`, `F_SEAL_GROW`), as
     /// [`new`](Self::new) makes it. A device that keeps the file takes a duplicate (`try_clone`), or maps it.
     pub file: OwnedFd,
-    /// Where in it the region begins, in bytes.
+    /// The offset in bytes at which the region begins in the file.
     pub offset: u64,
-    /// The parts that may be mapped; all of it where there are none.
+    /// The parts that may be mapped; if empty, the whole region may be mapped.
     pub areas: Vec<MappableArea>,
 }
 
@@ -26,8 +26,8 @@ impl MappableFile {
     /// Makes a file of `len_bytes` zero bytes, all of which may be mapped.
     ///
     /// # Errors
-    /// Those of `memfd_create(2)`, as if descriptors are exhausted; `FileTooLarge` beyond the limit of this
-    /// process (`RLIMIT_FSIZE`).
+    /// Those of `memfd_create(2)`, for example if descriptors are exhausted; `FileTooLarge` beyond the
+    /// limit of this process (`RLIMIT_FSIZE`).
     pub fn new(len_bytes: u64) -> io::Result<Self> {
         if memory::file_size_limit().is_some_and(|limit| len_bytes > limit) {
             return Err(io::ErrorKind::FileTooLarge.into());
@@ -38,7 +38,7 @@ impl MappableFile {
         Ok(Self { file, offset: 0, areas: Vec::new() })
     }
 
-    /// Checks the file for region `index`, and makes of it what one client is given.
+    /// Checks the file for region `index`, and seals it for one client.
     pub(crate) fn give(self, index: u32, region: &RegionDescription) -> io::Result<Mappable> {
         let Self { file, offset, areas } = self;
         let refused = |reason| {
@@ -69,13 +69,13 @@ impl MappableFile {
     }
 }
 
-/// Opens a memfd for reading only. Other users can no longer open it for writing.
+/// Opens a memfd read-only. From then on other users cannot open it for writing.
 fn read_only(memfd: &OwnedFd) -> io::Result<OwnedFd> {
     memfd::set_permissions(memfd, 0o400)?;
     file::reopen_read_only(memfd.as_fd())
 }
 
-/// The memory of a region that the client of this connection is given, and no other client.
+/// The memory of a region that belongs to the client of this connection, and to no other.
 #[derive(Debug)]
 pub(crate) struct Mappable {
     pub(crate) file: Arc<OwnedFd>,
@@ -84,7 +84,7 @@ pub(crate) struct Mappable {
 }
 
 impl Mappable {
-    /// Adds to the description of a region that it can be mapped, and where.
+    /// Adds the offset and the areas that can be mapped to the description of a region.
     pub(crate) fn describe(&self, info: &mut RegionInfo) {
         info.flags |= RegionInfo::MMAP;
         info.offset = self.offset;

@@ -1,44 +1,45 @@
-//! Moving a device's state to another process: the states, and which lead to which.
+//! Migration: moving a device's state to another process. The states, and the transitions between them.
 
 use crate::Errno;
 
-/// A device whose state can be moved.
+/// A device whose state can be moved to another process.
 ///
-/// A device begins in [`MigrationState::Running`] for each client. If a client goes while the device is in
-/// another state, the device is reset ([`Device::reset`](crate::Device::reset)).
+/// For each client, a device begins in [`MigrationState::Running`]. If a client disconnects while the
+/// device is in another state, the device is reset ([`Device::reset`](crate::Device::reset)).
 pub trait Migration {
-    /// Whether state can be read while the device still runs ([`MigrationState::PreCopy`]).
+    /// Returns `true` if state can be read while the device still runs ([`MigrationState::PreCopy`]).
     fn has_pre_copy(&self) -> bool {
         false
     }
 
-    /// Goes from one state to a neighbour of it ([`MigrationState::is_neighbour`]).
+    /// Moves the device from one state to a neighbour of it ([`MigrationState::is_neighbour`]).
     ///
     /// # Errors
-    /// What the client is told; the device is then in the state it was in, or in
-    /// [`MigrationState::Error`] if it says so.
+    /// The error that is sent to the client. The device stays in state `from`, or is in
+    /// [`MigrationState::Error`] if [`MigrationError::is_broken`] is set.
     fn set_state(&mut self, from: MigrationState, to: MigrationState)
     -> Result<(), MigrationError>;
 
-    /// Reads the next bytes of the state; fewer than there is room for only at its end.
+    /// Reads the next bytes of the state. Fewer bytes than `into` has room for mean the end of the
+    /// state.
     ///
     /// # Errors
-    /// What the client is told.
+    /// The error that is sent to the client.
     fn read_state(&mut self, into: &mut [u8]) -> Result<usize, Errno>;
 
-    /// Takes the next bytes of a state that was read elsewhere.
+    /// Takes the next bytes of a state that was read from another device.
     ///
     /// # Errors
-    /// What the client is told.
+    /// The error that is sent to the client.
     fn write_state(&mut self, from: &[u8]) -> Result<(), Errno>;
 }
 
-/// The error of a device that did not go to another state.
+/// The error of a device that could not enter another state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MigrationError {
     /// The error that the client is sent.
     pub errno: Errno,
-    /// Whether the device is now in no state that it could go on from.
+    /// `true` if the device cannot go on from its state without a reset.
     pub is_broken: bool,
 }
 
@@ -48,23 +49,23 @@ impl From<Errno> for MigrationError {
     }
 }
 
-/// How far a device is in being moved.
+/// The state of a device in a migration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum MigrationState {
-    /// It failed; only a reset helps. The server does one when the client is gone.
+    /// The device failed and can only be reset. The server resets it when the client has disconnected.
     Error = 0,
-    /// It stands still.
+    /// The device is stopped.
     Stop = 1,
-    /// It runs.
+    /// The device runs.
     #[default]
     Running = 2,
-    /// It stands still, and its state is read.
+    /// The device is stopped, and its state is read.
     StopCopy = 3,
-    /// It stands still, and takes a state.
+    /// The device is stopped, and is given a state.
     Resuming = 4,
-    /// It runs, and its state is read.
+    /// The device runs, and its state is read.
     PreCopy = 6,
 }
 
@@ -76,12 +77,12 @@ impl MigrationState {
         Self::ALL.into_iter().find(|state| *state as u32 == number)
     }
 
-    /// Whether state can be read in it.
+    /// Returns `true` if the state can be read in it.
     pub fn is_saving(self) -> bool {
         matches!(self, Self::StopCopy | Self::PreCopy)
     }
 
-    /// Whether a device goes from here to `to` without passing another state.
+    /// Returns `true` if a device goes from here to `to` without passing another state.
     pub fn is_neighbour(self, to: Self) -> bool {
         use MigrationState as S;
         matches!(
@@ -94,8 +95,8 @@ impl MigrationState {
         )
     }
 
-    /// The states to pass to get to `to`, which is the last of them: as few as can be, and none
-    /// between in which state is read.
+    /// Returns the shortest sequence of states that leads to `to`, which is the last of them. State is
+    /// not read in any state between.
     pub(crate) fn path(self, to: Self, has_pre_copy: bool) -> Result<Vec<Self>, Errno> {
         let is_allowed = |state: Self| has_pre_copy || state != Self::PreCopy;
         let leads_back = (self, to) == (Self::StopCopy, Self::PreCopy);
@@ -129,7 +130,7 @@ mod tests {
     use super::MigrationState as S;
 
     #[test]
-    fn ways_are_short_and_pass_no_state_that_saves() {
+    fn paths_are_short_and_pass_no_state_that_saves() {
         for (from, to, path) in [
             (S::Running, S::Running, &[][..]),
             (S::Running, S::Stop, &[S::Stop]),
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_way_out_of_an_error_or_back_to_pre_copy() {
+    fn no_path_leads_out_of_an_error_or_back_to_pre_copy() {
         for state in S::ALL {
             assert!(S::Error.path(state, true).is_err());
             assert!(state.path(S::Error, true).is_err());

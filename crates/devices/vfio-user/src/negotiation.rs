@@ -1,35 +1,35 @@
-//! What the two ends settle first: version, and how much either takes at once.
+//! The negotiation at the start of a connection: the version and the limits of each end.
 
 use serde_json::{Map, Value, json};
 
 use crate::Errno;
 
-/// The version spoken here; a client may propose a lower minor one.
+/// The highest version that is supported. A client may propose a lower minor version.
 pub(crate) const VERSION_MAJOR: u16 = 0;
-/// The same.
+/// See [`VERSION_MAJOR`].
 pub(crate) const VERSION_MINOR: u16 = 1;
 
-/// The longest list of capabilities that is looked at, in bytes.
+/// The longest list of capabilities that is parsed, in bytes.
 const CAPABILITIES_LEN_BYTES_MAX: usize = 64 << 10;
 
-/// The capabilities of one end of a connection: how much it takes.
+/// The capabilities of one end of a connection: the limits of what it receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Descriptors in one message.
+    /// The most descriptors in one message.
     pub message_fds_max: u32,
-    /// Bytes of data in one message, to and from regions and memory.
+    /// The most bytes of data in one message, to and from regions and memory.
     pub transfer_bytes_max: u32,
-    /// Maps that exist at one time.
+    /// The most maps that exist at one time.
     pub dma_maps_max: u32,
-    /// Sizes of the pages that maps may consist of, or'ed.
+    /// The sizes of the pages that maps may consist of, combined by a bitwise or.
     pub page_sizes: u64,
-    /// Whether several small writes may come in one message.
+    /// `true` if one message may have several small writes.
     pub write_multiple: bool,
 }
 
 impl Capabilities {
-    /// What holds where an end does not say anything else, as the specification has it.
+    /// The values of the specification for capabilities that an end does not send.
     pub const UNSPECIFIED: Self = Self {
         message_fds_max: 1,
         transfer_bytes_max: 1 << 20,
@@ -38,56 +38,57 @@ impl Capabilities {
         write_multiple: false,
     };
 
-    /// What this server takes if it is not told otherwise: 16 descriptors (QEMU refuses more), 1 MiB,
-    /// 65,535 maps of 4 KiB pages, several writes in one message.
+    /// The default of this server: 16 descriptors (QEMU refuses more), 1 MiB, 65,535 maps of 4 KiB
+    /// pages, several writes in one message.
     pub const DEFAULT: Self =
         Self { message_fds_max: 16, write_multiple: true, ..Self::UNSPECIFIED };
 
-    /// Takes at most this many descriptors in one message.
+    /// Accepts at most this many descriptors in one message.
     #[must_use]
     pub const fn with_message_fds_max(self, message_fds_max: u32) -> Self {
         Self { message_fds_max, ..self }
     }
 
-    /// Takes at most this many bytes of data in one message.
+    /// Accepts at most this many bytes of data in one message.
     #[must_use]
     pub const fn with_transfer_bytes_max(self, transfer_bytes_max: u32) -> Self {
         Self { transfer_bytes_max, ..self }
     }
 
-    /// Takes at most this many maps at one time.
+    /// Accepts at most this many maps at one time.
     #[must_use]
     pub const fn with_dma_maps_max(self, dma_maps_max: u32) -> Self {
         Self { dma_maps_max, ..self }
     }
 
-    /// Takes maps of pages of these sizes, combined by a bitwise or.
+    /// Accepts maps of pages of these sizes, combined by a bitwise or.
     #[must_use]
     pub const fn with_page_sizes(self, page_sizes: u64) -> Self {
         Self { page_sizes, ..self }
     }
 
-    /// Takes several small writes in one message, or one.
+    /// Accepts several small writes in one message, or refuses them.
     #[must_use]
     pub const fn with_write_multiple(self, write_multiple: bool) -> Self {
         Self { write_multiple, ..self }
     }
 
-    /// The smallest page a map may consist of.
+    /// Returns the size of the smallest page that a map may consist of, in bytes.
     pub fn page_bytes(&self) -> u64 {
         self.page_sizes & self.page_sizes.wrapping_neg()
     }
 
-    /// Reads what the other end takes out of the JSON that came with a version.
+    /// Parses the capabilities of the other end from the JSON of its version message. Unknown names are
+    /// ignored.
     ///
     /// # Errors
-    /// `EINVAL` for what is no JSON, does not end with a zero byte, or has no number where there
-    /// must be one. What is not known is passed over.
+    /// `EINVAL` if this is not JSON, does not end with a zero byte, or has another type in place of a
+    /// number.
     pub fn parse(capabilities: &[u8]) -> Result<Self, Errno> {
         Ok(Self::proposal(capabilities)?.0)
     }
 
-    /// The same, and which of them were said.
+    /// Parses as [`parse`](Self::parse) does, and also returns the capabilities that were present.
     fn proposal(capabilities: &[u8]) -> Result<(Self, Map<String, Value>), Errno> {
         if capabilities.is_empty() {
             return Ok((Self::UNSPECIFIED, Map::new()));
@@ -107,7 +108,7 @@ impl Capabilities {
             None => Ok(unsaid),
             Some(value) => value.as_u64().ok_or(Errno::EINVAL),
         };
-        // More than fits is more than is ever used.
+        // Larger numbers have no other effect than the largest.
         let capped = |name, unsaid: u32| {
             number(name, unsaid.into()).map(|said| u32::try_from(said).unwrap_or(u32::MAX))
         };
@@ -125,7 +126,7 @@ impl Capabilities {
         Ok((limits, said))
     }
 
-    /// What is sent to propose this, with the zero byte at its end.
+    /// Returns the JSON of a version message with these capabilities, with the zero byte at its end.
     pub fn encode(&self) -> Vec<u8> {
         self.encode_if(|_, _| true)
     }
@@ -162,21 +163,21 @@ const DMA_MAPS: &str = "max_dma_maps";
 const PAGE_SIZES: &str = "pgsizes";
 const WRITE_MULTIPLE: &str = "write_multiple";
 
-/// What was settled.
+/// The result of a negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settled {
     /// The minor version.
     pub minor: u16,
-    /// What the client takes, and what it sends at most.
+    /// The limits of the client.
     pub client: Capabilities,
-    /// The JSON of the answer.
+    /// The JSON of the reply.
     pub answer: Vec<u8>,
 }
 
-/// Settles what a client proposes against what this server takes.
+/// Negotiates a client's proposal with the limits of this server.
 ///
 /// # Errors
-/// `EINVAL` for another major version, capabilities that make no sense, or no page size in common.
+/// `EINVAL` for another major version, capabilities that are not valid, or no page size in common.
 pub(crate) fn negotiate(
     ours: &Capabilities,
     proposed: (u16, u16),
@@ -187,11 +188,11 @@ pub(crate) fn negotiate(
         return Err(Errno::EINVAL);
     }
     let (client, said) = Capabilities::proposal(capabilities)?;
-    // A client that does not say which pages it has can split its maps as it is told.
+    // A client that sends no page sizes can split its maps to match those in the reply.
     if said.contains_key(PAGE_SIZES) && client.page_sizes & ours.page_sizes == 0 {
         return Err(Errno::EINVAL);
     }
-    // The answer has nothing that was not proposed, but for what differs from what would hold.
+    // The reply has only capabilities that were proposed or that differ from the specification's values.
     let wanted = |name: &str, is_unsaid: bool| match name {
         WRITE_MULTIPLE => client.write_multiple,
         name => said.contains_key(name) || !is_unsaid,
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_survive_the_socket() {
+    fn limits_survive_encoding_and_parsing() {
         let odd = Capabilities {
             message_fds_max: 3,
             transfer_bytes_max: 12_345,
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_capabilities_are_refused() {
         for text in [
             "\0",
             "{}",
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_has_only_what_was_proposed_or_differs() {
+    fn a_reply_has_only_what_was_proposed_or_differs() {
         let text = |answer: Vec<u8>| String::from_utf8(answer).unwrap();
         let settled = negotiate(&Capabilities::DEFAULT, (0, 7), b"").unwrap();
         assert_eq!(settled.minor, VERSION_MINOR);

@@ -14,9 +14,9 @@ pub const VGA_REGION: u32 = 8;
 
 /// The one interrupt line (`INTx`).
 pub const INTX_IRQ: u32 = 0;
-/// Message-signalled interrupts.
+/// MSI interrupts.
 pub const MSI_IRQ: u32 = 1;
-/// The larger kind of them.
+/// MSI-X interrupts.
 pub const MSIX_IRQ: u32 = 2;
 
 const REGIONS: usize = 9;
@@ -42,7 +42,7 @@ const BAR_PREFETCHABLE: u32 = 0b1000;
 const MSIX_ID: u8 = 0x11;
 const MSIX_CONTROL_WRITABLE: u16 = 0xc000;
 
-/// The 256 bytes that say what a PCI device is, with a header of type 0: built with its methods,
+/// The configuration space of a PCI device, 256 bytes with a header of type 0: built with its methods,
 /// then read and written by the client.
 ///
 /// ```
@@ -57,13 +57,13 @@ const MSIX_CONTROL_WRITABLE: u16 = 0xc000;
 #[derive(Clone, Debug)]
 pub struct ConfigSpace {
     bytes: [u8; CONFIG_LEN_BYTES],
-    /// The bits that a write changes.
+    /// The bits that a write by the client changes.
     writable: [u8; CONFIG_LEN_BYTES],
     description: DeviceDescription,
     next_capability: usize,
 }
 
-/// A window into the device.
+/// A base address register (BAR): a window into the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bar {
     len_bytes: u64,
@@ -71,38 +71,38 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// Memory below 4 GiB.
+    /// Returns a register for memory below 4 GiB.
     pub const fn memory32(len_bytes: u32) -> Self {
         Self { len_bytes: len_bytes as u64, flags: 0 }
     }
 
-    /// Memory anywhere. It takes two registers.
+    /// Returns a 64-bit register, for memory at any address. It takes two registers.
     pub const fn memory64(len_bytes: u64) -> Self {
         Self { len_bytes, flags: BAR_64_BITS }
     }
 
-    /// The same, where reading has no effect and writes may be merged.
+    /// Marks the memory prefetchable: reads have no side effects, and writes may be merged.
     #[must_use]
     pub const fn prefetchable(self) -> Self {
         Self { flags: self.flags | BAR_PREFETCHABLE, ..self }
     }
 }
 
-/// Where a device has the table of its MSI-X interrupts, and the bits of those that wait.
+/// The places of a device's MSI-X table and pending bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MsixTable {
-    /// How many there are, 1 to 2048.
+    /// The number of interrupts, 1 to 2048.
     pub vectors: u16,
-    /// The register of the memory that both are in.
+    /// The BAR of the memory that has both.
     pub bar: u8,
-    /// Where in it the table begins, a multiple of 8; it has 16 bytes for each.
+    /// The offset of the table in that memory, a multiple of 8; each interrupt has 16 bytes.
     pub table_offset: u32,
-    /// Where in it the bits begin, a multiple of 8; 8 bytes for each 64 of them.
+    /// The offset of the pending bits, a multiple of 8; each 64 interrupts have 8 bytes.
     pub pba_offset: u32,
 }
 
 impl ConfigSpace {
-    /// Of a device with neither memory nor interrupts.
+    /// Makes the configuration space of a device with neither memory nor interrupts.
     pub fn new(vendor: u16, device: u16) -> Self {
         let mut description = DeviceDescription {
             regions: vec![RegionDescription::default(); REGIONS],
@@ -121,7 +121,7 @@ impl ConfigSpace {
         space.put(0x00, &vendor.to_le_bytes());
         space.put(0x02, &device.to_le_bytes());
         space.allow(COMMAND, &COMMAND_WRITABLE.to_le_bytes());
-        // Cache line size, and which line of the interrupt controller it was given: only kept.
+        // Cache line size and interrupt line: stored without effect.
         space.allow(0x0c, &[0xff]);
         space.allow(INTERRUPT_LINE, &[0xff]);
         space
@@ -153,8 +153,8 @@ impl ConfigSpace {
     /// Gives the device memory behind register `index`, read and written by messages.
     ///
     /// # Panics
-    /// Where there is no such register, it is taken, or the length is no power of two of 16 bytes
-    /// or more: these are the device's own constants.
+    /// If the register does not exist or is taken, or if the length is not a power of two of at least 16
+    /// bytes: these are the device's own constants.
     #[must_use]
     pub fn bar(mut self, index: u8, bar: Bar) -> Self {
         let Bar { len_bytes, flags } = bar;
@@ -171,17 +171,14 @@ impl ConfigSpace {
         self
     }
 
-    /// Replaces what is reported to the client of a region, to let it map memory behind a register.
+    /// Replaces the description of a region that the client gets, for example to make it read-only.
     ///
     /// # Panics
-    /// Where its length is not that of the register.
+    /// If its length is not that of the region.
     #[must_use]
     pub fn region(mut self, index: u32, region: RegionDescription) -> Self {
         let old = &mut self.description.regions[index as usize];
-        assert_eq!(
-            old.len_bytes, region.len_bytes,
-            "region {index} is as long as its register says"
-        );
+        assert_eq!(old.len_bytes, region.len_bytes, "region {index} must keep its length");
         *old = region;
         self
     }
@@ -198,7 +195,7 @@ impl ConfigSpace {
     /// Gives the device MSI-X interrupts.
     ///
     /// # Panics
-    /// Where the table or its bits do not lie in that memory: these are the device's own constants.
+    /// If the table or the pending bits do not lie in that memory: these are the device's own constants.
     #[must_use]
     pub fn msix(mut self, table: MsixTable) -> Self {
         let MsixTable { vectors, bar, table_offset, pba_offset } = table;
@@ -220,23 +217,22 @@ impl ConfigSpace {
         self
     }
 
-    /// Adds a capability that the client cannot change: its id, and what follows the two bytes of
-    /// id and link.
+    /// Adds a capability that the client cannot change. `body` follows the two bytes of id and link.
     ///
     /// # Panics
-    /// Where there is no room for it.
+    /// If there is no room for it.
     #[must_use]
     pub fn capability(mut self, id: u8, body: &[u8]) -> Self {
         self.add_capability(id, body);
         self
     }
 
-    /// What is reported to the client of the device.
+    /// Returns the description of the device that the client gets.
     pub fn description(&self) -> DeviceDescription {
         self.description.clone()
     }
 
-    /// Reads the space, from the client or the device itself.
+    /// Reads the space, for the client or the device itself.
     ///
     /// # Errors
     /// `EINVAL` past its end.
@@ -247,7 +243,7 @@ impl ConfigSpace {
         Ok(())
     }
 
-    /// Writes those bits that a client may change, and passes over the others.
+    /// Writes the bits that a client may change, and ignores the others.
     ///
     /// # Errors
     /// `EINVAL` past its end; nothing is written then.
@@ -261,14 +257,15 @@ impl ConfigSpace {
         Ok(())
     }
 
-    /// Brings every bit that a client may change back to zero.
+    /// Sets every bit that a client may change to zero.
     pub fn reset(&mut self) {
         for (byte, writable) in self.bytes.iter_mut().zip(&self.writable) {
             *byte &= !writable;
         }
     }
 
-    /// Whether the client lets the device reach memory and raise message-signalled interrupts.
+    /// Returns `true` if the client lets the device access memory and raise message-signalled
+    /// interrupts.
     pub fn is_bus_master(&self) -> bool {
         self.bytes[COMMAND] & 1 << 2 != 0
     }
@@ -280,7 +277,7 @@ impl ConfigSpace {
     fn allow(&mut self, at: usize, bits: &[u8]) {
         self.writable[at..at + bits.len()].copy_from_slice(bits);
         if (BARS..CAPABILITIES).contains(&at) {
-            // The lowest four bits of a register say what it is.
+            // The lowest four bits of a BAR are its type.
             self.writable[at] &= 0xf0;
         }
     }
@@ -323,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_what_the_device_is() {
+    fn the_header_describes_the_device() {
         let space = space();
         assert_eq!(read_u32(&space, 0), 0x5678_1234);
         assert_eq!(read_u32(&space, 8), 0x0108_0203);
@@ -349,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_memory_show_when_all_ones_are_written() {
+    fn lengths_of_memory_are_read_after_all_ones_are_written() {
         let mut space = space();
         for at in (0x10..0x28).step_by(4) {
             space.write(at, &[0xff; 4]).unwrap();
@@ -362,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_change_changes() {
+    fn a_write_changes_writable_bits_only() {
         let before = space();
         let mut after = before.clone();
         after.write(0, &[0xff; 256]).unwrap();

@@ -1,4 +1,4 @@
-//! Messages out of a stream of bytes.
+//! Reads messages from a stream of bytes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,13 +13,13 @@ use crate::wire::{HEADER_LEN_BYTES, MessageHeader, MessageKind};
 /// The descriptors that came with a message.
 #[derive(Debug, Default)]
 pub struct ReceivedFds {
-    /// Those that arrived.
+    /// The descriptors.
     pub fds: Vec<OwnedFd>,
-    /// Whether some did not: too many were sent, or this process has too many open.
+    /// `true` if some did not arrive: too many were sent, or this process has too many open.
     pub is_truncated: bool,
 }
 
-/// The same, of an untrusted process, which can have closes wait.
+/// The descriptors of an untrusted process, which can delay their close.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     pub(crate) fds: Vec<Disposable<OwnedFd>>,
@@ -27,7 +27,7 @@ pub(crate) struct Files {
 }
 
 impl From<ReceivedFds> for Files {
-    /// The sender is not known, so closes are counted for this process's own user.
+    /// Counts the closes for this process's own user, because the sender is not known.
     fn from(received: ReceivedFds) -> Self {
         let ReceivedFds { fds, is_truncated } = received;
         let fds = fds.into_iter().map(|file| Disposable::of_user(file, User::own())).collect();
@@ -41,26 +41,26 @@ pub(crate) struct Message {
     pub(crate) header: MessageHeader,
     pub(crate) payload: Vec<u8>,
     pub(crate) files: Files,
-    /// It was longer than any may be, and what it said was passed over.
+    /// `true` if it was longer than the limit, and its payload was discarded.
     pub(crate) is_too_long: bool,
 }
 
-/// What one call of [`Receiver::receive`] ended with.
+/// The result of one call of [`Receiver::receive`].
 #[derive(Debug)]
 pub(crate) enum Received {
     Message(Message),
-    /// An event or the time ended it; what is there of a message is kept.
+    /// An event or the deadline came first; a part of a message that has arrived is kept.
     Interrupted,
-    /// The other end is gone. Whether that was in the middle of a message.
+    /// The other end closed the connection, or a message was not complete when it did.
     Closed {
         in_message: bool,
     },
-    /// What comes is no message, so nothing after it can be told apart either.
+    /// The bytes are not a message, so the boundaries of the following messages are unknown, too.
     Garbled(MessageHeader),
 }
 
-/// Takes messages from a stream. It never takes a byte of the next message with one, so that
-/// descriptors belong to the message that they came with.
+/// Reads messages from a stream. It never reads bytes of the next message together with one, so that
+/// descriptors belong to the message that they arrived with.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     payload_len_bytes_max: u32,
@@ -69,16 +69,16 @@ pub(crate) struct Receiver {
     header_have_bytes: usize,
     payload: Vec<u8>,
     payload_have_bytes: usize,
-    /// Bytes still to come of a message that is too long.
+    /// The bytes left to discard of a message that is too long.
     skip_bytes: u32,
     files: Files,
 }
 
-/// So many parts of one message are taken before a look at the events and the time. A message that is
-/// too long can have 4 GiB, and its sender need not pause.
+/// The number of reads after which events and the deadline are checked. A message that is too long can
+/// have 4 GiB, and its sender need not pause.
 const PARTS_MAX: u32 = 8;
 
-/// Room is made for this many bytes of a payload before they come.
+/// The most bytes that are allocated for a payload before they arrive.
 const PAYLOAD_STEP_BYTES: usize = 64 << 10;
 
 impl Receiver {
@@ -95,7 +95,8 @@ impl Receiver {
         }
     }
 
-    /// The next message, or why there is none now.
+    /// Reads until a message is complete, or an event, the deadline or the end of the connection comes
+    /// first.
     pub(crate) fn receive(
         &mut self,
         stream: &Disposable<UnixStream>,
@@ -128,7 +129,7 @@ impl Receiver {
         }
     }
 
-    /// Takes what is there of the part that comes next.
+    /// Reads the available bytes of the current part of a message.
     fn advance(&mut self, stream: &Disposable<UnixStream>) -> io::Result<Option<Received>> {
         let mut skipped = [0; 4096];
         let into = if self.header_have_bytes < HEADER_LEN_BYTES {
@@ -142,7 +143,7 @@ impl Receiver {
         let arrived = &mut self.files.fds;
         let got = unix_socket::receive(stream, stream.user(), into, arrived, None)?;
         self.files.is_truncated |= got.descriptors_lost || self.files.fds.len() > self.files_max;
-        // Each byte of a message may bring more.
+        // Each byte of a message may bring more descriptors.
         self.files.fds.truncate(self.files_max);
         if got.len_bytes == 0 {
             return Ok(Some(Received::Closed { in_message: self.header_have_bytes > 0 }));
@@ -197,7 +198,7 @@ impl Message {
         self.header.kind() == Some(MessageKind::Reply)
     }
 
-    /// How much memory it holds, roughly.
+    /// Returns roughly how many bytes of memory it holds.
     pub(crate) fn held_bytes(&self) -> usize {
         size_of::<Self>() + self.payload.len() + 64 * self.files.fds.len()
     }
@@ -212,7 +213,8 @@ mod tests {
     use super::*;
     use crate::wire::Command;
 
-    /// A socket with the beginning of a message of 4 GiB, and as much of it as the kernel takes.
+    /// Returns a socket with the beginning of a message of 4 GiB, and as much of it as the kernel
+    /// buffers.
     fn much_too_long() -> (Disposable<UnixStream>, UnixStream) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         [&ours, &theirs].into_iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
@@ -232,22 +234,22 @@ mod tests {
     }
 
     #[test]
-    fn an_event_ends_the_reading_of_a_message_that_goes_on() {
+    fn an_event_interrupts_the_reading_of_an_endless_message() {
         let (ours, _theirs) = much_too_long();
         let mut receiver = Receiver::new(4096, 8);
         let event = event_fd::create().unwrap();
         event_fd::signal(&event).unwrap();
         let received = receiver.receive(&ours, &[event.as_fd()], None).unwrap();
         assert!(matches!(received, Received::Interrupted), "{received:?}");
-        assert!(!is_empty(&ours), "all that was there was read first");
+        assert!(!is_empty(&ours), "all bytes were read before the event");
     }
 
     #[test]
-    fn a_message_that_goes_on_is_not_waited_for_beyond_the_time() {
+    fn the_deadline_interrupts_the_reading_of_an_endless_message() {
         let (ours, _theirs) = much_too_long();
         let mut receiver = Receiver::new(4096, 8);
         let received = receiver.receive(&ours, &[], Some(Instant::now())).unwrap();
         assert!(matches!(received, Received::Interrupted), "{received:?}");
-        assert!(!is_empty(&ours), "all that was there was read first");
+        assert!(!is_empty(&ours), "all bytes were read after the deadline");
     }
 }

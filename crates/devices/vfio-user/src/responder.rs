@@ -1,4 +1,4 @@
-//! The protocol without a socket: what a server answers to each message.
+//! The protocol without a socket: the server's reply to each message.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,25 +28,25 @@ use crate::wire::{
 pub struct ReplyMessage {
     /// The whole message.
     pub bytes: Vec<u8>,
-    /// The descriptor that goes with it.
+    /// The descriptor that is sent with it.
     pub fd: Option<Arc<OwnedFd>>,
 }
 
-/// A message that was not done.
+/// A message that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RefusedMessage {
     /// The message's header.
     pub header: MessageHeader,
-    /// The error that the client was sent, unless it wanted no reply.
+    /// The error that was sent to the client, unless the client expects no reply.
     pub errno: Errno,
 }
 
-/// A device with the protocol around it. It keeps what a client set up until that one is gone, and
-/// the state of the device for the next one.
+/// A device with the protocol around it. It keeps a client's memory and eventfds until that client
+/// disconnects, and the state of the device for the next client.
 ///
-/// It takes messages from wherever they come, one after the other; [`Server`](crate::Server) gives
-/// it those of a socket. Memory that it takes for a message is bounded by its [`Capabilities`].
+/// It accepts messages from any source, one after the other; [`Server`](crate::Server) passes it those
+/// of a socket. Its [`Capabilities`] bound the memory that it uses for a message.
 #[derive(Debug)]
 pub struct Responder<D, M> {
     device: D,
@@ -55,7 +55,7 @@ pub struct Responder<D, M> {
     interrupts: Interrupts,
     limits: Capabilities,
     maps: DmaMaps,
-    /// What the client can map, for each region; `None` before it has come.
+    /// The memory that the client can map, for each region; `None` before [`begin`](Self::begin).
     mappable: Option<Vec<Option<Mappable>>>,
     settled: Option<Settled>,
     state: State,
@@ -64,7 +64,7 @@ pub struct Responder<D, M> {
 }
 
 impl<D: Device, M: DmaTarget> Responder<D, M> {
-    /// A device that no client uses yet.
+    /// Makes a responder for a device, before the first client.
     pub fn new(device: D, dma: M, limits: Capabilities) -> Self {
         let description = device.description();
         let interrupts = Interrupts::new(&description.irqs);
@@ -83,7 +83,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         }
     }
 
-    /// What a client sent, done and answered; `None` where it wants no answer.
+    /// Executes a client's message and returns the reply, or `None` if the client expects none.
     pub fn respond(
         &mut self,
         header: &MessageHeader,
@@ -107,7 +107,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         self.reply(header, done)
     }
 
-    /// The answer to a message that is refused unread.
+    /// Refuses a message without reading it, and returns the reply.
     pub(crate) fn refuse(&mut self, header: &MessageHeader, errno: Errno) -> Option<ReplyMessage> {
         self.reply(header, Err(errno))
     }
@@ -136,37 +136,37 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         })
     }
 
-    /// What the client takes; `None` before it has said so.
+    /// Returns the client's capabilities, or `None` before they were negotiated.
     pub fn client_capabilities(&self) -> Option<Capabilities> {
         Some(self.settled.as_ref()?.client)
     }
 
-    /// How many messages were refused, and the last of them.
+    /// Returns the number of refused messages, and the last of them.
     pub fn refused(&self) -> (u64, Option<RefusedMessage>) {
         (self.refused_count, self.last_refused)
     }
 
-    /// The client's memory that is mapped, in the order of its addresses.
+    /// Returns the ranges of the client's memory that are mapped, in the order of their addresses.
     pub fn maps(&self) -> impl Iterator<Item = longshore_mem::AddrRange<longshore_mem::Iova>> {
         self.maps.ranges()
     }
 
-    /// The device's interrupts.
+    /// Returns the device's interrupts.
     pub fn interrupts(&self) -> &Interrupts {
         &self.interrupts
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&mut self) -> &mut D {
         &mut self.device
     }
 
-    /// What keeps the client's memory.
+    /// Returns the owner of the client's memory.
     pub fn dma(&mut self) -> &mut M {
         &mut self.dma
     }
 
-    /// Asks the device for the memory that the next client can map, unless that was done.
+    /// Asks the device for the memory that the next client can map, unless this was done already.
     pub(crate) fn begin(&mut self) -> io::Result<()> {
         if self.mappable.is_some() {
             return Ok(());
@@ -185,23 +185,23 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         self.device.connected(link);
     }
 
-    /// The client is gone: its memory is unmapped and its descriptors are closed. Returns how many maps
-    /// could not be taken back, because the [`DmaTarget`] refused. The device can still reach their memory,
-    /// so no other client may be served then; [`maps`](Self::maps) has them.
+    /// Ends the client's use of the device: unmaps its memory and closes its descriptors. Returns the
+    /// number of maps that the [`DmaTarget`] refused to unmap. The device can still access their memory,
+    /// so no other client may be served then; [`maps`](Self::maps) returns their ranges.
     pub fn disconnect(&mut self) -> usize {
         self.mappable = None;
         if self.settled.take().is_some() {
             self.device.disconnected();
         }
         if std::mem::take(&mut self.state.migration) != MigrationState::Running {
-            // The next client must neither read the state of this one nor find a device that stands still.
+            // The next client must neither read the state of this one nor get a stopped device.
             self.device.reset();
         }
         self.interrupts.forget_client();
         if std::mem::take(&mut self.state.is_logging)
             && let Some(log) = self.dma.dirty_log()
         {
-            // There is nobody to tell, and the next client starts anew.
+            // The client is gone, and the next one starts a new log.
             let _ = log.stop();
         }
         let left = self.unmap_all();
@@ -209,7 +209,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         left
     }
 
-    /// Takes back what maps it can; returns how many are left.
+    /// Unmaps all maps that it can; returns the number of the others.
     pub(crate) fn unmap_all(&mut self) -> usize {
         let ranges: Vec<_> = self.maps.ranges().collect();
         for range in ranges {
@@ -256,7 +256,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
             }
             Request::DeviceGetInfo { .. } => self.device_info().encode(),
             Request::DeviceGetRegionInfo { argsz, index } => return self.region_info(argsz, index),
-            // They would let a hypervisor's kernel talk to the device past this socket.
+            // They would let a hypervisor's kernel access the device without this socket.
             Request::DeviceGetRegionIoFds { .. } => return Err(Errno::EOPNOTSUPP),
             Request::DeviceGetIrqInfo { index, .. } => {
                 let irqs = self.description.irqs.get(index as usize).ok_or(Errno::EINVAL)?;
@@ -296,7 +296,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
                     match self.small_write(&write) {
                         Ok(()) => done += 1,
                         Err(why) if done == 0 => return Err(why),
-                        // The client sees how many were done.
+                        // The reply has the number of writes that were done.
                         Err(_) => break,
                     }
                 }
@@ -402,7 +402,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
     fn read_state(&mut self, argsz: u32, size: u32) -> Result<Vec<u8>, Errno> {
         self.check_transfer(size.into())?;
         let migration = self.device.migration().ok_or(Errno::EOPNOTSUPP)?;
-        // The answer is the data and eight bytes before it.
+        // The reply has eight bytes before the data.
         if !self.state.migration.is_saving() || argsz - 8 < size {
             return Err(Errno::EINVAL);
         }

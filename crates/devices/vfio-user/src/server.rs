@@ -21,10 +21,10 @@ use crate::receiver::Receiver;
 use crate::responder::{RefusedMessage, Responder};
 use crate::wire::HEADER_LEN_BYTES;
 
-/// What a message may have beside its data: the longest list of capabilities and any prefix.
+/// The longest payload of a message, beside its data: the longest list of capabilities and any prefix.
 const PAYLOAD_OVERHEAD_BYTES: u32 = (64 << 10) + 64;
 
-/// A device, served to one client after the other.
+/// A server of one device, for one client after the other.
 #[derive(Debug)]
 pub struct Server<D, M> {
     responder: Responder<D, M>,
@@ -33,31 +33,31 @@ pub struct Server<D, M> {
     stop: Stop,
 }
 
-/// How serving a client went.
+/// The result of serving a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionSummary {
-    /// Why it ended.
+    /// The reason why the connection ended.
     pub ended: DisconnectReason,
-    /// How many messages were answered, or done without an answer.
+    /// The number of messages that were answered, or executed without a reply.
     pub messages_count: u64,
-    /// How many of them were refused.
+    /// The number of messages that were refused.
     pub refused_count: u64,
-    /// The last one that was refused, since the server was made.
+    /// The last message that was refused since the server was made.
     pub last_refused: Option<RefusedMessage>,
-    /// Answers of the client to nothing that it was asked; they were dropped.
+    /// The number of replies that matched no request of the server; they were dropped.
     pub stray_replies_count: u64,
-    /// Maps that could not be taken back when the client was gone. If there are any, [`Server::serve`]
-    /// fails from then on.
+    /// The number of maps that could not be unmapped after the client had disconnected. If there are
+    /// any, [`Server::serve`] fails from then on.
     pub maps_left_count: usize,
 }
 
 impl<D: Device, M: DmaTarget> Server<D, M> {
-    /// A server of `device`, which keeps the client's memory in `dma`.
+    /// Makes a server of `device`, which keeps the client's memory in `dma`.
     ///
-    /// This raises the soft limit of descriptors of this process (`RLIMIT_NOFILE`) to the hard one: clients
-    /// of one user can have a quarter of them, and those of all users a half. Eventfds that a client
-    /// attaches beyond that are refused with [`Errno::ENOSPC`]. Code of this process that uses
+    /// This raises the soft limit of descriptors of this process (`RLIMIT_NOFILE`) to the hard limit:
+    /// clients of one user can have a quarter of them, and those of all users a half. Eventfds that a
+    /// client attaches beyond that are refused with [`Errno::ENOSPC`]. Code of this process that uses
     /// `select(2)` must not be given descriptors of 1,024 or more.
     ///
     /// # Errors
@@ -66,19 +66,19 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         Self::with_capabilities(device, dma, Capabilities::DEFAULT)
     }
 
-    /// The same, which takes as much at once as is said.
+    /// Makes a server like [`new`](Self::new), with other limits than [`Capabilities::DEFAULT`].
     ///
     /// # Errors
     /// Descriptors exhausted; `InvalidInput` for pages below 4 KiB, or more descriptors in a message
-    /// than a call takes ([`DESCRIPTORS_MAX`]).
+    /// than one `recvmsg` can receive ([`DESCRIPTORS_MAX`]).
     pub fn with_capabilities(device: D, dma: M, limits: Capabilities) -> io::Result<Self> {
         let takes_all = limits.message_fds_max as usize <= DESCRIPTORS_MAX;
         if limits.page_sizes == 0 || limits.page_bytes() < 4096 || !takes_all {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // Where this is refused, clients can have a part of the limit that there is.
+        // If this fails, clients share the limit as it is.
         let _ = descriptors::raise_limit();
-        // Before there is a descriptor of a client.
+        // Before the first descriptor of a client arrives.
         disposal::prepare();
         event_fd::prepare();
         Ok(Self {
@@ -89,27 +89,27 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         })
     }
 
-    /// Waits this long for a client to answer all messages of an access, or to take a message, instead
-    /// of [`REPLY_TIMEOUT_DEFAULT`].
+    /// Sets how long to wait for a client to answer all messages of an access, or to receive a message,
+    /// instead of [`REPLY_TIMEOUT_DEFAULT`].
     #[must_use]
     pub fn reply_timeout(mut self, reply_timeout: Duration) -> Self {
         self.reply_timeout = reply_timeout;
         self
     }
 
-    /// What ends this server from another thread.
+    /// Returns a handle that stops this server from another thread.
     pub fn stop_handle(&self) -> Stop {
         self.stop.clone()
     }
 
-    /// Serves a client until it is gone or the server is stopped. All it set up is taken back then;
-    /// the state of the device stays for the next one.
+    /// Serves a client until it disconnects or the server is stopped. Then its memory is unmapped and
+    /// its eventfds are closed; the state of the device stays for the next client.
     ///
     /// # Errors
-    /// Only where serving cannot begin: descriptors exhausted; `ResourceBusy` while memory of an earlier
-    /// client is mapped, because it cannot be unmapped, as if the device has a pin or a lease of it on this
-    /// thread. The device could reach that memory for the next client. Those of [`Device::mappable`], and
-    /// `InvalidInput` if it returns a file that clients must not be given.
+    /// Only if serving cannot begin: descriptors exhausted; errors of [`Device::mappable`];
+    /// `InvalidInput` if that returns a file that clients must not be given; `ResourceBusy` while memory
+    /// of an earlier client is still mapped, for example because the device has a pin or a lease of it
+    /// on this thread. The device could access that memory while it serves the next client.
     pub fn serve(&mut self, stream: UnixStream) -> io::Result<ConnectionSummary> {
         let stream = Disposable::new(stream);
         let left = self.responder.unmap_all();
@@ -139,7 +139,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
                 Err(ended) => break ended,
             }
         };
-        // Whoever waits for the client is let go before its memory is.
+        // Release threads that wait for the client before its memory is unmapped.
         link.end(ended.clone());
         let maps_left_count = self.responder.disconnect();
         let (refused, last_refused) = self.responder.refused();
@@ -172,10 +172,12 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     }
 
     /// Serves clients of `listener`, one after the other, until the server is stopped, and calls
-    /// `served` with how each ended. While the process has no descriptors left, clients wait. A waiting
-    /// client that sends descriptors before it is served is disconnected ([`Listener::serve_each`]).
+    /// `served` with the summary of each. While the process has no descriptors left, clients wait. A
+    /// waiting client that sends descriptors before it is served is disconnected
+    /// ([`Listener::serve_each`]).
     ///
-    /// Serve users who do not trust each other by a process each: one of them can keep all others waiting.
+    /// Serve users who do not trust each other from a process each: one of them can keep all others
+    /// waiting.
     ///
     /// # Errors
     /// Those of `accept(2)`, of starting a thread, and of [`serve`](Self::serve).
@@ -198,7 +200,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         })
     }
 
-    /// The device with the protocol around it.
+    /// Returns the device with the protocol around it.
     pub fn responder(&mut self) -> &mut Responder<D, M> {
         &mut self.responder
     }

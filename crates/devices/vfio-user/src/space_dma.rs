@@ -16,47 +16,49 @@ use crate::space_log::SpaceLog;
 use longshore_access::client::MappingQuota;
 use longshore_access::{Error, Reason, Region, RegionAccess, RemoteFault, RemoteMemory, Space};
 
-/// How many files of a client are mapped at a time. A mapping is an area of the process's address
-/// space, of which the kernel allows 65,530 by default (`vm.max_map_count`), for everything else too.
+/// The maximum number of files that are mapped for a client at a time. Each mapping is an area of the
+/// process's address space, and the kernel allows 65,530 areas by default (`vm.max_map_count`), for all
+/// purposes.
 ///
 /// All clients of one user together can have a quarter of these, and those of all users a half.
 pub const MAPPED_FILES_MAX: usize = 16_384;
 
-/// How many bytes of addresses the mapped files of a client take in all: 16 TiB of the 128 TiB that a
-/// process has, unless [`SpaceDma::with_mapped_bytes_max`] sets another limit. All clients of one user
-/// together can have 32 TiB, and those of all users 64 TiB.
+/// The maximum number of bytes of addresses that the mapped files of a client take in all: 16 TiB of the
+/// 128 TiB that a process has, unless [`SpaceDma::with_mapped_bytes_max`] sets another limit. All
+/// clients of one user together can have 32 TiB, and those of all users 64 TiB.
 ///
-/// The kernel's own page tables take up to 1/512 of the addresses that are touched, and it charges
-/// them to this process: set the limit to what the machine has if clients are not trusted.
+/// The kernel's own page tables take up to 1/512 of the addresses that are touched, and it charges them
+/// to this process: if clients are not trusted, choose a limit that suits the machine's memory.
 pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
 
-/// Keeps the client's memory in a space, for the device's sessions.
+/// A [`DmaTarget`] that keeps the client's memory in a space, for the device's sessions.
 ///
-/// * Memory with a descriptor is mapped, only for reading where the device may only read, and guarded
-///   against becoming shorter, also if the client wants the file read and written
-///   ([`DmaBacking::FileIo`]). It must lie inside of its file and begin at a multiple of the page size.
-/// * Memory without one is remote: it can be copied and not pinned. Accesses fail with
-///   [`Reason::Permission`] where the client refuses,
-///   [`Reason::Revoked`] where it takes the memory back meanwhile, [`Reason::TimedOut`] where it does
-///   not answer, and [`Reason::BackingLost`] where it is gone.
-/// * Unmapping returns when no session can reach the memory any more. A session of the server's own
+/// * Memory with a descriptor is mapped, read-only if the device may only read, and guarded against
+///   truncation of its file, also if the client asks for reads and writes of the file
+///   ([`DmaBacking::FileIo`]). It must lie inside its file and begin at a multiple of the page size.
+/// * Memory without a descriptor is remote: it can be copied and not pinned. Accesses fail with
+///   [`Reason::Permission`] if the client refuses, [`Reason::Revoked`] if the client unmaps the memory
+///   meanwhile, [`Reason::TimedOut`] if the client does not answer, and [`Reason::BackingLost`] if it
+///   has disconnected.
+/// * Unmapping returns when no session can access the memory any more. A session of the server's own
 ///   thread must hold neither a pin nor a lease then.
-/// * The client may have writes logged by IOVA, unless whoever owns the space does so already. The
+/// * The client may have writes logged by IOVA, unless the owner of the space logs them already. The
 ///   log has a bit for each page from the lowest address to the highest that the client names, at
-///   most 2^31; pages are larger than it asks for where they would be more.
+///   most 2^31 bits; if the pages that the client asks for are too small for that, larger ones are used.
 /// * The page tables of the space, the number of files ([`MAPPED_FILES_MAX`]) and their addresses
-///   ([`MAPPED_BYTES_MAX`]) are limited, also those of all clients of one user and of all users: a map
-///   beyond a limit is refused with [`Errno::ENOSPC`]. The user is the one that connected to the
-///   [`Server`](crate::Server); without a connection it is the user of this process.
+///   ([`MAPPED_BYTES_MAX`]) are limited for each client. The files and addresses are also limited for all
+///   clients of a user together and for all users. A map beyond a limit is refused with [`Errno::ENOSPC`].
+///   The user is the one that connected to the [`Server`](crate::Server); without a connection it is the
+///   user of this process.
 #[derive(Debug)]
 pub struct SpaceDma {
     space: Space,
     link: Option<Link>,
-    /// By the IOVA they are mapped at.
+    /// Keyed by the IOVA at which they are mapped.
     regions: BTreeMap<u64, Held>,
     used: Cost,
     mapped_bytes_max: u64,
-    /// Of the user for whom files are mapped.
+    /// The quota of the user for whom files are mapped.
     quota: MappingQuota,
     log: SpaceLog,
 }
@@ -76,10 +78,10 @@ struct Cost {
 }
 
 impl Cost {
-    /// Of a region that has no descriptor.
+    /// The cost of a region that has no descriptor.
     const NONE: Self = Self { mapped_files: 0, mapped_bytes: 0 };
 
-    /// Both together; `None` where that is beyond a limit.
+    /// Returns the sum, or `None` if it is beyond a limit.
     fn checked_add(self, more: Self, mapped_bytes_max: u64) -> Option<Self> {
         let both = Self {
             mapped_files: self.mapped_files + more.mapped_files,
@@ -96,7 +98,8 @@ impl Cost {
 }
 
 impl SpaceDma {
-    /// Keeps the client's memory in `space`, of which nothing may be mapped where the client maps.
+    /// Makes a target that keeps the client's memory in `space`. Nothing else may be mapped at the
+    /// client's addresses.
     ///
     /// From here on the space frees page tables when they are empty, and they take at most
     /// [`CLIENT_TABLE_BYTES_MAX`](longshore_access::CLIENT_TABLE_BYTES_MAX) unless the space has a limit
@@ -109,13 +112,14 @@ impl SpaceDma {
         Self { space, link: None, regions, used, mapped_bytes_max, quota, log }
     }
 
-    /// Sets how many bytes of addresses the mapped files of a client take in all.
+    /// Sets the limit of the addresses that the mapped files of a client take in all, instead of
+    /// [`MAPPED_BYTES_MAX`].
     #[must_use]
     pub fn with_mapped_bytes_max(self, bytes: u64) -> Self {
         Self { mapped_bytes_max: bytes, ..self }
     }
 
-    /// The space; clones of it are the same one.
+    /// Returns the space, of which clones are handles.
     pub fn space(&self) -> &Space {
         &self.space
     }
@@ -124,10 +128,10 @@ impl SpaceDma {
         let len_bytes = map.range.len();
         let is_by_io = matches!(map.backing, DmaBacking::FileIo { .. });
         match map.backing {
-            // Files that the client wants read and written are mapped, too: a write waits for the lock of
-            // the file, which the client can hold for ever, and a page fault does not.
+            // Files that the client asks to be read and written are mapped, too: a write waits for the
+            // lock of the file, which the client can hold for ever, and a page fault does not.
             DmaBacking::Mmap { file, offset } | DmaBacking::FileIo { file, offset } => {
-                // What follows may fail, and closing the file may wait.
+                // The next steps may fail, and closing the file may block.
                 let user = self.link.as_ref().map_or_else(User::own, Link::user);
                 let file = Disposable::of_user(file, user);
                 if is_by_io && file::status(&file)?.kind != file::Kind::Regular {
@@ -203,13 +207,13 @@ impl From<Error> for Errno {
             Error::PinnedByCaller { .. } => Self::EBUSY,
             Error::OutOfMemory | Error::NoWindow { .. } => Self::ENOMEM,
             Error::TableLimit { .. } | Error::ClientLimit(_) => Self::ENOSPC,
-            // An IOVA that the space does not translate, above all.
+            // Most often an IOVA that the space does not translate.
             _ => Self::EINVAL,
         }
     }
 }
 
-/// Memory that is read and written by messages.
+/// Memory of the client that is accessed by messages.
 #[derive(Debug)]
 struct LinkMemory {
     link: Link,
@@ -218,7 +222,7 @@ struct LinkMemory {
 
 impl LinkMemory {
     fn at(&self, offset: u64) -> Iova {
-        // The region was validated from its start on, and offsets are within it.
+        // The range was validated, and offsets are within it.
         Iova::new(self.start.raw().wrapping_add(offset))
     }
 }
@@ -253,10 +257,10 @@ fn partial(failed: &DmaError) -> RemoteFault {
     RemoteFault::new(failed.done_bytes, reason)
 }
 
-/// What is copied at once by way of memory of our own.
+/// The length of the private buffer that bytes are copied through.
 const BOUNCE_BYTES: usize = 64 << 10;
 
-/// Fills foreign memory by parts that `read` fills, from an offset on.
+/// Fills foreign memory with parts that `read` provides, each with its offset.
 fn fill(
     mut into: VolatileSliceMut<'_>,
     mut read: impl FnMut(u64, &mut [u8]) -> Result<(), RemoteFault>,
@@ -267,7 +271,7 @@ fn fill(
         let part = &mut bounce[..BOUNCE_BYTES.min(len_bytes - at)];
         let read = read(at as u64, part);
         let done = read.map_or_else(|partial| partial.done.min(part.len()), |()| part.len());
-        // It is within what there is.
+        // The part is within `into`.
         let copied = into.write(at, &part[..done]);
         let lost = |_| RemoteFault::new(at, Reason::BackingLost);
         copied.map_err(lost)?;
@@ -276,7 +280,7 @@ fn fill(
     Ok(())
 }
 
-/// Takes foreign memory apart into parts that `write` takes, from an offset on.
+/// Passes foreign memory to `write`, in parts with their offsets.
 fn drain(
     from: VolatileSlice<'_>,
     mut write: impl FnMut(u64, &[u8]) -> Result<(), RemoteFault>,
@@ -305,7 +309,8 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    /// A quota in accounts of their own, which allow one user so much and all users twice as much.
+    /// Returns a quota from new accounts, which allow this much to one user and twice as much to all
+    /// users.
     fn quota(files: u64, bytes: u64) -> MappingQuota {
         let accounts = Box::leak(Box::new(MappingAccounts::new(files, bytes)));
         MappingQuota::new(accounts, User::own().uid())
@@ -333,7 +338,7 @@ mod tests {
 
     #[test]
     fn files_of_a_client_are_limited() {
-        // The user may have more.
+        // The user's limit is larger.
         let (mut dma, one) = (dma_of(quota(1 << 20, 1 << 46)), file(PAGE));
         for page in 0..MAPPED_FILES_MAX as u64 {
             dma.dma_map(map(&one, page)).unwrap();
@@ -354,7 +359,7 @@ mod tests {
         let (mut first, mut second) = (dma_of(quota), dma_of(quota));
         first.dma_map(map(&one, 1)).unwrap();
         first.dma_map(map(&one, 2)).unwrap();
-        // Refused by the space, after it was mapped and counted.
+        // Refused by the space, after the file was mapped and counted.
         assert!(first.dma_map(map(&one, 2)).is_err());
         second.dma_map(map(&one, 1)).unwrap();
         for dma in [&mut first, &mut second] {

@@ -1,4 +1,4 @@
-//! The log of what the device writes, kept by a space and asked for by the client.
+//! The log of the pages that the device writes: kept by a space, read by the client.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use crate::dma::DirtyLog;
 use longshore_access::dirty::{self, Log, LogError};
 use longshore_access::{Logs, Space};
 
-/// A log covers no more pages than this: 256 MiB of bits, of which only those of pages that are
-/// written take memory. At 4 KiB that is 8 TiB; where more is asked for, pages are larger.
+/// The largest number of pages of a log: 256 MiB of bits, of which only those of written pages take
+/// memory. At 4 KiB a page that is 8 TiB; for a larger range, pages are larger.
 const PAGES_LOG2_MAX: u32 = 31;
 
 /// The log of a space, by IOVA.
 #[derive(Debug)]
 pub(crate) struct SpaceLog {
     space: Space,
-    /// While it is on.
+    /// `None` while logging is off.
     log: Option<Arc<dirty::DirtyLog<Iova>>>,
 }
 
@@ -30,8 +30,8 @@ impl SpaceLog {
         self.space.logs().with_iova(by_iova)
     }
 
-    /// All addresses from the lowest of `ranges` to the highest, as far as the space translates
-    /// them; all that it translates, where there are none.
+    /// Returns all addresses from the lowest of `ranges` to the highest, as far as the space translates
+    /// them, or all that the space translates if `ranges` is empty.
     fn hull(&self, ranges: &[AddrRange<Iova>]) -> Result<AddrRange<Iova>, Errno> {
         let input_bits = self.space.input_bits();
         let last_of_space = u64::MAX >> (64 - input_bits.clamp(1, 64));
@@ -48,7 +48,7 @@ impl SpaceLog {
 impl DirtyLog for SpaceLog {
     fn start(&mut self, ranges: &[AddrRange<Iova>], page_bytes: u64) -> Result<u64, Errno> {
         if self.log.is_some() || !self.space.logs().by_iova.is_off() {
-            // Whoever owns the space logs already.
+            // The owner of the space logs already.
             return Err(Errno::EBUSY);
         }
         let hull = self.hull(ranges)?;
@@ -80,7 +80,7 @@ impl DirtyLog for SpaceLog {
         let first_of_range = range.start();
         self.space.harvest(log, range, |pages| {
             let Some(last_of_pages) = pages.last() else { return };
-            // Pages of the log may be larger than what is asked for: the rest is reported later.
+            // The log's pages may be larger than `range`: mark the rest again, for a later report.
             if let Some(before @ 1..) = first_of_range.checked_offset_from(pages.start()) {
                 log.mark(pages.start(), before);
             }
@@ -102,7 +102,8 @@ impl DirtyLog for SpaceLog {
 impl Drop for SpaceLog {
     fn drop(&mut self) {
         if self.log.is_some() {
-            // Only a thread that holds a pin of the space is refused; it logs on then, for nobody.
+            // Stopping fails only if this thread holds a pin of the space; logging then goes on without
+            // a reader.
             let _ = self.stop();
         }
     }

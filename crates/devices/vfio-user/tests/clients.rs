@@ -1,4 +1,4 @@
-//! Clients that have this process map more than all clients of one user may. The limits are those of the
+//! Clients that map more addresses than all clients of one user may. The limits are those of the
 //! process, so there is one test.
 
 #![cfg(not(loom))]
@@ -14,7 +14,7 @@ fn range() -> AddrRange<Iova> {
     AddrRange::new(Iova::new(0), MAPPED_BYTES_MAX).unwrap()
 }
 
-/// All that a client may have.
+/// Returns a map of as many addresses as a client may have.
 fn all_of(file: &OwnedFd) -> DmaMapping {
     let backing = DmaBacking::Mmap { file: file.try_clone().unwrap(), offset: FileOffset::new(0) };
     DmaMapping::new(range(), backing)

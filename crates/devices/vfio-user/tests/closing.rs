@@ -1,5 +1,5 @@
-//! A client with as many eventfds as MSI-X has interrupts, the last close of each of which waits. Threads of
-//! the process are counted, so there is one test.
+//! A client with as many eventfds as MSI-X has interrupts, whose last closes all block. The test counts
+//! threads of the process, so there is one test.
 
 #![cfg(not(loom))]
 
@@ -79,14 +79,14 @@ fn a_client_with_many_eventfds_leaves_few_threads_and_the_next_is_served() {
 
     let mut first = client();
     attach(&mut first, &events);
-    // The server has the last ones.
+    // The server now has the only descriptors.
     drop(events);
     let before = threads();
     drop(first);
     let ended = told.recv_timeout(PATIENCE).expect("the server waits for an epoll of its client");
     assert_eq!(ended, DisconnectReason::ClosedByClient);
 
-    // Its descriptors are received though those of the first are not closed.
+    // The descriptors of the second client are received while those of the first are not closed.
     let mut second = client();
     attach(&mut second, &[event_fd::create().unwrap()]);
     let begin = Instant::now();
@@ -94,7 +94,8 @@ fn a_client_with_many_eventfds_leaves_few_threads_and_the_next_is_served() {
         assert!(begin.elapsed() < PATIENCE, "descriptors of the first client are left");
         thread::sleep(Duration::from_millis(1));
     }
-    // 253 descriptors each, which is nine; the kernel and the test runner may have a few others come and go.
+    // Each thread gets 253 descriptors, which makes nine threads; the kernel and the test runner may add
+    // a few.
     let started = threads().saturating_sub(before);
     assert!((1..=64).contains(&started), "{started} threads for 2,048 descriptors");
     drop((second, connect, held));

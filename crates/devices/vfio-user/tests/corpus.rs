@@ -1,4 +1,4 @@
-//! What fuzzing has kept, replayed, and the same with messages at random.
+//! Replays the corpus that fuzzing has found, and messages with random content.
 
 #![cfg(not(loom))]
 
@@ -14,9 +14,9 @@ fn the_corpus_of_clients_holds() {
     replay::corpus("vfio_user", vfio_user::vfio_user);
 }
 
-/// Inputs at random, the same in every run.
+/// Random inputs, the same in every run.
 #[test]
-fn clients_at_random_are_refused_or_served() {
+fn random_clients_are_refused_or_served() {
     let mut next = replay::random();
     for _ in 0..500 {
         let mut input = Vec::new();

@@ -45,7 +45,8 @@ fn served() -> (Client<NoDmaMemory>, JoinHandle<ConnectionSummary>) {
     (Client::from_stream(ours, NoDmaMemory).unwrap(), server)
 }
 
-/// Attaches `event` to lines from `first` on, one by one, until that is refused. Returns how many have it.
+/// Attaches `event` to lines from `first` on, one by one, until one is refused. Returns the number of
+/// the others.
 fn attach_all(client: &mut Client<NoDmaMemory>, first: u32, event: impl AsFd) -> u32 {
     for line in first..LINES {
         match client.set_irq_events(0, line, &[event.as_fd()]) {
@@ -74,13 +75,13 @@ fn eventfds_of_all_clients_of_a_user_are_limited() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum: Some(maximum) }).unwrap();
     let ((mut first, server), (mut second, _other)) = (served(), served());
     assert_eq!(descriptors::limit(), maximum, "a server raises the limit");
-    // Two for each connection.
+    // Each connection has two.
     let room = ((maximum - descriptors::ROOM_FOR_MESSAGE) / 4 - 4) as u32;
 
     let event = event_fd::create().unwrap();
     assert_eq!(attach_all(&mut first, 0, &event), room);
     assert_eq!(attach_all(&mut second, 0, &event), 0);
-    // Descriptors are still received, also in place of those that are there.
+    // Descriptors are still received, also to replace those that are attached.
     first.set_irq_events(0, 0, &[event.as_fd(), event.as_fd()]).unwrap();
     assert_eq!(attach_all(&mut first, room, &event), 0);
 
@@ -90,6 +91,6 @@ fn eventfds_of_all_clients_of_a_user_are_limited() {
     assert_eq!(attach_all(&mut first, 0, &event), room);
     drop(first);
     server.join().unwrap();
-    // And those of the connection.
+    // With the connection's own descriptors.
     assert_eq!(attach_all(&mut second, 0, &event), room + 2);
 }

@@ -1,4 +1,4 @@
-//! A client with a file system that it serves itself, and that never answers.
+//! A client with files of a file system that it serves itself, and whose requests it does not answer.
 
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "writes to memory whose pages do not come")]
@@ -31,19 +31,19 @@ mod rig;
 mod fuse;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of `linux/fuse.h`: what a page fault asks for.
+/// The opcode of `linux/fuse.h` that a page fault sends.
 const READ: u32 = 15;
 
-/// A file of a file system that this test serves. Only its opening is answered.
+/// A file of a file system that this test serves. Only opening it is answered.
 struct Hanging {
-    /// Closing it waits for the daemon.
+    /// Closing it blocks until the daemon answers.
     opened: ManuallyDrop<File>,
     mounted: (fuse::Mounted, File),
     daemon: JoinHandle<()>,
 }
 
 impl Hanging {
-    /// Calls `unanswered` with the kind of each request that is not answered.
+    /// Calls `unanswered` with the opcode of each request that is not answered.
     fn new(folder: &Path, unanswered: impl FnMut(u32) + Send + 'static) -> Option<Self> {
         let (mounted, device) = fuse::mount(folder)?;
         let daemon = {
@@ -63,7 +63,7 @@ impl Hanging {
     }
 }
 
-/// A client at one end of a connection, its server, and how serving it ended.
+/// Returns a client at one end of a connection, and a channel for the reason why its server ended.
 fn served_over(
     (ours, theirs): (UnixStream, UnixStream),
 ) -> (Client<NoDmaMemory>, Receiver<DisconnectReason>) {
@@ -75,7 +75,7 @@ fn served_over(
 }
 
 #[test]
-fn a_file_that_the_client_itself_serves_holds_nothing_up() {
+fn a_file_that_the_client_itself_serves_does_not_block_the_server() {
     let folder = tempfile::tempdir().unwrap();
     let Some(hanging) = Hanging::new(folder.path(), |_| {}) else { return };
 
@@ -89,11 +89,11 @@ fn a_file_that_the_client_itself_serves_holds_nothing_up() {
     hanging.end();
 }
 
-/// Two sockets whose other ends are those of this user; `None` where that is not possible.
+/// Returns two sockets whose other ends belong to this user, or `None` if that is not possible.
 fn pair_of(uid: u32) -> Option<(UnixStream, UnixStream)> {
     let made = thread::spawn(move || {
         let uid = Some(Uid::from_raw(uid));
-        // Of this thread only, which ends.
+        // This changes the ids of this thread only, which ends.
         rustix::thread::set_thread_res_uid(uid, uid, uid)?;
         UnixStream::pair()
     });
@@ -106,13 +106,13 @@ fn pair_of(uid: u32) -> Option<(UnixStream, UnixStream)> {
     }
 }
 
-/// A client that is this user's, its server, and how serving it ended.
+/// Returns a client of this user, and a channel for the reason why its server ended.
 fn served_to(uid: u32) -> (Client<NoDmaMemory>, Receiver<DisconnectReason>) {
     served_over(pair_of(uid).expect("it was possible before"))
 }
 
 #[test]
-fn files_of_one_user_whose_close_hangs_hold_up_no_other_user() {
+fn files_of_one_user_whose_close_blocks_delay_no_other_user() {
     const HOSTILE: u32 = 12_001;
     const OTHER: u32 = 12_002;
     if pair_of(HOSTILE).is_none() {
@@ -132,14 +132,14 @@ fn files_of_one_user_whose_close_hangs_hold_up_no_other_user() {
         assert_eq!(ended, DisconnectReason::Io(kind));
     }
 
-    // Without descriptors the user is served, and with good ones it is not.
+    // The user is served if it sends no descriptors; it is not served even with harmless descriptors.
     quiet.device_info().unwrap();
     quiet.dma_map(0x1000, 0x1000, None, true).unwrap();
     quiet.dma_map(0x2000, 0x1000, Some((memory.as_fd(), 0)), true).unwrap_err();
     let ended = told_quiet.recv_timeout(PATIENCE).expect("the server goes on");
     assert_eq!(ended, DisconnectReason::Io(ErrorKind::ResourceBusy));
 
-    // Another user is served as ever.
+    // Another user is served as usual.
     let (mut after, _told) = served_to(OTHER);
     for client in [&mut before, &mut after] {
         client.dma_map(0x1000, 0x1000, Some((memory.as_fd(), 0)), true).unwrap();
@@ -158,7 +158,7 @@ fn files_of_one_user_whose_close_hangs_hold_up_no_other_user() {
     }
 }
 
-/// A page that does not come, of a file system that this test serves.
+/// A page that never arrives, of a file system that this test serves.
 struct Absent {
     page: usize,
     file: Hanging,
@@ -168,7 +168,7 @@ struct Absent {
 impl Absent {
     fn new(folder: &Path) -> Option<Self> {
         let (ask, asked) = mpsc::channel();
-        // The test may be over.
+        // The receiver is gone if the test is over.
         let file = Hanging::new(folder, move |request| _ = ask.send(request))?;
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -177,12 +177,12 @@ impl Absent {
         Some(Self { page: page.unwrap().expose_provenance(), file, asked })
     }
 
-    /// Returns when the page is asked for.
+    /// Returns when a page fault has requested the page.
     fn wait_for_fault(&self) {
-        assert!(self.asked.iter().any(|request| request == READ), "the page is asked for");
+        assert!(self.asked.iter().any(|request| request == READ), "no page fault came");
     }
 
-    /// Ends the file system, so that what waits for the page fails, and then `holder`.
+    /// Ends the file system, so that page faults fail, and then joins `holder`.
     fn end<T>(self, holder: JoinHandle<T>) -> T {
         let Hanging { opened, mounted, daemon } = self.file;
         drop(mounted);
@@ -195,9 +195,9 @@ impl Absent {
     }
 }
 
-/// Whoever writes to a file holds a lock of it while the bytes are read from memory.
+/// A thread that writes to a file holds a lock of the file while its bytes are read from memory.
 #[test]
-fn memory_whose_lock_the_client_holds_holds_nothing_up() {
+fn a_held_lock_of_the_memorys_file_does_not_block_the_device() {
     let folder = tempfile::tempdir().unwrap();
     let Some(absent) = Absent::new(folder.path()) else { return };
     let memory = memfd::create("locked", memfd::Backing::Shmem).unwrap();
@@ -206,8 +206,8 @@ fn memory_whose_lock_the_client_holds_holds_nothing_up() {
         let (memory, page) = (memory.try_clone().unwrap(), absent.page);
         thread::spawn(move || {
             let page = ptr::with_exposed_provenance::<u8>(page);
-            // SAFETY: it lies in the mapping, which stays until this thread has ended, and which nothing
-            // else uses.
+            // SAFETY: it lies in the mapping, which stays until this thread has ended, and which no
+            // other code uses.
             let bytes = unsafe { std::slice::from_raw_parts(page, 64) };
             rustix::io::pwrite(&memory, bytes, 0).unwrap_err()
         })
@@ -235,10 +235,10 @@ fn memory_whose_lock_the_client_holds_holds_nothing_up() {
     assert_eq!(&written, b"written");
 }
 
-/// Whoever waits for an epoll holds a lock of it while the events are written to memory: for ever, if
-/// that is a page which does not come.
+/// A thread that waits for an epoll holds a lock of it while the events are written to memory: for ever,
+/// if that memory is a page that never arrives.
 #[test]
-fn an_epoll_whose_lock_the_client_holds_holds_nothing_up() {
+fn a_held_lock_of_an_epoll_does_not_block_the_server() {
     let folder = tempfile::tempdir().unwrap();
     let Some(absent) = Absent::new(folder.path()) else { return };
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
@@ -249,10 +249,10 @@ fn an_epoll_whose_lock_the_client_holds_holds_nothing_up() {
         let (epoll, page): (OwnedFd, usize) = (epoll.try_clone().unwrap(), absent.page);
         thread::spawn(move || {
             let page = ptr::with_exposed_provenance_mut::<MaybeUninit<epoll::Event>>(page);
-            // SAFETY: it lies in the mapping, which stays until this thread has ended, and which nothing
-            // else uses.
+            // SAFETY: it lies in the mapping, which stays until this thread has ended, and which no
+            // other code uses.
             let events = unsafe { std::slice::from_raw_parts_mut(page, 1) };
-            // The page does not come.
+            // The page never arrives.
             epoll::wait(&epoll, events, None).map(|_| ()).unwrap_err()
         })
     };

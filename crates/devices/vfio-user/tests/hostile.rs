@@ -1,5 +1,6 @@
-//! A client that sends nonsense: it is refused or left, the next one is served, and no descriptor
-//! stays open. One test, because it counts the descriptors of the whole process.
+//! A client that sends invalid messages: they are refused or end the connection, the next client is
+//! served, and no descriptor stays open. One test, because it counts the descriptors of the whole
+//! process.
 
 #![cfg(not(loom))]
 
@@ -23,7 +24,7 @@ use longshore_vfio_user::{DisconnectReason, Errno, Listener, MessageHeader, Serv
 #[path = "server/rig.rs"]
 mod rig;
 
-/// A client that sends bytes.
+/// A client that sends raw bytes.
 struct Hostile {
     stream: UnixStream,
 }
@@ -48,7 +49,7 @@ impl Hostile {
         self.send(&[&header[..], payload].concat(), files);
     }
 
-    /// The errno of the next answer; 0 where there is none.
+    /// Returns the errno of the next reply, or 0 if it has none.
     fn errno(&mut self) -> u32 {
         let mut header = [0; HEADER_LEN_BYTES];
         self.stream.read_exact(&mut header).unwrap();
@@ -68,15 +69,15 @@ impl Hostile {
         self.request(request.command().number(), &request.encode(), files)
     }
 
-    /// It is still served.
+    /// Checks that the server still serves this client.
     fn expect_served(&mut self) {
         assert_eq!(self.ask_for(&Request::DeviceGetInfo { argsz: 16 }, &[]), 0);
     }
 
-    /// The server has closed its end.
+    /// Checks that the server has closed its end.
     fn expect_left(mut self) {
         let mut rest = Vec::new();
-        // A reset is an end, too: there was more to come that nobody reads.
+        // A reset is an end, too: the server closed with bytes of the client unread.
         let _ = self.stream.read_to_end(&mut rest);
         assert!(rest.is_empty(), "{rest:?}");
     }
@@ -87,7 +88,7 @@ fn descriptors() -> Vec<String> {
     let link = |entry: fs::DirEntry| fs::read_link(entry.path()).ok();
     let mut links: Vec<String> = entries
         .filter_map(|entry| Some(link(entry.unwrap())?.to_string_lossy().into_owned()))
-        // Numbers of sockets differ; how many there are is what counts.
+        // Socket numbers differ between runs; only the number of sockets matters.
         .map(|link| link.split('[').next().unwrap_or_default().to_owned())
         .collect();
     links.sort();
@@ -105,8 +106,8 @@ const ENOSYS: u32 = Errno::ENOSYS.raw();
 const EMSGSIZE: u32 = Errno::EMSGSIZE.raw();
 
 #[test]
-fn nonsense_is_refused_and_nothing_stays_open() {
-    // The first of everything may keep something open.
+fn invalid_messages_are_refused_and_no_descriptor_stays_open() {
+    // The first use of each may open descriptors that stay open.
     drop((memory(), event_fd::create().unwrap()));
     disposal::prepare();
     event_fd::prepare();
@@ -153,7 +154,7 @@ fn run() {
     before_the_version(&stranger);
     assert_eq!(ended(), DisconnectReason::ClosedByClient);
 
-    // Bytes that cannot be told apart.
+    // Bytes with no message boundaries.
     let mut garbled = Vec::new();
     for len_bytes in [0_u32, 1, 15] {
         let mut header = MessageHeader::command(7, Command::DeviceGetInfo, 0).encode();
@@ -188,7 +189,7 @@ fn run() {
         drop(hostile);
         assert_eq!(ended(), DisconnectReason::ClosedInMessage);
     }
-    // One of 4 GiB that never comes.
+    // A message of 4 GiB that never arrives completely.
     let hostile = client();
     let mut vast = header;
     vast[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
@@ -196,7 +197,7 @@ fn run() {
     hostile.stream.shutdown(Shutdown::Write).unwrap();
     assert_eq!(ended(), DisconnectReason::ClosedInMessage);
     drop(hostile);
-    // Bytes that come one by one are a message, wherever its descriptor is.
+    // Bytes that arrive one by one are a message, with a descriptor at any of them.
     let mut hostile = client();
     for (at, byte) in message.iter().enumerate() {
         let files: &[_] = if at == 20 { &[file.as_fd()] } else { &[] };
@@ -212,7 +213,7 @@ fn run() {
     interrupts(&mut hostile, &file);
     at_random(&mut hostile);
     hostile.expect_served();
-    // What it has set up goes with it.
+    // Its map ends with the client.
     assert_eq!(hostile.ask_for(&map, &[file.as_fd()]), 0);
     drop(hostile);
     assert_eq!(ended(), DisconnectReason::ClosedByClient);
@@ -222,7 +223,7 @@ fn run() {
     noted.lock().unwrap().link = None;
 }
 
-/// Nothing is done for a client that has not said its version.
+/// Commands before the version is negotiated are refused.
 fn before_the_version(stranger: &impl Fn() -> Hostile) {
     let mut hostile = stranger();
     for command in (2..=13).chain([15, 16, 17, 18]) {
@@ -245,14 +246,14 @@ fn before_the_version(stranger: &impl Fn() -> Hostile) {
         assert_eq!(hostile.ask_for(&version, &[]), EINVAL, "{version:?}");
     }
     assert_eq!(hostile.request(1, &[0; 3], &[]), EINVAL);
-    // It may still do better.
+    // It may still negotiate.
     let version = Request::Version { major: 0, minor: 0, capabilities: b"" };
     assert_eq!(hostile.ask_for(&version, &[]), 0);
     assert_eq!(hostile.ask_for(&version, &[]), EINVAL, "once");
     hostile.expect_served();
 }
 
-/// Counts and lengths that are not those of the message.
+/// Counts and lengths that do not match the message.
 fn counts(hostile: &mut Hostile) {
     for command in [0, 11, 12, 14, 19, 0x7fff, 0xffff] {
         assert_eq!(hostile.request(command, &[0; 100], &[]), ENOSYS, "command {command}");
@@ -272,7 +273,7 @@ fn counts(hostile: &mut Hostile) {
     assert_eq!(hostile.request(9, &words(&[max, max, 0, 1]), &[]), EINVAL);
     assert_eq!(hostile.request(9, &words(&[0, 0, max, 1]), &[]), EINVAL);
     assert_eq!(hostile.request(15, &words(&[max, max, 0, 0]), &[]), EINVAL);
-    // Its product with 24 is 8 more than 2^64.
+    // The product with 24 is 8 more than 2^64.
     let wraps = (1_u64 << 61) / 3 + 1;
     let wraps = [wraps.to_ne_bytes(), [0; 8], [0; 8], [0; 8]].concat();
     assert_eq!(hostile.request(15, &wraps, &[]), EINVAL);
@@ -280,12 +281,12 @@ fn counts(hostile: &mut Hostile) {
     assert_eq!(hostile.request(8, &words(&[20, 2 | 1 << 5, 2, 0, max]), &[]), EINVAL);
     assert_eq!(hostile.request(17, &words(&[max, max]), &[]), EMSGSIZE);
     assert_eq!(hostile.request(18, &words(&[8, max]), &[]), EINVAL);
-    // Longer than any may be, though it says so.
+    // Longer than any message may be, as its header states.
     assert_eq!(hostile.request(10, &vec![0; 1_200_000], &[]), EMSGSIZE);
     hostile.expect_served();
 }
 
-/// Descriptors with messages that need none, and too many or the wrong ones where some are needed.
+/// Descriptors with messages that need none; too many or the wrong ones with messages that need some.
 fn descriptors_where_none_belong(hostile: &mut Hostile, file: &OwnedFd) {
     let info = Request::DeviceGetInfo { argsz: 16 };
     for count in [1, 16, 17, 40, 64] {
@@ -297,7 +298,7 @@ fn descriptors_where_none_belong(hostile: &mut Hostile, file: &OwnedFd) {
         let overlapping = DmaMap { iova: 0x10_0000, len_bytes: 0x2000, ..map };
         assert_ne!(hostile.ask_for(&Request::DmaMap(overlapping), &files), 0);
     }
-    // With the end of a message, and with each part of one that is too long.
+    // At the end of a message, and with each part of one that is too long.
     let payload = info.encode();
     hostile.send(&MessageHeader::command(7, info.command(), payload.len()).encode(), &[]);
     hostile.send(&payload[..8], &[file.as_fd(); 3]);
@@ -312,7 +313,7 @@ fn descriptors_where_none_belong(hostile: &mut Hostile, file: &OwnedFd) {
     hostile.expect_served();
 }
 
-/// Descriptors that are no eventfds, or not as many as there are interrupts.
+/// Descriptors that are not eventfds, or not as many as there are interrupts.
 fn interrupts(hostile: &mut Hostile, file: &OwnedFd) {
     let on_disk = tempfile::tempfile().unwrap();
     let event = event_fd::create().unwrap();
@@ -322,7 +323,7 @@ fn interrupts(hostile: &mut Hostile, file: &OwnedFd) {
     };
     for wrong in [on_disk.as_fd(), file.as_fd()] {
         assert_eq!(hostile.ask_for(&set(0, 1), &[wrong]), EINVAL);
-        // One wrong one spoils all.
+        // With one wrong descriptor, all are refused.
         assert_eq!(hostile.ask_for(&set(0, 2), &[event.as_fd(), wrong]), EINVAL);
     }
     for (start, count, files) in [(0, 2, 1), (0, 1, 2), (7, 2, 2), (0, 9, 9), (0, u32::MAX, 1)] {
@@ -336,7 +337,7 @@ fn interrupts(hostile: &mut Hostile, file: &OwnedFd) {
     hostile.expect_served();
 }
 
-/// Payloads at random, the same in every run, with headers that make sense.
+/// Random payloads, the same in every run, with valid headers.
 fn at_random(hostile: &mut Hostile) {
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -351,7 +352,7 @@ fn at_random(hostile: &mut Hostile) {
         let words = next() % 16;
         let mut payload = Vec::new();
         for _ in 0..words {
-            // Small numbers make sense more often.
+            // Small numbers are valid more often.
             let word = if next() % 4 == 0 { next() } else { next() % 64 };
             payload.extend((word as u32).to_ne_bytes());
         }

@@ -1,5 +1,5 @@
-//! A client that asks for more than a device's process can bear: page tables, addresses, descriptors,
-//! and the time of threads that signal its eventfds.
+//! A client that tries to exhaust the device's process: page tables, addresses, descriptors, and the
+//! time of threads that signal its eventfds.
 
 #![cfg(not(loom))]
 
@@ -30,7 +30,7 @@ mod rig;
 
 const PAGE: u64 = 4096;
 const GIB: u64 = 1 << 30;
-/// The bytes of one table: of a space in which nothing is mapped.
+/// The size of one table in bytes, which is all that an empty space has.
 const TABLE: u64 = 4096;
 
 fn file(len_bytes: u64) -> OwnedFd {
@@ -39,7 +39,7 @@ fn file(len_bytes: u64) -> OwnedFd {
     file
 }
 
-/// A client of a device whose memory is kept in `space`, and its server.
+/// Returns a client of a device whose memory is kept in `space`, and its server.
 fn served(space: &Space) -> (Client<NoDmaMemory>, JoinHandle<ConnectionSummary>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let device = rig::device(&rig::Shared::default(), Vec::new());
@@ -69,14 +69,14 @@ fn a_long_map_takes_a_few_tables_and_gives_them_back() {
             assert_eq!(space.table_bytes(), TABLE);
         }
     }
-    // Half of all that the space translates, and unmapped by a message without a range.
+    // Half of the addresses that the space translates, unmapped by a message without a range.
     client.dma_map(0x1000, 1 << 47, None, true).unwrap();
-    // One for each 512 GiB.
+    // One table for each 512 GiB.
     assert!(space.table_bytes() <= (256 + 12) * TABLE, "{}", space.table_bytes());
     let all = DmaUnmap { argsz: DmaUnmap::LEN_BYTES, flags: DmaUnmap::ALL, iova: 0, len_bytes: 0 };
     client.request(&Request::DmaUnmap(all), &[]).unwrap();
     assert_eq!(space.table_bytes(), TABLE);
-    // The same of a client that goes.
+    // The same, if the client disconnects.
     client.dma_map(0x1000, 1 << 47, None, true).unwrap();
     client.dma_map(PAGE + (1 << 47), PAGE, None, true).unwrap();
     drop(client);
@@ -100,7 +100,7 @@ fn maps_that_need_more_tables_than_a_client_may_have_are_refused() {
     };
     // The root, one below it, and two for each map.
     assert_eq!((refused, maps), (Errno::ENOSPC, 31));
-    // It is still served, and what it gives back it may have again.
+    // The client is still served, and can use again what it unmaps.
     client.dma_unmap(0, PAGE).unwrap();
     client.dma_map(maps * GIB, PAGE, None, true).unwrap();
     assert_eq!(errno(client.dma_map(0, PAGE, None, true)), Some(Errno::ENOSPC));
@@ -110,7 +110,7 @@ fn maps_that_need_more_tables_than_a_client_may_have_are_refused() {
 }
 
 #[test]
-fn a_space_without_a_limit_gets_that_of_a_client() {
+fn a_space_without_a_limit_gets_the_limit_of_a_client() {
     let space = Space::new().unwrap();
     let (mut client, server) = served(&space);
     let mut maps = 0;
@@ -152,7 +152,7 @@ fn memory_behind_the_end_of_its_file_is_refused() {
         dma.dma_map(map(1, 1, &two, PAGE)).unwrap();
         dma.dma_unmap(range(1, 1)).unwrap();
     }
-    // A device has no end, and a read of one may wait.
+    // A character device has no end, and reading it may block.
     let zero = OwnedFd::from(File::open("/dev/zero").unwrap());
     assert_eq!(dma.dma_map(by_file_io(1, 1, &zero, 0)), Err(Errno::EINVAL));
     assert_eq!(space.table_bytes(), TABLE);
@@ -162,7 +162,7 @@ fn memory_behind_the_end_of_its_file_is_refused() {
 fn a_page_far_into_a_file_takes_the_addresses_of_a_page() {
     let space = Space::new().unwrap();
     let mut dma = SpaceDma::new(space.clone());
-    // Mapped from the beginning, three of these would be more than all addresses.
+    // If files were mapped from their beginning, three of these would need more than all addresses.
     let (len_bytes, count) = (1_u64 << 46, 64);
     let far = file(len_bytes);
     let file = File::from(far.try_clone().unwrap());
@@ -185,7 +185,7 @@ fn addresses_of_a_client_are_limited() {
     let half = MAPPED_BYTES_MAX / 2 / PAGE;
     assert_eq!(dma.dma_map(by_mmap(1, 2 * half + 1, &long, 0)), Err(Errno::ENOSPC));
     dma.dma_map(by_mmap(1, half, &long, 0)).unwrap();
-    // With the rest of the huge page it would be too much.
+    // The rest of the huge page would exceed the limit.
     let other = by_mmap(1 + half, half, &long, PAGE);
     assert_eq!(dma.dma_map(other), Err(Errno::ENOSPC));
     dma.dma_map(by_mmap(1 + half, half, &long, 0)).unwrap();
@@ -195,7 +195,7 @@ fn addresses_of_a_client_are_limited() {
     dma.dma_unmap(range(1 + half, half)).unwrap();
 }
 
-/// Has `event` block and keeps its counter at the end, until it is stopped.
+/// Makes `event` blocking and keeps its counter at the maximum, until it is stopped.
 fn keep_full(event: &OwnedFd, stop: &Arc<AtomicBool>) -> JoinHandle<()> {
     let (event, stop) = (event.try_clone().unwrap(), Arc::clone(stop));
     thread::spawn(move || {
@@ -210,7 +210,7 @@ fn keep_full(event: &OwnedFd, stop: &Arc<AtomicBool>) -> JoinHandle<()> {
 }
 
 #[test]
-fn eventfds_that_are_full_and_block_let_neither_device_nor_server_wait() {
+fn full_and_blocking_eventfds_block_neither_device_nor_server() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let device = rig::device(&rig::Shared::default(), Vec::new());
     let mut server = Server::new(device, SpaceDma::new(Space::new().unwrap())).unwrap();
@@ -231,7 +231,7 @@ fn eventfds_that_are_full_and_block_let_neither_device_nor_server_wait() {
         }
         tell_raised.send(()).unwrap();
     });
-    // The server's own thread: the client has it signal the interrupt.
+    // The server's own thread: the client asks it to signal the interrupt.
     let (action, data) = (SetIrqs::TRIGGER, IrqData::None);
     let trigger = SetIrqs { action, index: MSIX_IRQ, start: 0, count: 1, data };
     for _ in 0..1000 {
@@ -239,7 +239,7 @@ fn eventfds_that_are_full_and_block_let_neither_device_nor_server_wait() {
     }
     let patience = Duration::from_secs(60);
     told_raised.recv_timeout(patience).expect("the device's thread waits for the client");
-    // It goes, and others still hold the eventfd full.
+    // The client disconnects, while another thread still keeps the eventfd full.
     drop(client);
     told.recv_timeout(patience).expect("the server waits for a client that is gone");
     stop.store(true, Ordering::Release);

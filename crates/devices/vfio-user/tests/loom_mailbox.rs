@@ -1,8 +1,8 @@
-//! Every interleaving of threads that ask the other side of a connection, of the one that takes its
-//! commands and of one that cancels, with loom in the place of the locks:
-//! `RUSTFLAGS="--cfg loom" cargo test -p longshore-vfio-user --release --test loom_mailbox`.
+//! Checks with loom every interleaving of threads that send commands to the client, of the thread that
+//! takes the client's commands and of one that cancels: `RUSTFLAGS="--cfg loom" cargo test -p
+//! longshore-vfio-user --release --test loom_mailbox`.
 //!
-//! The socket is a queue here, and the event that ends a wait for it a flag. Whoever waits in vain for
+//! The socket is a queue here, and the event that ends a wait for it is a flag. A thread that waits for
 //! ever is a deadlock, which loom reports.
 #![cfg(loom)]
 
@@ -40,7 +40,7 @@ impl Letter for Message {
     }
 }
 
-/// What the other side has sent.
+/// The messages that the client has sent.
 #[derive(Default)]
 struct Socket {
     messages: VecDeque<Message>,
@@ -52,7 +52,7 @@ struct World {
     mailbox: Mailbox<Message, ()>,
     socket: Mutex<Socket>,
     readable: Condvar,
-    /// What waking leaves out, to show what it is for.
+    /// The step that waking leaves out, to show that it is needed.
     defect: Option<Defect>,
 }
 
@@ -72,7 +72,7 @@ impl World {
         })
     }
 
-    /// As a thread that has found nothing in the socket waits for it and for the event.
+    /// Reads as a thread does that waits for the socket and the event.
     fn read(&self) -> Came<Message, ()> {
         let mut socket = self.socket.lock().unwrap();
         loop {
@@ -127,7 +127,7 @@ impl World {
     }
 }
 
-/// All interleavings, of which threads are preempted at most so often.
+/// Runs all interleavings in which threads are preempted at most `preemptions` times.
 fn model(preemptions: usize, work: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -143,7 +143,7 @@ fn spawn<R: 'static>(
 }
 
 #[test]
-fn each_who_asks_gets_its_answer() {
+fn each_thread_gets_the_reply_to_its_own_command() {
     model(3, || {
         let world = World::new(8, None);
         let (first, second) = (world.enter(0), world.enter(1));
@@ -158,7 +158,7 @@ fn each_who_asks_gets_its_answer() {
 }
 
 #[test]
-fn a_command_comes_through_while_another_reads_and_an_answer_too() {
+fn a_command_and_a_reply_arrive_while_another_thread_reads() {
     model(3, || {
         let world = World::new(8, None);
         let id = world.enter(0);
@@ -174,7 +174,7 @@ fn a_command_comes_through_while_another_reads_and_an_answer_too() {
 }
 
 #[test]
-fn commands_that_find_no_room_wait_and_the_answer_behind_them_comes() {
+fn commands_beyond_the_queue_wait_and_the_reply_after_them_arrives() {
     model(3, || {
         let world = World::new(1, None);
         let id = world.enter(0);
@@ -186,10 +186,10 @@ fn commands_that_find_no_room_wait_and_the_answer_behind_them_comes() {
     });
 }
 
-/// Two wait for answers that do not come; one of them is cancelled, then the other.
+/// Two threads wait for replies that never arrive; one of them is cancelled, then the other.
 fn cancelled(defect: Option<Defect>) {
     model(3, move || {
-        // Nothing of loom's may be dropped when it has found a deadlock.
+        // Values of loom must not be dropped after it has found a deadlock.
         let world = ManuallyDrop::new(World::new(8, defect));
         let (first, second) = (world.enter(0), world.enter(1));
         let asking = spawn(&world, move |world| world.answer(first));
@@ -200,7 +200,7 @@ fn cancelled(defect: Option<Defect>) {
         }
         assert_eq!(asking.join().unwrap(), Ok(None));
         assert_eq!(other.join().unwrap(), Ok(None));
-        // Late answers are no answers to anything else, and free the ids.
+        // Late replies are replies to no other command, and free the ids.
         world.send(&[first, second].map(|id| Message::Reply { id, says: 0 }));
         world.close();
         assert_eq!(world.request(), Err(NothingCame::Ended));
@@ -210,17 +210,17 @@ fn cancelled(defect: Option<Defect>) {
 }
 
 #[test]
-fn who_is_cancelled_does_not_wait() {
+fn a_cancelled_thread_does_not_wait() {
     cancelled(None);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_the_event_who_reads_is_found_to_wait() {
+fn without_the_event_a_cancelled_reader_waits_for_ever() {
     cancelled(Some(Defect::NoSignal));
 }
 
-/// One waits for an answer, and reads no more because commands fill what there is room for.
+/// A thread waits for a reply and does not read, because commands fill the queue.
 fn cancelled_beside_commands(defect: Option<Defect>) {
     model(3, move || {
         let world = ManuallyDrop::new(World::new(1, defect));
@@ -236,18 +236,18 @@ fn cancelled_beside_commands(defect: Option<Defect>) {
 }
 
 #[test]
-fn who_is_cancelled_does_not_wait_for_room() {
+fn a_cancelled_thread_does_not_wait_for_room() {
     cancelled_beside_commands(None);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_the_notice_who_does_not_read_is_found_to_wait() {
+fn without_the_notice_a_cancelled_thread_waits_for_ever() {
     cancelled_beside_commands(Some(Defect::NoNotice));
 }
 
 #[test]
-fn an_answer_beside_its_cancelling_is_one_or_the_other() {
+fn a_command_that_is_cancelled_and_answered_at_once_gets_one_result() {
     model(3, || {
         let world = World::new(8, None);
         let id = world.enter(0);
@@ -261,7 +261,7 @@ fn an_answer_beside_its_cancelling_is_one_or_the_other() {
         });
         let answer = world.answer(id).unwrap();
         let cancelled = canceller.join().unwrap();
-        // It may have been answered and taken before.
+        // The reply may have been taken before the cancellation.
         assert_eq!(answer, if cancelled == 0 { Some(7) } else { None });
         client.join().unwrap();
         world.close();
@@ -271,7 +271,7 @@ fn an_answer_beside_its_cancelling_is_one_or_the_other() {
 }
 
 #[test]
-fn nobody_waits_for_who_is_gone() {
+fn no_thread_waits_after_the_connection_has_ended() {
     model(3, || {
         let world = World::new(8, None);
         let (first, second) = (world.enter(0), world.enter(1));

@@ -1,8 +1,8 @@
-//! Numbers out of and into a payload.
+//! Reading and writing the fields of a payload.
 
 use crate::Errno;
 
-/// What is left of a payload that is being read from its start.
+/// The unread rest of a payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fields<'a>(&'a [u8]);
 
@@ -33,17 +33,17 @@ impl<'a> Fields<'a> {
         self.array()
     }
 
-    /// All that is left.
+    /// Returns the rest.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.0
     }
 
-    /// All that is left, which must be as long as is said elsewhere.
+    /// Returns the rest, which must have this length.
     pub(crate) fn rest_of(self, len_bytes: u64) -> Result<&'a [u8], Errno> {
         if self.0.len() as u64 == len_bytes { Ok(self.0) } else { Err(Errno::EINVAL) }
     }
 
-    /// Nothing must be left.
+    /// Checks that nothing is left.
     pub(crate) fn end(self) -> Result<(), Errno> {
         if self.0.is_empty() { Ok(()) } else { Err(Errno::EINVAL) }
     }

@@ -1,8 +1,8 @@
-//! What every message begins with.
+//! The header of every message.
 
 use std::fmt;
 
-/// Length of a header in bytes.
+/// The length of a header in bytes.
 pub const HEADER_LEN_BYTES: usize = 16;
 
 const KIND_MASK: u32 = 0xf;
@@ -10,26 +10,26 @@ const KIND_REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 
-/// What a message asks for, or answers.
+/// The command that a message requests or answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 #[non_exhaustive]
 pub enum Command {
-    /// Settles the version and what both sides can do. The first one.
+    /// Negotiates the version and the capabilities. The first message.
     Version = 1,
-    /// Makes memory of the client known by IOVA.
+    /// Maps memory of the client at an IOVA.
     DmaMap = 2,
-    /// Takes it back.
+    /// Unmaps memory of the client.
     DmaUnmap = 3,
-    /// What the device is.
+    /// Returns the description of the device.
     DeviceGetInfo = 4,
-    /// What a region of it is.
+    /// Returns the description of a region.
     DeviceGetRegionInfo = 5,
-    /// Descriptors that a region's accesses may go through.
+    /// Returns descriptors through which a region can be accessed.
     DeviceGetRegionIoFds = 6,
-    /// What a kind of interrupt is.
+    /// Returns the description of a kind of interrupts.
     DeviceGetIrqInfo = 7,
-    /// Sets interrupts up.
+    /// Sets up, masks, unmasks or raises interrupts.
     DeviceSetIrqs = 8,
     /// Reads from a region.
     RegionRead = 9,
@@ -43,16 +43,16 @@ pub enum Command {
     DeviceReset = 13,
     /// Several small writes to regions.
     RegionWriteMulti = 15,
-    /// Asks for or sets what not every device has.
+    /// Reads or sets an optional feature of the device.
     DeviceFeature = 16,
-    /// Reads the device's state, to move it.
+    /// Reads the device's state, for a migration.
     MigrationDataRead = 17,
-    /// Writes the state that was read elsewhere.
+    /// Writes a state that was read from another device.
     MigrationDataWrite = 18,
 }
 
 impl Command {
-    /// Every command there is.
+    /// All commands.
     pub const ALL: [Self; 17] = [
         Self::Version,
         Self::DmaMap,
@@ -73,68 +73,68 @@ impl Command {
         Self::MigrationDataWrite,
     ];
 
-    /// The command with this number; `None` where there is none.
+    /// Returns the command with this number, or `None` if there is none.
     pub fn from_number(number: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|command| command.number() == number)
     }
 
-    /// Its number on the socket.
+    /// Returns the number of the command on the socket.
     pub const fn number(self) -> u16 {
         self as u16
     }
 }
 
-/// Whether a message asks or answers.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageKind {
-    /// It asks.
+    /// A command.
     Command,
-    /// It answers.
+    /// A reply to a command.
     Reply,
 }
 
 /// The first 16 bytes of a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct MessageHeader {
-    /// Chosen by whoever sends the command; the reply has the same.
+    /// The id, chosen by the sender of the command; its reply has the same.
     pub id: u16,
-    /// The command's number, known or not.
+    /// The number of the command, which may be unknown.
     pub command: u16,
-    /// Length of the whole message in bytes, with the header.
+    /// The length of the whole message in bytes, with the header.
     pub len_bytes: u32,
     flags: u32,
     errno: u32,
 }
 
 impl MessageHeader {
-    /// Of a command that is to be answered, with a payload of `payload_len_bytes`.
+    /// Returns the header of a command that expects a reply, with a payload of `payload_len_bytes`.
     pub fn command(id: u16, command: Command, payload_len_bytes: usize) -> Self {
         Self::new(id, command.number(), payload_len_bytes, 0)
     }
 
-    /// The same, where no answer is wanted.
+    /// Returns the header of a command that expects no reply.
     pub fn command_without_reply(id: u16, command: Command, payload_len_bytes: usize) -> Self {
         Self::new(id, command.number(), payload_len_bytes, NO_REPLY)
     }
 
-    /// Of the answer to `self`.
+    /// Returns the header of the reply to `self`.
     pub fn reply(&self, payload_len_bytes: usize) -> Self {
         Self::new(self.id, self.command, payload_len_bytes, KIND_REPLY)
     }
 
-    /// Of the answer to `self` that says why it was not done. It has no payload.
+    /// Returns the header of an error reply to `self`, which has no payload.
     pub fn error_reply(&self, errno: u32) -> Self {
         Self { errno, ..Self::new(self.id, self.command, 0, KIND_REPLY | ERROR) }
     }
 
     fn new(id: u16, command: u16, payload_len_bytes: usize, flags: u32) -> Self {
-        // Payloads are bounded far below by both ends; one that is not is refused by its length.
+        // Both ends bound payloads far below this; a longer one is refused because of its length.
         let len_bytes = u32::try_from(payload_len_bytes.saturating_add(HEADER_LEN_BYTES));
         Self { id, command, len_bytes: len_bytes.unwrap_or(u32::MAX), flags, errno: 0 }
     }
 
-    /// Whether it asks or answers; `None` where it does neither, so that the bytes that follow
-    /// cannot be told apart either.
+    /// Returns the kind of the message, or `None` if its number is unknown. The boundaries of the
+    /// messages that follow are unknown then, too.
     pub fn kind(&self) -> Option<MessageKind> {
         match self.flags & KIND_MASK {
             0 => Some(MessageKind::Command),
@@ -143,22 +143,23 @@ impl MessageHeader {
         }
     }
 
-    /// Whether the sender of this command waits for an answer.
+    /// Returns `true` if the sender of this command expects a reply.
     pub fn wants_reply(&self) -> bool {
         self.flags & NO_REPLY == 0
     }
 
-    /// Why this reply says that the command failed: an errno, which may be zero.
+    /// Returns the error number of an error reply, which may be zero, or `None` if the command
+    /// succeeded.
     pub fn error(&self) -> Option<u32> {
         (self.flags & ERROR != 0).then_some(self.errno)
     }
 
-    /// Bytes that follow the header; `None` where the length does not even cover the header.
+    /// Returns the number of bytes after the header, or `None` if the length is less than the header's.
     pub fn payload_len_bytes(&self) -> Option<u32> {
         self.len_bytes.checked_sub(HEADER_LEN_BYTES as u32)
     }
 
-    /// As it is on the socket.
+    /// Returns the bytes of the header on the socket.
     pub fn encode(&self) -> [u8; HEADER_LEN_BYTES] {
         let mut bytes = [0; HEADER_LEN_BYTES];
         bytes[0..2].copy_from_slice(&self.id.to_ne_bytes());
@@ -169,7 +170,7 @@ impl MessageHeader {
         bytes
     }
 
-    /// From the socket.
+    /// Returns the header from its bytes on the socket.
     pub fn decode(bytes: [u8; HEADER_LEN_BYTES]) -> Self {
         let [i0, i1, c0, c1, l0, l1, l2, l3, f0, f1, f2, f3, e0, e1, e2, e3] = bytes;
         Self {
@@ -199,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_header_survives_the_socket() {
+    fn every_header_survives_encoding_and_decoding() {
         for command in Command::ALL {
             assert_eq!(Command::from_number(command.number()), Some(command));
             let asks = MessageHeader::command(0xabcd, command, 100);
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_seen() {
+    fn unknown_kinds_and_short_lengths_are_recognised() {
         let mut bytes = MessageHeader::command(1, Command::Version, 0).encode();
         bytes[8] = 2;
         assert_eq!(MessageHeader::decode(bytes).kind(), None);

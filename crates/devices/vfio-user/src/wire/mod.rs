@@ -1,4 +1,4 @@
-//! Messages as they are on the socket.
+//! The format of messages on the socket.
 //!
 //! ```text
 //!   0      2      4         8        12        16
@@ -7,10 +7,10 @@
 //!                  16 + …     4: no reply is wanted   5: the reply is an error
 //! ```
 //!
-//! Numbers are in the byte order of the machine: both ends are on one. Layouts are those of the
-//! vfio-user specification in QEMU's manual ("vfio-user Protocol Specification"), which takes them
-//! from `<linux/vfio.h>`. What a payload says is a claim: nothing is looked up, added or allocated
-//! by it here.
+//! Numbers are in the machine's byte order, because both ends run on one machine. The layouts are those
+//! of the vfio-user specification in QEMU's manual ("vfio-user Protocol Specification"), which takes
+//! them from `<linux/vfio.h>`. Numbers in a payload are claims: they are not used here for lookups, sums
+//! or allocations.
 
 mod fields;
 pub(crate) mod header;

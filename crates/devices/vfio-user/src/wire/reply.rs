@@ -1,34 +1,34 @@
-//! What the server answers, and what it asks itself.
+//! Payloads of the server's replies, and of its own commands.
 
 use super::{Builder, Fields};
 use crate::Errno;
 
-/// What the device is: the answer to `DeviceGetInfo`.
+/// The description of the device: the reply to `DeviceGetInfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// See the constants.
+    /// A combination of the constants.
     pub flags: u32,
-    /// How many regions it has.
+    /// The number of regions.
     pub regions: u32,
-    /// How many kinds of interrupts it has.
+    /// The number of kinds of interrupts.
     pub irqs: u32,
 }
 
 impl DeviceInfo {
-    /// It can be reset.
+    /// Flag: the device can be reset.
     pub const RESET: u32 = 1;
-    /// It is a PCI device.
+    /// Flag: it is a PCI device.
     pub const PCI: u32 = 1 << 1;
 
-    /// As it is on the socket.
+    /// Returns the payload.
     pub fn encode(&self) -> Vec<u8> {
         Builder::default().u32(16).u32(self.flags).u32(self.regions).u32(self.irqs).end()
     }
 
-    /// From the socket.
+    /// Parses a payload.
     ///
     /// # Errors
-    /// `EINVAL` where it is not as long as it must be; so for all the others here.
+    /// `EINVAL` if the payload has another length, as for all other types here.
     pub fn parse(payload: &[u8]) -> Result<Self, Errno> {
         let mut fields = Fields::of(payload);
         fields.u32()?;
@@ -38,7 +38,7 @@ impl DeviceInfo {
     }
 }
 
-/// Length of a region's description without capabilities, in bytes.
+/// The length of a region's description without capabilities, in bytes.
 pub const REGION_INFO_LEN_BYTES: u32 = 32;
 
 const SPARSE_MMAP: u16 = 1;
@@ -47,40 +47,41 @@ const SPARSE_MMAP_VERSION: u16 = 1;
 /// A part of a region that the client may map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappableArea {
-    /// Where in the region, in bytes.
+    /// The offset in the region, in bytes.
     pub offset: u64,
-    /// How long.
+    /// The length in bytes.
     pub len_bytes: u64,
 }
 
-/// What a region is: the answer to `DeviceGetRegionInfo`.
+/// The description of a region: the reply to `DeviceGetRegionInfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Length of the full answer's payload; above what was asked for where areas are left out.
+    /// The length of the full reply's payload in bytes. If it is above the request's, areas are left
+    /// out.
     pub argsz: u32,
-    /// See the constants.
+    /// A combination of the constants.
     pub flags: u32,
-    /// Which region.
+    /// The index of the region.
     pub index: u32,
-    /// How long it is.
+    /// The length of the region in bytes.
     pub len_bytes: u64,
-    /// Where it begins in the file that the client may map.
+    /// The offset at which the region begins in the file that the client may map.
     pub offset: u64,
-    /// The parts of it that may be mapped, where that is not all of it.
+    /// The parts that may be mapped; if empty, the whole region.
     pub areas: Vec<MappableArea>,
 }
 
 impl RegionInfo {
-    /// The client may read it.
+    /// Flag: the client may read it.
     pub const READ: u32 = 1;
-    /// The client may write it.
+    /// Flag: the client may write it.
     pub const WRITE: u32 = 1 << 1;
-    /// The client may map it: the message brings a descriptor.
+    /// Flag: the client may map it; the message has a descriptor.
     pub const MMAP: u32 = 1 << 2;
-    /// Capabilities follow.
+    /// Flag: capabilities follow.
     pub const CAPABILITIES: u32 = 1 << 3;
 
-    /// As it is on the socket, at most `argsz_max` bytes where the areas do not fit in.
+    /// Returns the payload, without the areas if it would be longer than `argsz_max` bytes.
     pub fn encode(&self, argsz_max: u32) -> Vec<u8> {
         let full = match self.areas.len() as u32 {
             0 => REGION_INFO_LEN_BYTES,
@@ -110,10 +111,10 @@ impl RegionInfo {
         self.areas.iter().fold(sparse, add).end()
     }
 
-    /// From the socket. Capabilities that are not known are passed over.
+    /// Parses a payload. Unknown capabilities are ignored.
     ///
     /// # Errors
-    /// `EINVAL` for a list of capabilities that leads out of the payload or back.
+    /// `EINVAL` if the list of capabilities leads out of the payload or backwards.
     pub fn parse(payload: &[u8]) -> Result<Self, Errno> {
         let mut fields = Fields::of(payload);
         let (argsz, flags, index) = (fields.u32()?, fields.u32()?, fields.u32()?);
@@ -142,33 +143,33 @@ impl RegionInfo {
     }
 }
 
-/// What a kind of interrupt is: the answer to `DeviceGetIrqInfo`.
+/// The description of a kind of interrupts: the reply to `DeviceGetIrqInfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IrqInfo {
-    /// See the constants.
+    /// A combination of the constants.
     pub flags: u32,
-    /// Which kind.
+    /// The index of the kind.
     pub index: u32,
-    /// How many interrupts of the kind there are.
+    /// The number of interrupts of the kind.
     pub count: u32,
 }
 
 impl IrqInfo {
-    /// They can be told by eventfds.
+    /// Flag: they can be signalled by eventfds.
     pub const EVENTFD: u32 = 1;
-    /// They can be masked.
+    /// Flag: they can be masked.
     pub const MASKABLE: u32 = 1 << 1;
-    /// One that was raised is masked until the client unmasks it.
+    /// Flag: an interrupt that was raised is masked until the client unmasks it.
     pub const AUTOMASKED: u32 = 1 << 2;
-    /// They are set up all at once.
+    /// Flag: they are set up all at once.
     pub const NORESIZE: u32 = 1 << 3;
 
-    /// As it is on the socket.
+    /// Returns the payload.
     pub fn encode(&self) -> Vec<u8> {
         Builder::default().u32(16).u32(self.flags).u32(self.index).u32(self.count).end()
     }
 
-    /// From the socket.
+    /// Parses a payload.
     ///
     /// # Errors
     /// As for [`DeviceInfo::parse`].
@@ -181,27 +182,27 @@ impl IrqInfo {
     }
 }
 
-/// The answer to `RegionRead`, with data, and to `RegionWrite`, without.
+/// The reply to `RegionRead`, with data, and to `RegionWrite`, without data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionAccess<'a> {
-    /// Where in the region, in bytes.
+    /// The offset in the region, in bytes.
     pub offset: u64,
-    /// Which region.
+    /// The index of the region.
     pub region: u32,
-    /// How many bytes were read or written.
+    /// The number of bytes that were read or written.
     pub count: u32,
-    /// What was read.
+    /// The bytes that were read.
     pub data: &'a [u8],
 }
 
 impl<'a> RegionAccess<'a> {
-    /// As it is on the socket.
+    /// Returns the payload.
     pub fn encode(&self) -> Vec<u8> {
         let payload = Builder::default().u64(self.offset).u32(self.region).u32(self.count);
         payload.bytes(self.data).end()
     }
 
-    /// From the socket.
+    /// Parses a payload.
     ///
     /// # Errors
     /// As for [`DeviceInfo::parse`].
@@ -212,20 +213,20 @@ impl<'a> RegionAccess<'a> {
     }
 }
 
-/// The answer to `RegionWriteMulti`.
+/// The reply to `RegionWriteMulti`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionWriteMulti {
-    /// How many of the writes were done.
+    /// The number of writes that were done.
     pub done: u64,
 }
 
 impl RegionWriteMulti {
-    /// As it is on the socket.
+    /// Returns the payload.
     pub fn encode(self) -> Vec<u8> {
         self.done.to_ne_bytes().to_vec()
     }
 
-    /// From the socket.
+    /// Parses a payload.
     ///
     /// # Errors
     /// As for [`DeviceInfo::parse`].
@@ -237,7 +238,7 @@ impl RegionWriteMulti {
     }
 }
 
-/// What `DmaRead` and `DmaWrite` ask and are answered with. The server asks here.
+/// The payload of `DmaRead` and `DmaWrite`, which the server sends, and of the replies.
 ///
 /// ```text
 ///   DmaRead    address, count        ──►   address, count, data
@@ -245,24 +246,24 @@ impl RegionWriteMulti {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaAccess<'a> {
-    /// Where in the client's memory.
+    /// The address in the client's memory.
     pub iova: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub count: u64,
-    /// The bytes, where there are any.
+    /// The bytes, if the message has any.
     pub data: &'a [u8],
 }
 
 impl<'a> DmaAccess<'a> {
-    /// Bytes before the data.
+    /// The number of bytes before the data.
     pub const PREFIX_LEN_BYTES: usize = 16;
 
-    /// As it is on the socket.
+    /// Returns the payload.
     pub fn encode(&self) -> Vec<u8> {
         Builder::default().u64(self.iova).u64(self.count).bytes(self.data).end()
     }
 
-    /// From the socket.
+    /// Parses a payload.
     ///
     /// # Errors
     /// As for [`DeviceInfo::parse`].
@@ -273,21 +274,21 @@ impl<'a> DmaAccess<'a> {
     }
 }
 
-/// The answer to `MigrationDataRead`.
+/// The reply to `MigrationDataRead`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MigrationData<'a> {
-    /// The device's state, or a part of it; shorter than asked for at its end.
+    /// The device's state, or a part of it; shorter than requested at the end of the state.
     pub data: &'a [u8],
 }
 
 impl<'a> MigrationData<'a> {
-    /// As it is on the socket.
+    /// Returns the payload.
     pub fn encode(&self) -> Vec<u8> {
         let len_bytes = self.data.len() as u32;
         Builder::default().u32(len_bytes.saturating_add(8)).u32(len_bytes).bytes(self.data).end()
     }
 
-    /// From the socket.
+    /// Parses a payload.
     ///
     /// # Errors
     /// As for [`DeviceInfo::parse`].

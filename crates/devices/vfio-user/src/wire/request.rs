@@ -1,10 +1,10 @@
-//! What the client asks for.
+//! Payloads of the client's commands.
 
 use super::header::Command;
 use super::{Builder, Fields};
 use crate::Errno;
 
-/// A command of the client, its payload told apart. Both sides use it: one parses, one encodes.
+/// A parsed command of the client. The server parses it, and the client encodes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request<'a> {
@@ -30,39 +30,39 @@ pub enum Request<'a> {
     DeviceGetRegionInfo {
         /// The longest payload that the reply may have.
         argsz: u32,
-        /// Which region.
+        /// The index of the region.
         index: u32,
     },
     /// [`Command::DeviceGetRegionIoFds`].
     DeviceGetRegionIoFds {
         /// The longest payload that the reply may have.
         argsz: u32,
-        /// Which region.
+        /// The index of the region.
         index: u32,
     },
     /// [`Command::DeviceGetIrqInfo`].
     DeviceGetIrqInfo {
         /// The longest payload that the reply may have.
         argsz: u32,
-        /// Which kind of interrupt.
+        /// The index of the kind of interrupts.
         index: u32,
     },
     /// [`Command::DeviceSetIrqs`].
     DeviceSetIrqs(SetIrqs<'a>),
     /// [`Command::RegionRead`].
     RegionRead {
-        /// Where in the region, in bytes.
+        /// The offset in the region, in bytes.
         offset: u64,
-        /// Which region.
+        /// The index of the region.
         region: u32,
-        /// How many bytes.
+        /// The number of bytes.
         count: u32,
     },
     /// [`Command::RegionWrite`].
     RegionWrite {
-        /// Where in the region, in bytes.
+        /// The offset in the region, in bytes.
         offset: u64,
-        /// Which region.
+        /// The index of the region.
         region: u32,
         /// The bytes.
         data: &'a [u8],
@@ -77,7 +77,7 @@ pub enum Request<'a> {
     MigrationDataRead {
         /// The longest payload that the reply may have.
         argsz: u32,
-        /// How many bytes are wanted.
+        /// The number of bytes to read.
         size: u32,
     },
     /// [`Command::MigrationDataWrite`].
@@ -87,69 +87,69 @@ pub enum Request<'a> {
     },
 }
 
-/// What [`Command::DmaMap`] says.
+/// The payload of [`Command::DmaMap`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaMap {
-    /// See the constants.
+    /// A combination of the constants.
     pub flags: u32,
-    /// Where in the file the memory begins, in bytes.
+    /// The offset in bytes at which the memory begins in the file.
     pub offset: u64,
-    /// Where the device sees it.
+    /// The address at which the device accesses it.
     pub iova: u64,
-    /// How long it is.
+    /// The length in bytes.
     pub len_bytes: u64,
 }
 
 impl DmaMap {
-    /// The device may read.
+    /// Flag: the device may read.
     pub const READ: u32 = 1;
-    /// The device may write.
+    /// Flag: the device may write.
     pub const WRITE: u32 = 1 << 1;
-    /// By mapping the descriptor's file.
+    /// Flag: the server accesses the memory by mapping the descriptor's file.
     pub const BY_MMAP: u32 = 1 << 2;
-    /// By reading and writing the descriptor's file.
+    /// Flag: the server accesses the memory by reading and writing the descriptor's file.
     pub const BY_FILE_IO: u32 = 1 << 3;
     /// The reply has no payload; `argsz` is the request's own length.
     const ARGSZ: u32 = 32;
 }
 
-/// What [`Command::DmaUnmap`] says, and its reply repeats.
+/// The payload of [`Command::DmaUnmap`] and of its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaUnmap {
     /// The longest payload that the reply may have.
     pub argsz: u32,
-    /// See the constant.
+    /// Zero or the constant.
     pub flags: u32,
-    /// Where the device saw it.
+    /// The address at which it was mapped.
     pub iova: u64,
-    /// How long it was.
+    /// The length in bytes.
     pub len_bytes: u64,
 }
 
 impl DmaUnmap {
-    /// All that is mapped; address and length must be zero.
+    /// Flag: unmap all memory; address and length must be zero.
     pub const ALL: u32 = 1 << 1;
     /// The length of the payload in bytes.
     pub const LEN_BYTES: u32 = 24;
 
-    /// As it is on the socket.
+    /// Returns the payload.
     pub fn encode(&self) -> Vec<u8> {
         Builder::default().u32(self.argsz).u32(self.flags).u64(self.iova).u64(self.len_bytes).end()
     }
 }
 
-/// What is to be done with some interrupts.
+/// An action on some interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetIrqs<'a> {
-    /// One of the constants. What goes with it is in `data`.
+    /// One of the constants.
     pub action: u32,
-    /// Which kind of interrupt.
+    /// The index of the kind of interrupts.
     pub index: u32,
-    /// The first one of this kind.
+    /// The first interrupt of the kind.
     pub start: u32,
-    /// How many.
+    /// The number of interrupts.
     pub count: u32,
-    /// Which of them, or what for.
+    /// The data of the action.
     pub data: IrqData<'a>,
 }
 
@@ -158,19 +158,18 @@ impl SetIrqs<'_> {
     pub const MASK: u32 = 1 << 3;
     /// Unmasks them.
     pub const UNMASK: u32 = 1 << 4;
-    /// Raises them, or says how they are raised.
+    /// Raises them, or attaches eventfds to them.
     pub const TRIGGER: u32 = 1 << 5;
 }
 
-/// What goes with an action on interrupts.
+/// The data of an action on interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqData<'a> {
-    /// It is done with all of them.
+    /// The action applies to all of them.
     None,
-    /// It is done with those whose byte is not zero.
+    /// The action applies to those whose byte is not zero.
     Bools(&'a [u8]),
-    /// The message brings an eventfd for each of them, or none at all to take back what was
-    /// brought before.
+    /// The message has an eventfd for each of them, or none at all to detach their eventfds.
     EventFds,
 }
 
@@ -184,11 +183,11 @@ impl IrqData<'_> {
 /// A write of at most eight bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmallWrite {
-    /// Where in the region, in bytes.
+    /// The offset in the region, in bytes.
     pub offset: u64,
-    /// Which region.
+    /// The index of the region.
     pub region: u32,
-    /// How many bytes are written; a claim, which may be above eight.
+    /// The number of bytes; an unchecked claim, which may be above eight.
     pub count: u32,
     /// The bytes, from the first.
     pub data: [u8; 8],
@@ -201,12 +200,12 @@ pub struct SmallWrites<'a>(&'a [u8]);
 impl SmallWrites<'_> {
     const EACH_LEN_BYTES: usize = 24;
 
-    /// How many there are.
+    /// Returns the number of writes.
     pub fn count(&self) -> u64 {
         (self.0.len() / Self::EACH_LEN_BYTES) as u64
     }
 
-    /// Each of them.
+    /// Returns an iterator over the writes.
     pub fn iter(&self) -> impl Iterator<Item = SmallWrite> {
         self.0.chunks_exact(Self::EACH_LEN_BYTES).filter_map(|one| {
             let mut fields = Fields::of(one);
@@ -216,7 +215,8 @@ impl SmallWrites<'_> {
         })
     }
 
-    /// As they are on the socket; [`Request::RegionWriteMulti`] takes it back by `Request::parse`.
+    /// Returns the payload of these writes; `Request::parse` turns it into a
+    /// [`Request::RegionWriteMulti`].
     pub fn encode(writes: &[SmallWrite]) -> Vec<u8> {
         writes.iter().fold(Builder::default().u64(writes.len() as u64), one_write).end()
     }
@@ -226,35 +226,35 @@ fn one_write(payload: Builder, write: &SmallWrite) -> Builder {
     payload.u64(write.offset).u32(write.region).u32(write.count).bytes(&write.data)
 }
 
-/// What [`Command::DeviceFeature`] says.
+/// The payload of [`Command::DeviceFeature`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Feature<'a> {
     /// The longest payload that the reply may have.
     pub argsz: u32,
-    /// The feature's number in the lower half, what to do with it in the upper.
+    /// The feature's number in the lower half, and the action in the upper half.
     pub flags: u32,
-    /// What the feature says it is.
+    /// The data of the feature.
     pub data: &'a [u8],
 }
 
 impl Feature<'_> {
-    /// Asks for its data.
+    /// Action: returns the feature's data.
     pub const GET: u32 = 1 << 16;
-    /// Sets it.
+    /// Action: sets the feature.
     pub const SET: u32 = 1 << 17;
-    /// Asks whether it is there, for what the other two say.
+    /// Action: checks that the device has the feature, with the other actions that are set.
     pub const PROBE: u32 = 1 << 18;
-    /// What can be done with one.
+    /// All actions.
     pub const ACTIONS: u32 = Self::GET | Self::SET | Self::PROBE;
-    /// Bytes before the data.
+    /// The number of bytes before the data.
     pub const PREFIX_LEN_BYTES: u32 = 8;
 
-    /// The feature's number.
+    /// Returns the feature's number.
     pub fn number(&self) -> u32 {
         self.flags & 0xffff
     }
 
-    /// As it is on the socket, as a request and as a reply.
+    /// Returns the payload, of a request and of a reply.
     pub fn encode(&self) -> Vec<u8> {
         Builder::default().u32(self.argsz).u32(self.flags).bytes(self.data).end()
     }
@@ -262,24 +262,24 @@ impl Feature<'_> {
 
 /// The numbers of features.
 pub mod feature {
-    /// Whether and how the device's state can be moved.
+    /// The kinds of migration that the device supports.
     pub const MIGRATION: u32 = 1;
-    /// Which state of being moved the device is in.
+    /// The migration state of the device.
     pub const MIGRATION_STATE: u32 = 2;
-    /// Begins to log what the device writes.
+    /// Begins to log the pages that the device writes.
     pub const DMA_LOGGING_START: u32 = 6;
-    /// Ends it.
+    /// Stops the log.
     pub const DMA_LOGGING_STOP: u32 = 7;
-    /// What was written since it was last asked.
+    /// Returns the pages that were written since the last report.
     pub const DMA_LOGGING_REPORT: u32 = 8;
 }
 
 impl<'a> Request<'a> {
-    /// Tells a payload apart.
+    /// Parses the payload of a command.
     ///
     /// # Errors
-    /// `EINVAL` for a payload of another length than its command has or it says itself; `ENOSYS`
-    /// for a command that no client sends.
+    /// `EINVAL` for a payload whose length is not that of its command or does not match its own fields;
+    /// `ENOSYS` for a command that no client sends.
     pub fn parse(command: u16, payload: &'a [u8]) -> Result<Self, Errno> {
         let Some(command) = Command::from_number(command) else { return Err(Errno::ENOSYS) };
         let mut fields = Fields::of(payload);
@@ -289,7 +289,7 @@ impl<'a> Request<'a> {
                 return Ok(Self::Version { major, minor, capabilities: fields.rest() });
             }
             Command::DmaMap => {
-                // The client's structure may only grow.
+                // Later versions of the client's structure are only longer.
                 let (_, flags) = (at_least(fields.u32()?, DmaMap::ARGSZ)?, fields.u32()?);
                 let (offset, iova) = (fields.u64()?, fields.u64()?);
                 Self::DmaMap(DmaMap { flags, offset, iova, len_bytes: fields.u64()? })
@@ -359,7 +359,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// Which command this is the payload of.
+    /// Returns the command of this payload.
     pub fn command(&self) -> Command {
         match self {
             Self::Version { .. } => Command::Version,
@@ -380,7 +380,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The payload, as it is on the socket.
+    /// Returns the payload.
     pub fn encode(&self) -> Vec<u8> {
         let payload = Builder::default();
         match *self {

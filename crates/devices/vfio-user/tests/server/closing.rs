@@ -1,4 +1,4 @@
-//! Clients whose eventfds are listed by an epoll whose lock is held, so that the last close of one waits.
+//! Clients whose eventfds are listed by an epoll whose lock is held, so that their last close blocks.
 //! The server serves the next client nevertheless.
 
 use std::net::Shutdown;
@@ -23,14 +23,14 @@ mod held_epoll;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Takes eventfds back from `count` interrupts, or from all.
+/// Detaches the eventfds of `count` interrupts, or of all.
 fn detach(count: u32, data: IrqData<'static>) -> Request<'static> {
     let action = SetIrqs::TRIGGER;
     Request::DeviceSetIrqs(SetIrqs { action, index: MSIX_IRQ, start: 0, count, data })
 }
 
 #[test]
-fn eventfds_that_are_replaced_or_left_behind_hold_nothing_up() {
+fn replaced_and_remaining_eventfds_do_not_block_the_server() {
     let served = Served::new();
     let events = [(); 5].map(|()| event_fd::create().unwrap());
     let Some(_held) = HeldEpoll::of(&events) else { return };
@@ -39,19 +39,19 @@ fn eventfds_that_are_replaced_or_left_behind_hold_nothing_up() {
         client.set_irq_events(MSIX_IRQ, line, &[event.as_fd()]).unwrap();
     };
     (0..).zip(&events).for_each(|(line, event)| attach(line, event));
-    // The server has the last ones.
+    // The server now has the only descriptors.
     drop(events);
 
     attach(0, &event_fd::create().unwrap());
     client.request(&detach(2, IrqData::EventFds), &[]).unwrap();
-    // It leaves the others behind.
+    // The other eventfds remain attached.
     drop(client);
     served.client();
     served.stop();
 }
 
 #[test]
-fn eventfds_of_all_interrupts_hold_nothing_up() {
+fn detaching_all_eventfds_does_not_block_the_server() {
     let served = Served::new();
     let events = [event_fd::create().unwrap()];
     let Some(_held) = HeldEpoll::of(&events) else { return };
@@ -64,7 +64,7 @@ fn eventfds_of_all_interrupts_hold_nothing_up() {
 }
 
 #[test]
-fn eventfds_of_refused_messages_and_of_memory_hold_nothing_up() {
+fn eventfds_of_refused_messages_and_of_memory_do_not_block_the_server() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let events = [(); 3].map(|()| event_fd::create().unwrap());
     let Some(_held) = HeldEpoll::of(&events) else { return };
@@ -86,7 +86,7 @@ fn eventfds_of_refused_messages_and_of_memory_hold_nothing_up() {
         unix_socket::send(&ours, &[&header.encode()[..], &payload].concat(), &event).unwrap();
     }
     ours.shutdown(Shutdown::Write).unwrap();
-    // Those in the queue are the last ones.
+    // The queue of the socket now has the only descriptors.
     drop(events);
 
     let device = rig::device(&rig::Shared::default(), Vec::new());

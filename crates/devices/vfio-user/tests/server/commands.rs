@@ -1,4 +1,4 @@
-//! Each command, and what the client gets back.
+//! Each command, and the client's reply to it.
 
 use std::fs::File;
 use std::io::Read;
@@ -88,7 +88,7 @@ fn accesses_past_a_region_or_against_its_mode_are_refused() {
     assert_eq!(errno(rig.client.region_write(9, 0, &[0])), Errno::EPERM.raw());
     assert_eq!(errno(rig.client.region_write(0, BAR_BYTES - 3, &[0; 4])), 22);
     assert_eq!(errno(rig.client.region_write(0, 0, &[0; 4097])), Errno::EMSGSIZE.raw());
-    // As long as it may be at all, so it is not even read.
+    // Longer than any message may be, so it is not even parsed.
     assert_eq!(errno(rig.client.region_write(0, 0, &[0; 200_000])), Errno::EMSGSIZE.raw());
     assert_eq!(errno(rig.client.region_write(0, REFUSES, &[0])), Errno::ENOSPC.raw());
     assert!(rig.client.region_write(10, 0, &[0; 64]).is_ok());
@@ -120,7 +120,7 @@ fn memory_is_mapped_and_taken_back() {
     let fd = Some((file.as_fd(), 0x3000));
     rig.client.dma_map(0x10_0000, 0x2000, fd, true).unwrap();
     rig.client.dma_map(0x10_2000, 0x1000, None, false).unwrap();
-    // The very top of the address space, and the byte before what is mapped.
+    // The end of the address space, and the page before the first map.
     rig.client.dma_map(u64::MAX - 0xfff, 0x1000, fd, true).unwrap();
     rig.client.dma_map(0xf_f000, 0x1000, fd, true).unwrap();
     for (iova, len_bytes) in [
@@ -163,13 +163,13 @@ fn memory_is_mapped_and_taken_back() {
         let mapped = rig.client.request(&Request::DmaMap(map), &files);
         assert_eq!(errno(mapped), 22, "{flags:#x} {has_file}");
     }
-    // One that cannot be kept leaves nothing behind.
+    // A map that the target refuses leaves nothing behind.
     rig.noted().refuse_next_map = Some(Errno::ENOMEM);
     assert_eq!(errno(rig.client.dma_map(0x20_0000, 0x1000, fd, true)), 12);
     assert_eq!(rig.noted().mapped.len(), 4);
     rig.client.dma_map(0x20_0000, 0x1000, fd, true).unwrap();
 
-    // Only what was mapped can be taken back, and just so.
+    // Only a whole map can be unmapped.
     for (iova, len_bytes) in [(0x10_0000, 0x1000), (0x10_1000, 0x1000), (0, 0), (0x30_0000, 1)] {
         assert_eq!(errno(rig.client.dma_unmap(iova, len_bytes)), 2, "{iova:#x}");
     }
@@ -187,7 +187,7 @@ fn memory_is_mapped_and_taken_back() {
 }
 
 #[test]
-fn there_are_no_more_maps_than_was_settled() {
+fn maps_beyond_the_negotiated_number_are_refused() {
     let limits = Capabilities::DEFAULT.with_dma_maps_max(3).with_page_sizes(0x1_0000);
     let mut rig = Rig::without_negotiation(NoDmaMemory, limits, Vec::new());
     let proposed = Capabilities::DEFAULT.with_page_sizes(0x1_1000);
@@ -203,10 +203,10 @@ fn there_are_no_more_maps_than_was_settled() {
 }
 
 #[test]
-fn interrupts_are_told_by_eventfds() {
+fn interrupts_are_signalled_by_eventfds() {
     let mut rig = Rig::new(NoDmaMemory);
     let irqs = rig.link().interrupts().clone();
-    assert_eq!(irqs.raise(MSIX_IRQ, 3), Ok(false), "nobody asked yet");
+    assert_eq!(irqs.raise(MSIX_IRQ, 3), Ok(false), "no eventfd is attached yet");
     let events: Vec<OwnedFd> = (0..8).map(|_| event_fd::create().unwrap()).collect();
     let fds: Vec<_> = events.iter().map(AsFd::as_fd).collect();
     rig.client.set_irq_events(MSIX_IRQ, 2, &fds[2..5]).unwrap();
@@ -220,7 +220,7 @@ fn interrupts_are_told_by_eventfds() {
         rig.client
             .request(&Request::DeviceSetIrqs(SetIrqs { action, index, start, count, data }), &[])
     };
-    // The client raises them itself, all or some.
+    // The client raises interrupts itself, all or some.
     let trigger = SetIrqs::TRIGGER;
     set(trigger, MSIX_IRQ, 1, 4, IrqData::Bools(&[1, 1, 0, 1])).unwrap();
     assert_eq!(told(), [0, 0, 1, 0, 1, 0, 0, 0]);
@@ -230,9 +230,9 @@ fn interrupts_are_told_by_eventfds() {
         assert_eq!(errno(set(trigger, MSIX_IRQ, start, count, IrqData::None)), 22);
     }
     assert_eq!(errno(set(SetIrqs::MASK, MSIX_IRQ, 0, 1, IrqData::None)), 22, "not maskable");
-    assert_eq!(errno(set(trigger, 4, 0, 1, IrqData::None)), 22, "there is none");
+    assert_eq!(errno(set(trigger, 4, 0, 1, IrqData::None)), 22, "no interrupts of this kind");
     assert_eq!(errno(set(trigger, 5, 0, 1, IrqData::None)), 22, "no such kind");
-    // Some are taken back, then all.
+    // Some are detached, then all.
     set(trigger, MSIX_IRQ, 3, 1, IrqData::EventFds).unwrap();
     assert_eq!(irqs.raise(MSIX_IRQ, 3), Ok(false));
     assert_eq!(irqs.raise(MSIX_IRQ, 4), Ok(true));
@@ -241,7 +241,7 @@ fn interrupts_are_told_by_eventfds() {
 }
 
 #[test]
-fn a_line_is_masked_once_it_was_raised() {
+fn a_line_is_masked_when_it_is_raised() {
     let mut rig = Rig::new(NoDmaMemory);
     let irqs = rig.link().interrupts().clone();
     let event = event_fd::create().unwrap();
@@ -251,24 +251,24 @@ fn a_line_is_masked_once_it_was_raised() {
         rig.client.request(&Request::DeviceSetIrqs(set), &[]).map(drop)
     };
     assert_eq!(irqs.raise(INTX_IRQ, 0), Ok(true));
-    assert_eq!(irqs.raise(INTX_IRQ, 0), Ok(false), "masked until the client has seen to it");
+    assert_eq!(irqs.raise(INTX_IRQ, 0), Ok(false), "masked until the client unmasks it");
     assert_eq!(event_fd::drain(&event).unwrap(), 1);
     set(SetIrqs::UNMASK).unwrap();
-    assert_eq!(event_fd::drain(&event).unwrap(), 1, "what was raised meanwhile");
+    assert_eq!(event_fd::drain(&event).unwrap(), 1, "raised while it was masked");
     set(SetIrqs::UNMASK).unwrap();
     assert_eq!(event_fd::drain(&event).unwrap(), 0);
     set(SetIrqs::MASK).unwrap();
     assert_eq!(irqs.raise(INTX_IRQ, 0), Ok(false));
     set(SetIrqs::UNMASK).unwrap();
     assert_eq!(event_fd::drain(&event).unwrap(), 1);
-    // A notification of masking is not there.
+    // Eventfds that report masking are not supported.
     let data = IrqData::EventFds;
     let set = SetIrqs { action: SetIrqs::UNMASK, index: INTX_IRQ, start: 0, count: 1, data };
     let told = rig.client.request(&Request::DeviceSetIrqs(set), &[event.as_fd()]);
     assert_eq!(errno(told), Errno::EOPNOTSUPP.raw());
 }
 
-/// Asks for a feature; the data that came back.
+/// Requests a feature; returns the data of the reply.
 fn ask_feature(client: &mut Client, flags: u32, data: &[u8]) -> Result<Vec<u8>, ClientError> {
     let argsz = 8 + 4096;
     let answer = client.request(&Request::DeviceFeature(Feature { argsz, flags, data }), &[])?;
@@ -276,7 +276,7 @@ fn ask_feature(client: &mut Client, flags: u32, data: &[u8]) -> Result<Vec<u8>, 
 }
 
 #[test]
-fn a_device_is_moved_through_its_states() {
+fn a_device_is_migrated_through_its_states() {
     let mut rig = Rig::new(NoDmaMemory);
     rig.noted().state = (0..=99).collect();
     let go = |client: &mut Client, state: u32| {
@@ -294,10 +294,10 @@ fn a_device_is_moved_through_its_states() {
         let answer = client.request(&Request::MigrationDataRead { argsz, size }, &[])?;
         Ok(MigrationData::parse(&answer.payload).unwrap().data.to_vec())
     };
-    assert_eq!(errno(read(client, 10, 18)), 22, "it runs");
+    assert_eq!(errno(read(client, 10, 18)), 22, "the device runs");
     go(client, 3).unwrap();
     assert_eq!(state(client), 3);
-    assert_eq!(errno(read(client, 60, 67)), 22, "no room for the answer");
+    assert_eq!(errno(read(client, 60, 67)), 22, "no room for the reply");
     assert_eq!(errno(read(client, u32::MAX, u32::MAX)), Errno::EMSGSIZE.raw());
     assert_eq!(read(client, 60, 68).unwrap(), (0..60).collect::<Vec<u8>>());
     assert_eq!(read(client, 60, 68).unwrap(), (60..100).collect::<Vec<u8>>());
@@ -320,7 +320,7 @@ fn a_device_is_moved_through_its_states() {
     ];
     assert_eq!(rig.noted().log, passed);
     assert!(rig.noted().state.ends_with(b"state"));
-    // One that fails halfway stays where it got to; a broken one is helped by a reset only.
+    // A device that fails halfway stays in the state that it reached; a broken one needs a reset.
     let failed = MigrationError { errno: Errno::EIO, is_broken: true };
     rig.noted().refuse_state = Some(failed);
     assert_eq!(errno(go(&mut rig.client, 1)), 5);
@@ -345,7 +345,7 @@ fn writes_of_the_device_are_logged() {
     let (start, stop) =
         (feature::DMA_LOGGING_START | Feature::SET, feature::DMA_LOGGING_STOP | Feature::SET);
     let client = &mut rig.client;
-    assert_eq!(errno(report(client, [0, 4096, 4096], 4096)), 22, "it is off");
+    assert_eq!(errno(report(client, [0, 4096, 4096], 4096)), 22, "the log is off");
     assert_eq!(errno(ask_feature(client, stop, &[])), 22);
     let ranges = words(&[512, 2, 0x1000, 0x2000, 0x8000, 0x1000]);
     for wrong in [
@@ -360,12 +360,12 @@ fn writes_of_the_device_are_logged() {
         assert_eq!(errno(ask_feature(client, start, &wrong)), 22, "{wrong:?}");
     }
     let started = ask_feature(client, start, &ranges).unwrap();
-    assert_eq!(started[..8], 4096_u64.to_ne_bytes(), "the size that is logged");
+    assert_eq!(started[..8], 4096_u64.to_ne_bytes(), "the page size of the log");
     assert_eq!(started[8..], ranges[8..]);
-    assert_eq!(errno(ask_feature(client, start, &ranges)), 22, "it is on");
+    assert_eq!(errno(ask_feature(client, start, &ranges)), 22, "the log is on");
     let answer = report(client, [0x1000, 65 * 4096, 4096], 4096).unwrap();
     assert_eq!(answer[8..], words(&[0x1000, 65 * 4096, 4096, 0b101, 0]));
-    // No room for the answer: how much there must be is said, and nothing is lost.
+    // Without room for the reply, the client gets the length that is needed, and no pages are lost.
     let short = report(client, [0x1000, 65 * 4096, 4096], 47).unwrap();
     assert_eq!((short.len(), short[0]), (8, 48));
     for wrong in [[0, 0, 4096], [u64::MAX, 2, 4096], [0, 4096, 0], [0, 4096, 5000]] {
@@ -382,7 +382,7 @@ fn writes_of_the_device_are_logged() {
 }
 
 #[test]
-fn features_are_asked_for_before_they_are_used() {
+fn features_are_probed_before_they_are_used() {
     let mut rig = Rig::new(NoDmaMemory);
     let mut ask = |flags| ask_feature(&mut rig.client, flags, &[]);
     let probe = Feature::PROBE;
@@ -396,7 +396,7 @@ fn features_are_asked_for_before_they_are_used() {
         assert!(ask(number | probe | there_is).is_ok() && ask(number | probe).is_ok());
         let more = Feature::GET | Feature::SET;
         assert_eq!(ask(number | probe | more).is_ok(), there_is == more, "{number}");
-        assert_eq!(errno(ask(number)), 22, "nothing is asked");
+        assert_eq!(errno(ask(number)), 22, "no action");
         assert_eq!(errno(ask(number | more)), 22);
         assert_eq!(errno(ask(number | Feature::GET | 1 << 19)), 22);
     }
@@ -407,7 +407,7 @@ fn features_are_asked_for_before_they_are_used() {
 }
 
 #[test]
-fn the_next_client_finds_the_device_and_none_of_the_last_ones_memory() {
+fn the_next_client_gets_the_same_device_and_no_memory_of_the_last_client() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let noted = Shared::default();
@@ -433,15 +433,15 @@ fn the_next_client_finds_the_device_and_none_of_the_last_ones_memory() {
         assert_eq!(register, [round], "the device's state stays");
         client.region_write(0, 0, &[round + 1]).unwrap();
     }
-    // One more that is served until the server is stopped.
+    // One more client, which is served until the server is stopped.
     let mut client = Client::connect(&path, NoDmaMemory).unwrap();
     client.dma_map(0x1000, 0x1000, Some((file.as_fd(), 0)), true).unwrap();
     let held = noted.lock().unwrap().link.clone().unwrap();
-    assert_eq!(held.interrupts().raise(MSIX_IRQ, 0), Ok(false), "another one asked for it");
+    assert_eq!(held.interrupts().raise(MSIX_IRQ, 0), Ok(false), "an earlier client attached it");
     assert_eq!(event_fd::drain(&event).unwrap(), 0);
     stop.stop();
     let mut all = thread.join().unwrap();
-    // Binding a second time looked whether anybody listens.
+    // The second bind connected, to see if a server listens.
     all.retain(|served| served.messages_count > 0);
     assert_eq!(all.len(), 6);
     assert!(
@@ -452,28 +452,28 @@ fn the_next_client_finds_the_device_and_none_of_the_last_ones_memory() {
     let noted = noted.lock().unwrap();
     assert!(noted.mapped.is_empty() && noted.files.is_empty());
     assert_eq!((noted.connects, noted.disconnects), (6, 6));
-    assert!(!path.exists(), "the name goes with the listener");
+    assert!(!path.exists(), "the listener removes its name");
     assert!(matches!(client.device_info(), Err(ClientError::Closed)));
-    // Also where a thread of the device still holds the link.
+    // The link is closed even if a thread of the device still holds it.
     assert!(!held.is_connected());
 }
 
 #[test]
-fn a_name_that_nobody_listens_at_is_taken_over() {
+fn a_name_without_a_listener_is_taken_over() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     let listener = Listener::bind(&path).unwrap();
     assert!(UnixStream::connect(&path).is_ok());
-    // What is there now is not the listener's, and stays.
+    // A file that replaced the listener's socket is not removed.
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "a file").unwrap();
     drop(listener);
     let mut text = String::new();
     File::open(&path).unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(text, "a file");
-    assert!(Listener::bind(&path).is_err(), "and a file is not taken over");
+    assert!(Listener::bind(&path).is_err(), "a file is not taken over");
 }
 
 #[test]

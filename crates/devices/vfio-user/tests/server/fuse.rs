@@ -1,4 +1,4 @@
-//! A file system that a test serves itself. Tests of other packages include this file, too.
+//! A file system that a test serves itself. Tests of other packages include this module, too.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -13,7 +13,7 @@ const LOOKUP: u32 = 1;
 const OPEN: u32 = 14;
 const INIT: u32 = 26;
 
-/// Bytes of an answer, from the numbers at their offsets.
+/// Returns the bytes of a reply, from the numbers at their offsets.
 fn answer(len_bytes: usize, numbers: &[(usize, u32)]) -> Vec<u8> {
     let mut bytes = vec![0; len_bytes];
     for (at, number) in numbers {
@@ -22,8 +22,8 @@ fn answer(len_bytes: usize, numbers: &[(usize, u32)]) -> Vec<u8> {
     bytes
 }
 
-/// Answers what opening a file needs, and nothing else. `unanswered` is given the numbers of the other
-/// requests.
+/// Answers the requests that opening a file needs, and no others. Passes the opcodes of the other
+/// requests to `unanswered`.
 pub(crate) fn serve_opens(mut device: &File, mut unanswered: impl FnMut(u32)) {
     let mut request = [0; 1 << 17];
     while let Ok(24..) = device.read(&mut request) {
@@ -31,7 +31,7 @@ pub(crate) fn serve_opens(mut device: &File, mut unanswered: impl FnMut(u32)) {
         let body = match opcode {
             // Version 7.31, and writes of up to 4 KiB.
             INIT => answer(64, &[(0, 7), (4, 31), (20, 4096), (24, 1)]),
-            // Inode 2, valid for long, a regular file of 1 MiB that all may read and write.
+            // Inode 2, valid for long, a regular file of 1 MiB that every user may read and write.
             LOOKUP => answer(
                 128,
                 &[
@@ -57,7 +57,7 @@ pub(crate) fn serve_opens(mut device: &File, mut unanswered: impl FnMut(u32)) {
     }
 }
 
-/// A mounted file system. All that waits for its daemon ends when this is dropped.
+/// A mounted file system. When it is dropped, all requests that wait for its daemon fail.
 pub(crate) struct Mounted(PathBuf);
 
 impl Drop for Mounted {
@@ -66,7 +66,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Mounts a file system at `at`; `None` where that is not possible.
+/// Mounts a file system at `at`, or returns `None` if that is not possible.
 pub(crate) fn mount(at: &Path) -> Option<(Mounted, File)> {
     mount_as(at, "hostile", "fuse")
 }

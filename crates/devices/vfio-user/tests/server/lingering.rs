@@ -1,4 +1,4 @@
-//! Clients that have the server close sockets whose last close takes an hour. It serves the next
+//! Clients that make the server close sockets whose last close takes an hour. The server serves the next
 //! client nevertheless.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,9 +17,9 @@ use sockets::{lingering, many, nested, send};
 #[path = "../../../../memory/sys/src/disposal/lingering.rs"]
 mod sockets;
 
-/// A test fails when this is over. The sockets linger for longer.
+/// The time after which a test fails. The sockets linger for longer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// No header of a message.
+/// Bytes that are not the header of a message.
 const NONSENSE: [u8; 16] = [0xff; 16];
 
 pub(crate) struct Served {
@@ -76,7 +76,7 @@ fn a_socket_that_lingers_is_refused_and_the_next_client_is_served() {
 }
 
 #[test]
-fn a_message_with_as_many_sockets_as_fit_holds_nothing_up() {
+fn a_message_with_as_many_sockets_as_fit_does_not_block_the_server() {
     let served = Served::new();
     let (sockets, _peers) = many();
     let all: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
@@ -88,10 +88,10 @@ fn a_message_with_as_many_sockets_as_fit_holds_nothing_up() {
     served.stop();
 }
 
-/// The kernel closes what comes with a byte out of band on the thread that receives the next one, unless
-/// such bytes are received like others.
+/// The kernel closes descriptors that arrive with an out-of-band byte on the thread that receives the
+/// next byte, unless such bytes are received in line.
 #[test]
-fn a_socket_that_comes_out_of_band_holds_nothing_up() {
+fn a_socket_that_arrives_out_of_band_does_not_block_the_server() {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
     let served = Served::new();
     let stream = served.connect();
@@ -105,16 +105,16 @@ fn a_socket_that_comes_out_of_band_holds_nothing_up() {
     if rustix::net::sendmsg(&stream, &bytes, &mut control, SendFlags::OOB).is_err() {
         return println!("SKIPPED: the kernel has no bytes out of band on Unix sockets");
     }
-    // The one in the queue is the last one.
+    // The queue of the connection now has the only descriptor.
     drop(socket);
     drop(stream);
     served.client();
     served.stop();
 }
 
-/// As a connection of a listener that a service manager made with this option.
+/// As for a connection of a listener that a service manager made with this option.
 #[test]
-fn credentials_take_no_room_of_descriptors() {
+fn credentials_take_no_room_from_descriptors() {
     let noted = rig::Shared::default();
     let mut server = Server::new(rig::device(&noted, Vec::new()), rig::dma(&noted)).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -122,7 +122,7 @@ fn credentials_take_no_room_of_descriptors() {
     let (sockets, _peers) = many();
     let sockets: Vec<_> = sockets.into_iter().map(OwnedFd::from).collect();
     send(&theirs, &NONSENSE, &sockets.iter().map(AsFd::as_fd).collect::<Vec<_>>());
-    // Those in the queue are the last ones.
+    // The queue of the connection now has the only descriptors.
     drop(sockets);
     drop(theirs);
     let (ended, has_ended) = mpsc::channel();
@@ -142,7 +142,7 @@ fn queue(served: &Served) -> (Client<NoDmaMemory>, UnixStream, [OwnedFd; 2]) {
 }
 
 #[test]
-fn sockets_in_the_queue_of_a_connection_that_ends_hold_nothing_up() {
+fn sockets_in_the_queue_of_a_connection_that_ends_do_not_block_the_server() {
     let served = Served::new();
     let (first, _stream, _peers) = queue(&served);
     drop(first);
@@ -151,15 +151,16 @@ fn sockets_in_the_queue_of_a_connection_that_ends_hold_nothing_up() {
 }
 
 #[test]
-fn sockets_in_the_queue_of_a_connection_that_is_not_accepted_hold_nothing_up() {
+fn sockets_in_the_queue_of_a_connection_that_is_not_accepted_do_not_block_the_server() {
     let served = Served::new();
     let (_first, _stream, _peers) = queue(&served);
     served.stop();
 }
 
-/// The end is in a queue that is read only when the connection has ended, which it keeps open.
+/// The client's end is in a queue that is read only after the connection has ended, and it keeps that
+/// connection open.
 #[test]
-fn a_client_that_leaves_its_own_end_to_a_waiting_one_holds_nothing_up() {
+fn a_client_that_sends_its_own_end_over_a_waiting_connection_does_not_block_the_server() {
     let served = Served::new();
     let own = served.connect();
     let client = Client::from_stream(own.try_clone().unwrap(), NoDmaMemory).unwrap();
@@ -174,7 +175,7 @@ fn a_client_that_leaves_its_own_end_to_a_waiting_one_holds_nothing_up() {
 }
 
 #[test]
-fn a_client_ends_whatever_its_server_has_sent() {
+fn a_client_can_be_dropped_whatever_its_server_has_sent() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (socket, _peer) = lingering();
     send(&theirs, &NONSENSE, &[socket.as_fd()]);

@@ -1,4 +1,4 @@
-//! The client's memory by messages, while it asks for other things or does not answer.
+//! The client's memory, accessed by messages while the client sends commands or does not answer.
 
 use std::io::Write as _;
 use std::net::Shutdown;
@@ -19,7 +19,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + at / 256) as u8).collect()
 }
 
-/// What a thread of the device gets that reads `len` bytes at `iova`.
+/// Reads `len` bytes at `iova` on a thread, as a device does.
 fn read_on_thread(
     link: &Link,
     iova: u64,
@@ -33,7 +33,7 @@ fn read_on_thread(
 }
 
 #[test]
-fn threads_read_and_write_memory_while_the_client_asks() {
+fn threads_read_and_write_memory_while_the_client_sends_commands() {
     let mut rig = Rig::new(Ram(pattern(64 << 10)));
     let link = rig.link();
     let threads: Vec<_> = (0..4_u64)
@@ -72,7 +72,7 @@ fn threads_read_and_write_memory_while_the_client_asks() {
 }
 
 #[test]
-fn transfers_are_cut_to_what_the_client_takes() {
+fn transfers_are_split_by_the_clients_limit() {
     let mut rig =
         Rig::without_negotiation(Ram(pattern(1 << 20)), Capabilities::DEFAULT, Vec::new());
     rig.client.negotiate(&Capabilities::DEFAULT.with_transfer_bytes_max(10_000)).unwrap();
@@ -86,7 +86,7 @@ fn transfers_are_cut_to_what_the_client_takes() {
     assert_eq!(serve_until(&mut rig.client, writer), (10, Ok(())));
     let Ram(ram) = rig.client.memory();
     assert_eq!(ram[3..100_003], ram[500_001..600_001]);
-    // Past the end of it: what was before is there.
+    // Past the end of the memory, the bytes before the end are read.
     let link = rig.link();
     let reader = read_on_thread(&link, (1 << 20) - 25_000, 40_000);
     let failed = serve_until(&mut rig.client, reader).1.unwrap_err();
@@ -94,7 +94,7 @@ fn transfers_are_cut_to_what_the_client_takes() {
     assert_eq!(failed, DmaError { done_bytes: 20_000, kind });
     let wraps = link.read(Iova::new(u64::MAX), &mut [0; 2]).unwrap_err();
     assert_eq!(wraps, DmaError { done_bytes: 0, kind });
-    assert_eq!(link.read(Iova::new(7), &mut []), Ok(()), "nothing is asked for nothing");
+    assert_eq!(link.read(Iova::new(7), &mut []), Ok(()), "nothing to read, no message");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_device_may_read_within_a_command_and_later_commands_wait() {
 }
 
 #[test]
-fn a_client_that_asks_too_much_meanwhile_has_the_read_fail_and_all_is_answered() {
+fn too_many_commands_during_a_read_fail_the_read_and_are_all_answered() {
     let mut raw = Raw::new(LONG);
     let iova = 0_u64.to_le_bytes();
     raw.request(0, &Request::RegionWrite { offset: READ_INLINE, region: 0, data: &iova });
@@ -140,7 +140,7 @@ fn a_client_that_asks_too_much_meanwhile_has_the_read_fail_and_all_is_answered()
     }
     let failed = DmaError { done_bytes: 0, kind: DmaErrorKind::TooManyCommands };
     assert_eq!(raw.noted.lock().unwrap().inline, Some(Err(failed)));
-    // An answer that comes too late is no answer to anything else.
+    // A late reply is not a reply to any other command.
     raw.send(asked.reply(0), &[]);
     let served = raw.hang_up();
     assert_eq!((served.ended, served.stray_replies_count), (DisconnectReason::ClosedByClient, 0));
@@ -160,7 +160,7 @@ fn posted_commands_are_done_and_not_answered() {
 }
 
 #[test]
-fn answers_may_be_short_and_must_make_sense() {
+fn replies_may_be_short_and_must_be_valid() {
     let mut raw = Raw::new(LONG);
     let link = raw.link.clone();
     let reader = read_on_thread(&link, 0, 30);
@@ -197,16 +197,16 @@ fn answers_may_be_short_and_must_make_sense() {
         raw.send(asked.error_reply(number), &[]);
         assert_eq!(reader.join().unwrap().unwrap_err().kind, refused(errno));
     }
-    // Of another command than was asked.
+    // A reply to another command.
     let reader = read_on_thread(&link, 0, 8);
     let (asked, _) = raw.receive();
     let other = MessageHeader::command(asked.id, Command::DmaWrite, 0).reply(16);
     raw.send(other, &[0; 16]);
     assert_eq!(reader.join().unwrap().unwrap_err().kind, refused(Errno::EINVAL));
-    // Of nothing that was asked.
+    // A reply to no command.
     raw.send(MessageHeader::command(9999, Command::DmaRead, 0).reply(0), &[]);
 
-    // Writes are answered with or without their place.
+    // Replies to writes may have no payload.
     for answer in [vec![], DmaAccess { data: &[], ..access }.encode()] {
         let link = link.clone();
         let writer = thread::spawn(move || link.write(Iova::new(0), &[1; 8]));
@@ -220,7 +220,7 @@ fn answers_may_be_short_and_must_make_sense() {
 }
 
 #[test]
-fn what_is_unmapped_is_not_waited_for() {
+fn unmapping_cancels_reads_that_wait_for_the_client() {
     let mut raw = Raw::new(LONG);
     let link = raw.link.clone();
     let low = read_on_thread(&link, 0x1000, 16);
@@ -231,7 +231,7 @@ fn what_is_unmapped_is_not_waited_for() {
     assert_eq!(link.cancel(&(0x100f..0x1010)), 1);
     let cancelled = DmaError { done_bytes: 0, kind: DmaErrorKind::Cancelled };
     assert_eq!(low.join().unwrap(), Err(cancelled));
-    // The late answer is thrown away, and the other one comes through.
+    // The late reply is dropped, and the other one arrives.
     let access = DmaAccess { data: b"the first sixtee", ..DmaAccess::parse(&payload).unwrap() };
     let reply = access.encode();
     raw.send(asked_low.reply(reply.len()), &reply);
@@ -242,13 +242,13 @@ fn what_is_unmapped_is_not_waited_for() {
 }
 
 #[test]
-fn a_client_that_does_not_answer_is_not_waited_for_long() {
+fn a_read_of_a_client_that_does_not_answer_times_out() {
     let mut raw = Raw::new(Duration::from_millis(50));
     let mut bytes = [0; 8];
     let timed_out = DmaError { done_bytes: 0, kind: DmaErrorKind::TimedOut };
     assert_eq!(raw.link.read(Iova::new(0), &mut bytes), Err(timed_out));
     assert_eq!(raw.link.write(Iova::new(0), &bytes), Err(timed_out));
-    // It is still there.
+    // The client is still connected.
     raw.receive();
     raw.receive();
     raw.request(1, &Request::RegionRead { offset: 0, region: 0, count: 1 });
@@ -256,7 +256,7 @@ fn a_client_that_does_not_answer_is_not_waited_for_long() {
 }
 
 #[test]
-fn a_client_that_answers_with_a_byte_at_a_time_is_not_waited_for_long() {
+fn a_client_that_answers_byte_by_byte_does_not_extend_the_deadline() {
     const LEN: usize = 64;
     for is_read in [true, false] {
         let mut raw = Raw::new(Duration::from_millis(200));
@@ -266,21 +266,21 @@ fn a_client_that_answers_with_a_byte_at_a_time_is_not_waited_for_long() {
                 true => link.read(Iova::new(0), &mut [0; LEN]),
                 false => link.write(Iova::new(0), &[0; LEN]),
             };
-            // The client is asked no more.
+            // The client gets no more commands.
             stream.shutdown(Shutdown::Both).unwrap();
             done
         });
         while let Some((asked, payload)) = raw.receive_unless_closed() {
-            // Each answer comes in time.
+            // Each reply arrives in time.
             thread::sleep(Duration::from_millis(50));
             let data: &[u8] = if is_read { &[7] } else { &[] };
             let access = DmaAccess::parse(&payload).unwrap();
             let reply = DmaAccess { count: 1, data, ..access }.encode();
             let header = asked.reply(reply.len()).encode();
-            // The device may have given up.
+            // The device may have closed the socket.
             let _ = raw.stream.write_all(&[&header[..], &reply].concat());
         }
-        let failed = device.join().unwrap().expect_err("it has waited for each byte");
+        let failed = device.join().unwrap().expect_err("the device waited for every byte");
         assert_eq!(failed.kind, DmaErrorKind::TimedOut);
         assert!(failed.done_bytes < LEN);
         assert_eq!(raw.ended().ended, DisconnectReason::ClosedByClient);
@@ -288,7 +288,7 @@ fn a_client_that_answers_with_a_byte_at_a_time_is_not_waited_for_long() {
 }
 
 #[test]
-fn a_client_that_dies_is_not_waited_for_at_all() {
+fn reads_of_a_client_that_dies_fail_at_once() {
     let raw = Raw::new(LONG);
     let readers: Vec<_> = (0..4).map(|at| read_on_thread(&raw.link, at * 64, 16)).collect();
     let mut raw = raw;
@@ -303,7 +303,7 @@ fn a_client_that_dies_is_not_waited_for_at_all() {
 }
 
 #[test]
-fn a_client_that_does_not_take_its_answers_is_left() {
+fn a_client_that_does_not_receive_its_replies_is_disconnected() {
     let mut raw = Raw::new(Duration::from_millis(100));
     for id in 0..1000 {
         let read = Request::RegionRead { offset: 0, region: 0, count: 0x2000 };
@@ -318,7 +318,7 @@ fn a_client_that_does_not_take_its_answers_is_left() {
 }
 
 #[test]
-fn nothing_is_asked_of_a_client_before_it_is_ready() {
+fn no_command_is_sent_to_a_client_before_its_capabilities_are_known() {
     let mut rig = Rig::without_negotiation(Ram(Vec::new()), Capabilities::DEFAULT, Vec::new());
     assert!(rig.client.device_info().is_err(), "the version comes first");
     assert!(rig.noted().link.is_none());

@@ -1,4 +1,4 @@
-//! Memory of the device that its client maps: a file of each client's own.
+//! Memory of the device that its client maps: each client has a file of its own.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -19,12 +19,12 @@ use crate::rig::{self, EXTRA_REGION, Shared, TestDevice, TestDma};
 
 const LEN_BYTES: u64 = 0x4000;
 
-/// A device whose only region is memory.
+/// A device whose only region is mappable memory.
 struct Bar {
     is_read_only: bool,
-    /// That of the client.
+    /// The memory of the current client.
     memory: Option<File>,
-    /// Given to each client, as no device should.
+    /// A file that is given to every client, which no device should do.
     always: Option<File>,
 }
 
@@ -63,7 +63,7 @@ impl Device for Bar {
     fn reset(&mut self) {}
 }
 
-/// Serves one client, and returns what it returned.
+/// Serves one client, and returns the results of the server and the client.
 fn serve<T: Send>(
     server: &mut Server<Bar, TestDma>,
     client: impl FnOnce(&mut Client<NoDmaMemory>) -> T + Send,
@@ -77,7 +77,7 @@ fn serve<T: Send>(
     })
 }
 
-/// The file of the region.
+/// Returns the file of the region.
 fn map(client: &mut Client<NoDmaMemory>) -> File {
     client.region_info(0).unwrap().1.unwrap().into()
 }
@@ -89,7 +89,7 @@ fn bytes(file: &File) -> [u8; 6] {
 }
 
 #[test]
-fn a_client_that_is_gone_does_not_reach_the_memory_of_the_next_one() {
+fn a_former_client_cannot_access_the_memory_of_the_next_client() {
     let mut server = Bar::server(false);
     let former = serve(&mut server, |client| {
         let file = map(client);
@@ -115,7 +115,7 @@ fn a_client_that_is_gone_does_not_reach_the_memory_of_the_next_one() {
 }
 
 #[test]
-fn a_client_cannot_cut_off_the_memory_that_it_maps() {
+fn a_client_cannot_truncate_the_memory_that_it_maps() {
     let mut server = Bar::server(false);
     let (_, file) = serve(&mut server, map);
     let file = file.unwrap();
@@ -127,19 +127,19 @@ fn a_client_cannot_cut_off_the_memory_that_it_maps() {
 }
 
 #[test]
-fn a_region_that_is_only_read_is_given_for_reading_only() {
+fn the_file_of_a_read_only_region_is_read_only() {
     let mut server = Bar::server(true);
     let (_, file) = serve(&mut server, map);
     let file = file.unwrap();
     assert_eq!(rustix::fs::fcntl_getfl(&file).unwrap() & OFlags::RWMODE, OFlags::RDONLY);
-    // Nor can another user open it for writing.
+    // Another user cannot open it for writing, either.
     assert_eq!(rustix::fs::fstat(&file).unwrap().st_mode & 0o777, 0o400);
     assert!(file.write_at(b"x", 0).is_err());
     server.responder().device().region_write(0, 0, b"device").unwrap();
     assert_eq!(bytes(&file), *b"device");
 }
 
-/// What serving fails with if each client is given this file.
+/// Returns the error of the server if each client is given this file.
 fn refused(server: &mut Server<Bar, TestDma>, file: impl Into<File>) -> String {
     server.responder().device().always = Some(file.into());
     let (served, client) = serve(server, |_| {});
@@ -169,7 +169,7 @@ fn files_that_a_client_must_not_have_are_refused() {
     let short = memory(LEN_BYTES - 1);
     memfd::add_seals(&short, Seals { shrink: true, grow: true, ..Seals::default() }).unwrap();
     assert!(refused(&mut server, short).contains("ends before"));
-    // A client is served once the device does as it should.
+    // Clients are served again when the device returns a valid file.
     server.responder().device().always = None;
     assert_eq!(serve(&mut server, map).0.unwrap().refused_count, 0);
     assert!(MappableFile::new(u64::MAX).is_err());
@@ -202,7 +202,7 @@ fn a_region_is_mapped_by_its_client_in_parts() {
     let mut bytes = [0; 6];
     rustix::io::pread(file.unwrap(), &mut bytes, info.offset + areas[0].offset).unwrap();
     assert_eq!(&bytes, b"shared");
-    // Where there is no room for the areas, their place is said, and the descriptor comes too.
+    // Without room for the areas, the client gets the length that is needed, and the descriptor.
     let short = Request::DeviceGetRegionInfo { argsz: 79, index: 9 };
     let answer = client.request(&short, &[]).unwrap();
     assert_eq!((answer.payload.len(), answer.fds.len()), (32, 1));

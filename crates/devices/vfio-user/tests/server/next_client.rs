@@ -1,4 +1,4 @@
-//! Clients that come one after the other: what one leaves behind for the next.
+//! Clients that come one after the other: the state that one leaves for the next.
 
 use std::io::ErrorKind;
 use std::mem;
@@ -15,7 +15,7 @@ use longshore_vfio_user::{Device, DeviceDescription, Errno, MigrationError, Serv
 
 use crate::rig::{self, Shared};
 
-/// Has one server serve clients one after the other, each with what was noted.
+/// Serves clients one after the other with one server. Each gets the device's notes.
 fn one_after_the_other(clients: &[fn(&mut Client<NoDmaMemory>, &Shared)]) -> Shared {
     let noted = Shared::default();
     let mut server = Server::new(rig::device(&noted, Vec::new()), rig::dma(&noted)).unwrap();
@@ -32,7 +32,7 @@ fn one_after_the_other(clients: &[fn(&mut Client<NoDmaMemory>, &Shared)]) -> Sha
     noted
 }
 
-/// A device that keeps its client's memory on the thread that serves it, if it is to.
+/// A device that keeps a lease of its client's memory on the server's thread, if `keeps` is set.
 struct Keeping {
     space: Space,
     keeps: bool,
@@ -126,7 +126,7 @@ const RUNNING: u8 = 2;
 const STOP_COPY: u32 = 3;
 
 #[test]
-fn a_device_that_was_being_moved_runs_for_the_next_client() {
+fn a_device_whose_migration_had_begun_runs_for_the_next_client() {
     let noted = one_after_the_other(&[
         |client, noted| {
             noted.lock().unwrap().state = b"secret of the first".to_vec();
@@ -136,12 +136,12 @@ fn a_device_that_was_being_moved_runs_for_the_next_client() {
             assert_eq!((state(client), noted.lock().unwrap().resets), (RUNNING, 1));
             let read = Request::MigrationDataRead { argsz: 72, size: 64 };
             assert!(client.request(&read, &[]).is_err(), "it is not saved for this client");
-            // It can be moved for this one, too.
+            // This client can migrate the device, too.
             noted.lock().unwrap().state = b"of the second".to_vec();
             assert!(go(client, STOP_COPY));
             let read = client.request(&read, &[]).unwrap();
             assert_eq!(MigrationData::parse(&read.payload).unwrap().data, b"of the second");
-            // And one that leaves it running has it not reset.
+            // A client that leaves the device running causes no reset.
             assert!(go(client, RUNNING.into()));
         },
         |client, noted| assert_eq!((state(client), noted.lock().unwrap().resets), (RUNNING, 1)),
@@ -150,13 +150,13 @@ fn a_device_that_was_being_moved_runs_for_the_next_client() {
 }
 
 #[test]
-fn a_device_that_could_not_be_moved_runs_for_the_next_client() {
+fn a_device_whose_migration_failed_runs_for_the_next_client() {
     one_after_the_other(&[
         |client, noted| {
             let broken = MigrationError { errno: Errno::EIO, is_broken: true };
             noted.lock().unwrap().refuse_state = Some(broken);
             assert!(!go(client, STOP_COPY));
-            assert_eq!(state(client), 0, "it is broken");
+            assert_eq!(state(client), 0, "the device is broken");
         },
         |client, noted| {
             assert_eq!((state(client), noted.lock().unwrap().resets), (RUNNING, 1));

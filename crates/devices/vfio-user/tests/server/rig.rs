@@ -1,5 +1,4 @@
-//! A device, memory and a log that only note what is done to them; served on a thread, over a pair
-//! of sockets.
+//! A device, memory and a log that only note each call; served on a thread, over a pair of sockets.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -20,17 +19,17 @@ use longshore_vfio_user::{
 };
 
 pub(crate) const BAR_BYTES: u64 = 0x2000;
-/// Writing here has the device read 16 bytes of the client's memory on the thread that serves.
+/// Writing here makes the device read 16 bytes of the client's memory on the server's thread.
 pub(crate) const READ_INLINE: u64 = 0x100;
-/// Reading here takes the device this many milliseconds, written before.
+/// Reading here takes as many milliseconds as were written here before.
 pub(crate) const SLEEP: u64 = 0x110;
 /// Writing here is refused with `ENOSPC`.
 pub(crate) const REFUSES: u64 = 0x120;
 
-/// The first region behind those of PCI.
+/// The first region after those of PCI.
 pub(crate) const EXTRA_REGION: u32 = 9;
 
-/// What was done, for the test to look at.
+/// The calls, for the test to check.
 #[derive(Default)]
 pub(crate) struct Noted {
     pub(crate) registers: Vec<u8>,
@@ -46,7 +45,7 @@ pub(crate) struct Noted {
     pub(crate) log: Vec<String>,
     pub(crate) state: Vec<u8>,
     pub(crate) refuse_state: Option<MigrationError>,
-    /// What the region behind those of PCI is mapped by: a file for each client, the last one first.
+    /// The files that [`EXTRA_REGION`] is mapped by: one for each client, in reverse order.
     pub(crate) mappable: Vec<MappableFile>,
 }
 
@@ -236,7 +235,7 @@ impl DirtyLog for TestDma {
     }
 }
 
-/// A client and a server that serves it, once.
+/// A client and a server that serves it once.
 pub(crate) struct Rig<M = NoDmaMemory> {
     pub(crate) client: Client<M>,
     pub(crate) noted: Shared,
@@ -267,22 +266,22 @@ impl<M: DmaMemory> Rig<M> {
         self.noted.lock().unwrap()
     }
 
-    /// The link, once the device has it.
+    /// Returns the link, once the device has it.
     pub(crate) fn link(&mut self) -> Link {
-        // The device is told after the answer has gone out, and before the next one does.
+        // The device gets the link after the reply to the version, and before the next reply.
         self.client.device_info().unwrap();
         self.noted().link.clone().unwrap()
     }
 
-    /// The client goes; how that was for the server.
+    /// Disconnects the client; returns the server's summary.
     pub(crate) fn hang_up(self) -> (ConnectionSummary, Shared) {
         drop(self.client);
         (self.server.join().unwrap(), self.noted)
     }
 }
 
-/// Answers what the server asks until `device` has ended; how many times it asked, and what `device`
-/// ended with.
+/// Answers the server's commands until `device` has ended. Returns the number of commands, and the
+/// result of `device`.
 pub(crate) fn serve_until<M: DmaMemory, T>(
     client: &mut Client<M>,
     device: JoinHandle<T>,
@@ -294,7 +293,7 @@ pub(crate) fn serve_until<M: DmaMemory, T>(
     (asked, device.join().unwrap())
 }
 
-/// Memory from address 0 that is only there for messages.
+/// Memory from address 0 that is accessed by messages.
 pub(crate) struct Ram(pub(crate) Vec<u8>);
 
 impl DmaMemory for Ram {
@@ -313,7 +312,7 @@ impl DmaMemory for Ram {
     }
 }
 
-/// A client by hand: a socket on which the version is settled, and nothing else is done.
+/// A client without a library: a socket on which the version is negotiated, and nothing else.
 pub(crate) struct Raw {
     pub(crate) stream: UnixStream,
     pub(crate) noted: Shared,
@@ -322,7 +321,7 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    /// A client that takes 4,096 bytes at once, of a server that waits as long as is said.
+    /// Returns a client that takes 4,096 bytes at once, of a server with this reply timeout.
     pub(crate) fn new(reply_timeout: Duration) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let noted = Shared::default();
@@ -350,7 +349,7 @@ impl Raw {
         self.receive_unless_closed().expect("the server sends a message")
     }
 
-    /// The next message; `None` if none comes whole.
+    /// Returns the next message, or `None` if no whole message arrives.
     pub(crate) fn receive_unless_closed(&mut self) -> Option<(MessageHeader, Vec<u8>)> {
         let mut header = [0; HEADER_LEN_BYTES];
         self.stream.read_exact(&mut header).ok()?;
@@ -360,13 +359,13 @@ impl Raw {
         Some((header, payload))
     }
 
-    /// The client goes; how that was for the server.
+    /// Disconnects the client; returns the server's summary.
     pub(crate) fn hang_up(self) -> ConnectionSummary {
         drop(self.stream);
         self.server.join().unwrap()
     }
 
-    /// How it was for the server, which has ended of itself.
+    /// Returns the summary of a server that ends without a disconnect.
     pub(crate) fn ended(self) -> ConnectionSummary {
         self.server.join().unwrap()
     }

@@ -1,4 +1,4 @@
-//! The client's memory in a space, reached by sessions.
+//! The client's memory in a space, accessed by sessions.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,7 +23,7 @@ use crate::rig::{self, Ram, Shared};
 /// A client of a server that keeps memory in a space.
 struct Setup<M> {
     client: Client<M>,
-    /// The client's socket, to talk past it.
+    /// The client's socket, for messages that the client does not send itself.
     stream: UnixStream,
     space: Space,
     noted: Shared,
@@ -36,7 +36,7 @@ impl<M: DmaMemory> Setup<M> {
         let (noted, space) = (Shared::default(), Space::new().unwrap());
         let dma = SpaceDma::new(space.clone());
         let server = Server::new(rig::device(&noted, Vec::new()), dma).unwrap();
-        // Longer than the client waits, so that nothing ends by itself.
+        // Longer than the client waits, so that the server does not time out first.
         let mut server = server.reply_timeout(Duration::from_secs(60));
         let server = thread::spawn(move || server.serve(theirs).unwrap());
         let stream = ours.try_clone().unwrap();
@@ -72,14 +72,14 @@ fn is_refused(done: &Result<(), ClientError>) {
     assert!(matches!(done, Err(ClientError::Refused(_))), "{done:?}");
 }
 
-/// How often the file is mapped into this process.
+/// Returns the number of mappings of the file in this process.
 fn mappings_of(name: &str) -> usize {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains(name)).count()
 }
 
 #[test]
-fn sessions_reach_what_is_mapped_and_not_a_byte_beside_it() {
+fn sessions_access_mapped_memory_and_not_a_byte_beside_it() {
     let mut setup = Setup::new(NoDmaMemory);
     let file = memory("vfio-user-beside", 0x6000);
     let fd = Some((file.as_fd(), 0x2000));
@@ -87,7 +87,7 @@ fn sessions_reach_what_is_mapped_and_not_a_byte_beside_it() {
     let session = setup.space.session();
     session.write(Iova::new(0x10_0ffc), b"across a page").unwrap();
     assert_eq!(content(&file, 0x2ffc, 13), b"across a page");
-    // Over both ends.
+    // Across both ends.
     let fault = session.write(Iova::new(0x10_1ff8), &[1; 16]).unwrap_err();
     assert_eq!((fault.done, fault.reason), (8, Reason::Unmapped));
     assert_eq!(session.write(Iova::new(0xf_fff8), &[2; 16]).unwrap_err().done, 0);
@@ -95,7 +95,7 @@ fn sessions_reach_what_is_mapped_and_not_a_byte_beside_it() {
     whole[0x2ffc..][..13].copy_from_slice(b"across a page");
     whole[0x3ff8..0x4000].fill(1);
     assert_eq!(content(&file, 0, 0x6000), whole);
-    // Beside it, for reading only: the device must not write, the memory is not even mapped so.
+    // Next to it, read-only: the device must not write, and the mapping itself is read-only.
     setup.client.dma_map(0x10_2000, 0x1000, Some((file.as_fd(), 0x5000)), false).unwrap();
     let mut bytes = [0; 4];
     session.read(Iova::new(0x10_2ffc), &mut bytes).unwrap();
@@ -105,7 +105,7 @@ fn sessions_reach_what_is_mapped_and_not_a_byte_beside_it() {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let mapped: Vec<&str> = maps.lines().filter(|it| it.contains("vfio-user-beside")).collect();
     assert!(mapped.iter().any(|it| it.contains(" r--s ")), "{mapped:?}");
-    // For writing only.
+    // Write-only.
     let write_only = DmaMap { flags: DmaMap::WRITE, offset: 0, iova: 0x20_0000, len_bytes: 0x1000 };
     setup.client.request(&Request::DmaMap(write_only), &[file.as_fd()]).unwrap();
     session.write(Iova::new(0x20_0000), b"only").unwrap();
@@ -116,7 +116,7 @@ fn sessions_reach_what_is_mapped_and_not_a_byte_beside_it() {
     let fault = session.read(Iova::new(0x10_0000), &mut bytes).unwrap_err();
     assert_eq!((fault.done, fault.reason), (0, Reason::Unmapped));
     session.read(Iova::new(0x10_2000), &mut bytes).unwrap();
-    // The client dies: nothing is left of its memory.
+    // When the client dies, all its memory is unmapped.
     let (served, space) = setup.hang_up();
     assert_eq!((served.ended, served.maps_left_count), (DisconnectReason::ClosedByClient, 0));
     for iova in [0x10_0000, 0x10_2000, 0x20_0000] {
@@ -127,7 +127,7 @@ fn sessions_reach_what_is_mapped_and_not_a_byte_beside_it() {
 }
 
 #[test]
-fn what_cannot_be_mapped_leaves_its_place_free() {
+fn a_refused_map_leaves_its_addresses_free() {
     let mut setup = Setup::new(NoDmaMemory);
     let file = memory("vfio-user-wrong", 0x4000);
     let read_only = fs::File::open(format!("/proc/self/fd/{}", raw(&file))).unwrap();
@@ -136,7 +136,7 @@ fn what_cannot_be_mapped_leaves_its_place_free() {
     for wrong in [read_only.as_fd(), event.as_fd()] {
         is_refused(&setup.client.dma_map(0x1000, 0x4000, Some((wrong, 0)), true));
     }
-    // Past what a space translates, and a length that no process has.
+    // Beyond the addresses that a space translates, and lengths that no process can map.
     let fd = Some((file.as_fd(), 0));
     is_refused(&setup.client.dma_map(1 << 48, 0x1000, fd, true));
     is_refused(&setup.client.dma_map(0x1000, 1 << 47, fd, true));
@@ -168,12 +168,12 @@ fn raw(file: &OwnedFd) -> i32 {
 }
 
 #[test]
-fn a_file_that_the_client_shortens_is_a_fault() {
+fn access_beyond_the_end_of_a_shortened_file_is_a_fault() {
     let mut setup = Setup::new(NoDmaMemory);
     let file = memory("vfio-user-short", 0x8000);
     setup.client.dma_map(0, 0x4000, Some((file.as_fd(), 0)), true).unwrap();
     setup.client.dma_map(0x10_0000, 0x8000, Some((file.as_fd(), 0)), true).unwrap();
-    // Longer than the file from the beginning.
+    // Longer than the file.
     assert!(setup.client.dma_map(0x20_0000, 0x9000, Some((file.as_fd(), 0)), true).is_err());
     let session = setup.space.session();
     let mut bytes = [0; 0x4000];
@@ -204,7 +204,7 @@ fn memory_without_a_descriptor_is_read_and_written_by_messages() {
     let space = setup.space.clone();
     let device = thread::spawn(move || {
         let session = space.session();
-        // From mapped memory into messages, and from there into the file.
+        // From mapped memory into memory by messages, and from there into the file.
         let mut bytes = [0; 0x2800];
         session.read(Iova::new(0x1800), &mut bytes).unwrap();
         assert_eq!(bytes[..0x800], [0x5a; 0x800]);
@@ -217,7 +217,7 @@ fn memory_without_a_descriptor_is_read_and_written_by_messages() {
         assert_eq!(bytes[0x10..0x20], [0x5a; 0x10]);
         session.write(Iova::new(0x1ffc), b"out and ").unwrap();
         session.write(Iova::new(0x3ffc), b"and back").unwrap();
-        // The client refuses what it has not got, though it was mapped.
+        // The client refuses access to memory that it mapped without having it.
         let fault = session.read(Iova::new(0x10_0000), &mut bytes[..8]).unwrap_err();
         assert_eq!((fault.done, fault.reason), (0, Reason::Permission));
     });
@@ -226,7 +226,7 @@ fn memory_without_a_descriptor_is_read_and_written_by_messages() {
     assert_eq!(content(&file, 0, 4), b"back");
     let Ram(ram) = setup.client.memory();
     assert_eq!((&ram[0x2000..0x2004], &ram[0x3ffc..0x4000]), (&b"and "[..], &b"and "[..]));
-    // A file that is too short.
+    // The file is now too short.
     memfd::set_len(&file, 0).unwrap();
     let fault = setup.space.session().read(Iova::new(0x47f8), &mut [0; 16]).unwrap_err();
     assert_eq!((fault.done, fault.reason), (0, Reason::BackingLost));
@@ -243,7 +243,7 @@ fn unmapping_does_not_wait_for_a_client_that_does_not_answer() {
     setup.client.dma_map(0x1000, 0x1000, None, true).unwrap();
     let space = setup.space.clone();
     let device = thread::spawn(move || space.session().read(Iova::new(0x1100), &mut [0; 8]));
-    // The client sees the question and takes the memory back instead of answering.
+    // The client receives the read command, and unmaps the memory instead of answering.
     let mut stream = setup.stream.try_clone().unwrap();
     let mut asked = [0; 32];
     std::io::Read::read_exact(&mut stream, &mut asked).unwrap();
@@ -254,10 +254,11 @@ fn unmapping_does_not_wait_for_a_client_that_does_not_answer() {
     assert_eq!((fault.done, fault.reason), (0, Reason::Revoked));
 }
 
-/// The same with memory pinned around the question: taking back something else is nobody's business,
-/// what is asked for ends the question, and what is pinned does too, and then is waited for.
+/// The same while other memory is pinned during the read: unmapping unrelated memory does not affect the
+/// read, unmapping the memory that is read cancels it, and unmapping the pinned memory cancels it and
+/// waits for the pin.
 #[test]
-fn nor_where_memory_is_pinned_around_the_question() {
+fn unmapping_does_not_wait_for_a_client_while_memory_is_pinned() {
     for (taken, is_revoked) in [(0x3000, false), (0x1000, true), (0x2000, true)] {
         let mut setup = Setup::new(NoDmaMemory);
         let file = memory("pinned", 0x2000);
@@ -281,12 +282,12 @@ fn nor_where_memory_is_pinned_around_the_question() {
         let unmap = DmaUnmap { argsz: 24, flags: 0, iova: taken, len_bytes: 0x1000 };
         setup.client.request(&Request::DmaUnmap(unmap), &[]).unwrap();
         if taken == 0x2000 {
-            assert_eq!(content(&file, 0x100, 8), b"finished", "it was waited for");
+            assert_eq!(content(&file, 0x100, 8), b"finished", "the unmapping waited for the pin");
         }
         assert_eq!(setup.space.session().read(Iova::new(taken), &mut [0]).unwrap_err().done, 0);
         let mut reason = Reason::Revoked;
         if !is_revoked {
-            // It still waits, for a refusal.
+            // The read still waits; the client refuses it.
             assert!(!device.is_finished());
             let errno = MessageHeader::decode(asked[..16].try_into().unwrap()).error_reply(14);
             std::io::Write::write_all(&mut stream, &errno.encode()).unwrap();
@@ -300,7 +301,7 @@ fn nor_where_memory_is_pinned_around_the_question() {
 }
 
 #[test]
-fn devices_are_never_let_into_memory_that_was_taken_back() {
+fn devices_never_access_memory_that_was_unmapped() {
     const ROUNDS: u64 = 100;
     let mut setup = Setup::new(NoDmaMemory);
     let (old, new) = (memory("vfio-user-old", 0x1000), memory("vfio-user-new", 0x1000));
@@ -322,7 +323,7 @@ fn devices_are_never_let_into_memory_that_was_taken_back() {
                         }
                     };
                     count.fetch_add(1, Ordering::Relaxed);
-                    // The end is told in memory that stays.
+                    // The end is signalled in memory that stays mapped.
                     if session.read_obj::<u8>(Iova::new(0x9000)).unwrap() == 1 {
                         return;
                     }
@@ -330,7 +331,7 @@ fn devices_are_never_let_into_memory_that_was_taken_back() {
             })
         })
         .collect();
-    // Waits for another access that ends so.
+    // Waits for another access with this result.
     let another = |count: &AtomicU64| {
         let (before, begin) = (count.load(Ordering::Relaxed), Instant::now());
         while count.load(Ordering::Relaxed) == before {
@@ -346,7 +347,7 @@ fn devices_are_never_let_into_memory_that_was_taken_back() {
         setup.client.dma_map(0x5000, 0x1000, Some((file.as_fd(), 0)), true).unwrap();
         another(&done);
         setup.client.dma_unmap(0x5000, 0x1000).unwrap();
-        // Nothing writes there any more.
+        // No device writes there any more.
         rustix::io::pwrite(file, &[0; 64], 0).unwrap();
         another(&faults);
         assert_eq!(content(file, 0, 64), [0; 64], "round {round}");
@@ -356,7 +357,7 @@ fn devices_are_never_let_into_memory_that_was_taken_back() {
     assert_eq!(setup.hang_up().0.maps_left_count, 0);
 }
 
-/// What is reported of `range`, as indices of pages.
+/// Returns the pages of `range` that are reported as written, as indices.
 fn written(client: &mut Client, iova: u64, len_bytes: u64, page_bytes: u64) -> Vec<u64> {
     let words = [iova, len_bytes, page_bytes];
     let data: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -371,7 +372,7 @@ fn written(client: &mut Client, iova: u64, len_bytes: u64, page_bytes: u64) -> V
     (0..bitmap.len() as u64 * 64).filter(is_set).collect()
 }
 
-/// Has writes logged; the size of a page that came back.
+/// Starts the log; returns the page size of the reply.
 fn start_log(
     client: &mut Client,
     page_bytes: u64,
@@ -392,7 +393,7 @@ fn stop_log(client: &mut Client) {
 }
 
 #[test]
-fn the_client_is_told_what_devices_wrote() {
+fn the_client_gets_the_pages_that_devices_wrote() {
     let mut setup = Setup::new(NoDmaMemory);
     let file = memory("vfio-user-dirty", 0x10_0000);
     setup.client.dma_map(0x100_0000, 0x10_0000, Some((file.as_fd(), 0)), true).unwrap();
@@ -406,21 +407,21 @@ fn the_client_is_told_what_devices_wrote() {
     write(0x100_0000 + 255 * 4096, 4096);
     session.read(Iova::new(0x100_0000 + 9 * 4096), &mut [0; 64]).unwrap();
     assert_eq!(written(client, 0x100_0000, 0x10_0000, 4096), [5, 70, 71, 255]);
-    assert!(written(client, 0x100_0000, 0x10_0000, 4096).is_empty(), "it was told");
+    assert!(written(client, 0x100_0000, 0x10_0000, 4096).is_empty(), "it was reported before");
     write(0x100_0000 + 8 * 4096, 1);
     write(0x100_0000 + 15 * 4096, 1);
     assert_eq!(written(client, 0x100_0000 + 8 * 4096, 4096, 4096), [0]);
-    // In larger and smaller pages than are logged.
+    // In larger and smaller pages than those of the log.
     assert_eq!(written(client, 0x100_0000, 0x10_0000, 0x1_0000), [0]);
     write(0x100_0000 + 0x2000, 1);
     assert_eq!(written(client, 0x100_0000, 0x8000, 1024), [8, 9, 10, 11]);
-    // Pages that are unmapped are reported all the same.
+    // Pages that were unmapped are reported, too.
     write(0x100_3000, 1);
     client.dma_unmap(0x100_0000, 0x10_0000).unwrap();
     assert_eq!(written(client, 0x100_0000, 0x10_0000, 4096), [3]);
     stop_log(client);
 
-    // Pages of 64 KiB, asked for in part: the rest of a page is reported later.
+    // Pages of 64 KiB, of which a part is reported first and the rest later.
     client.dma_map(0x100_0000, 0x10_0000, Some((file.as_fd(), 0)), true).unwrap();
     assert_eq!(start_log(client, 0x1_0000, &[(0x100_0000, 0x10_0000)]).unwrap(), 0x1_0000);
     write(0x100_5000, 1);
@@ -429,14 +430,14 @@ fn the_client_is_told_what_devices_wrote() {
     assert!(written(client, 0x100_0000, 0x10_0000, 4096).is_empty());
     stop_log(client);
 
-    // All addresses that there are, with pages that bound the log.
+    // All addresses, with pages so large that the log stays within its limit.
     let page_bytes = start_log(client, 4096, &[]).unwrap();
     assert_eq!(page_bytes, 1 << (48 - 31));
     write(0x100_0000, 1);
     assert_eq!(written(client, 0x100_0000, 0x10_0000, page_bytes), [0]);
     stop_log(client);
-    assert!(start_log(client, 4096, &[(1 << 60, 4096)]).is_err(), "nothing is there");
-    // One that is on ends with the client.
+    assert!(start_log(client, 4096, &[(1 << 60, 4096)]).is_err(), "beyond all addresses");
+    // A log that is on ends with the client.
     start_log(client, 4096, &[(0, u64::MAX)]).unwrap();
     let (served, space) = setup.hang_up();
     assert_eq!(served.maps_left_count, 0);
@@ -444,7 +445,7 @@ fn the_client_is_told_what_devices_wrote() {
 }
 
 #[test]
-fn no_write_is_lost_while_the_client_asks() {
+fn no_write_is_lost_while_the_client_requests_reports() {
     let mut setup = Setup::new(NoDmaMemory);
     let file = memory("vfio-user-lost", 0x10_0000);
     setup.client.dma_map(0, 0x10_0000, Some((file.as_fd(), 0)), true).unwrap();
@@ -457,7 +458,7 @@ fn no_write_is_lost_while_the_client_asks() {
             session.write_obj(Iova::new(at), round).unwrap();
         }
     });
-    // A copy of the memory, kept up by what is told.
+    // A copy of the memory, updated from the reports.
     let mut copy = content(&file, 0, 0x10_0000);
     let mut is_last = false;
     loop {

@@ -1,4 +1,4 @@
-//! Messages survive being written and read, and none that is not whole is read.
+//! Messages survive encoding and parsing, and incomplete messages are refused.
 
 use longshore_vfio_user::Errno;
 use longshore_vfio_user::MappableArea;
@@ -9,13 +9,13 @@ use longshore_vfio_user::wire::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Reads what was written, and checks that it is read from no more and no less.
+/// Encodes and parses a request, and checks that longer and shorter payloads are refused.
 fn round_trip(request: &Request<'_>) {
     let mut payload = request.encode();
     let command = request.command().number();
     assert_eq!(Request::parse(command, &payload).as_ref(), Ok(request));
-    // What ends a message says how long it is, so only those without an end of their own may be
-    // of any length.
+    // Most payloads have a fixed length or contain it; only those that end with bytes of any number may
+    // be longer.
     let is_open = matches!(request, Request::Version { .. } | Request::DeviceFeature(_));
     payload.push(0);
     assert_eq!(Request::parse(command, &payload).is_ok(), is_open, "{request:?} and a byte");
@@ -38,7 +38,7 @@ proptest! {
     })]
 
     #[test]
-    fn every_command_survives(
+    fn every_command_survives_encoding_and_parsing(
         (a, b, c) in (any::<u64>(), any::<u64>(), any::<u64>()),
         (d, e, f) in (any::<u32>(), any::<u32>(), 64_u32..),
         data in vec(any::<u8>(), 0..40),
@@ -78,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn every_answer_survives(
+    fn every_reply_survives_encoding_and_parsing(
         (a, b) in (any::<u64>(), any::<u64>()),
         (d, e, f) in (any::<u32>(), any::<u32>(), any::<u32>()),
         areas in vec((any::<u64>(), any::<u64>()), 0..5),
@@ -106,14 +106,14 @@ proptest! {
             argsz, flags: d & 7, index: e, len_bytes: a, offset: b, areas: areas.clone(),
         };
         assert_eq!(RegionInfo::parse(&info.encode(argsz)).as_ref(), Ok(&info));
-        // Where there is no room for the areas, the length that would do is said.
+        // Without room for the areas, the reply has the length that is needed.
         let cut = RegionInfo::parse(&info.encode(argsz - 1).split_off(0)).unwrap();
         prop_assert_eq!(cut.argsz, argsz);
         prop_assert!(cut.areas.is_empty());
     }
 
     #[test]
-    fn whatever_comes_is_read_or_refused(command in 0_u16..20, payload in vec(any::<u8>(), 0..80)) {
+    fn random_payloads_are_parsed_or_refused(command in 0_u16..20, payload in vec(any::<u8>(), 0..80)) {
         if let Ok(request) = Request::parse(command, &payload) {
             prop_assert_eq!(request.command().number(), command);
         }
@@ -122,7 +122,7 @@ proptest! {
 }
 
 #[test]
-fn capabilities_that_lead_back_or_out_are_refused() {
+fn lists_of_capabilities_that_lead_backwards_or_out_are_refused() {
     let area = MappableArea { offset: 0x1000, len_bytes: 0x1000 };
     let info = RegionInfo {
         argsz: 64,
@@ -138,14 +138,14 @@ fn capabilities_that_lead_back_or_out_are_refused() {
         payload[at..at + 4].copy_from_slice(&value.to_ne_bytes());
         assert_eq!(RegionInfo::parse(&payload), Err(Errno::EINVAL), "{value} at {at}");
     }
-    // A capability that is not known is passed over.
+    // An unknown capability is ignored.
     let mut unknown = payload;
     unknown[32..34].copy_from_slice(&77_u16.to_ne_bytes());
     assert_eq!(RegionInfo::parse(&unknown).unwrap().areas, []);
 }
 
 #[test]
-fn only_a_client_commands() {
+fn commands_that_no_client_sends_are_refused() {
     for command in [Command::DmaRead.number(), Command::DmaWrite.number(), 0, 14, 19, 0xffff] {
         assert_eq!(Request::parse(command, &[0; 64]), Err(Errno::ENOSYS), "{command}");
     }
