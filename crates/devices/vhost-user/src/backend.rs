@@ -1,7 +1,8 @@
 //! The effect of each message: negotiation, memory, and queues that start and stop.
 //!
-//! A queue runs while it has addresses, a kick descriptor and a size, and is enabled. Each change beneath
-//! it stops it first: stopping is cheap, and a request that was not completed is begun anew.
+//! A queue runs while it has addresses, a kick descriptor and a size, and is enabled. Each change of one
+//! of them stops the queue first: stopping is cheap, and a request that was not completed is started
+//! again.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -31,16 +32,16 @@ const PROTOCOL_FEATURES: u64 = protocol::MQ
     | protocol::BACKEND_REQ
     | protocol::CONFIG;
 
-/// What is answered.
+/// The reply to a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Nothing but that it is done, if that is wanted.
+    /// Success, which is reported only if the front-end wants an acknowledgement.
     Done,
-    /// This, whether an acknowledgement is wanted or not.
+    /// This payload, with or without a request for an acknowledgement.
     Payload(Vec<u8>),
 }
 
-/// The device, as one front-end has set it up.
+/// The device, with the state that one front-end has set up.
 pub(crate) struct Backend<'d, D: Device> {
     memory: SpaceMemory,
     device: &'d D,
@@ -49,7 +50,7 @@ pub(crate) struct Backend<'d, D: Device> {
     protocol_features: u64,
     misses: Option<Arc<MissChannel>>,
     rings: Vec<RingState>,
-    /// For whom descriptors are counted.
+    /// The user for whom descriptors are counted.
     user: User,
 }
 
@@ -62,7 +63,7 @@ struct RingState {
     call: Option<Kept>,
     error: Option<Kept>,
     is_enabled: bool,
-    /// Until the front-end sets it up anew.
+    /// `true` until the front-end sets the queue up again.
     is_broken: bool,
     running: Option<Running>,
 }
@@ -73,7 +74,7 @@ struct Running {
     stop: Stop,
 }
 
-/// An eventfd of the front-end, which is counted for its user.
+/// An eventfd of the front-end, with the permit that counts it for its user.
 #[derive(Debug)]
 struct Kept {
     event: SharedEvent,
@@ -81,7 +82,7 @@ struct Kept {
 }
 
 impl RingState {
-    /// When this returns, the device does not access memory for it any more.
+    /// Stops the queue. When this returns, the device accesses no memory for the queue any more.
     fn stop(&mut self) {
         if let Some(running) = self.running.take() {
             running.stop.stop();
@@ -93,8 +94,8 @@ impl RingState {
 }
 
 impl<'d, D: Device> Backend<'d, D> {
-    /// If `is_log_left_out`, nothing is marked in the dirty log. Memory, descriptors and threads are counted
-    /// for `user`.
+    /// Makes a back-end. If `is_log_left_out`, no writes are marked in the dirty log. Memory,
+    /// descriptors and threads are counted for `user`.
     pub(crate) fn new(device: &'d D, space: Space, is_log_left_out: bool, user: User) -> Self {
         Self {
             memory: SpaceMemory::new(space).with_uid(user.uid()),
@@ -108,12 +109,12 @@ impl<'d, D: Device> Backend<'d, D> {
         }
     }
 
-    /// Whether any message can be acknowledged.
+    /// Returns `true` if any message can be acknowledged.
     pub(crate) fn acknowledges(&self) -> bool {
         self.protocol_features & protocol::REPLY_ACK != 0
     }
 
-    /// Does what a message asks for, and starts the rings that can run then.
+    /// Executes a message, and starts the queues that can run after it.
     pub(crate) fn handle(
         &mut self,
         request: Request,
@@ -150,12 +151,12 @@ impl<'d, D: Device> Backend<'d, D> {
             Request::GetVringBase { index } => return self.ring_base(index),
             Request::SetLogBase { len_bytes, offset } => {
                 self.set_log(&one(&mut descriptors)?, offset, len_bytes)?;
-                // Without a payload, acknowledged or not.
+                // The reply is empty, even if an acknowledgement is requested.
                 return Ok(Answer::Payload(Vec::new()));
             }
             Request::SetConfig { .. } => return Err(RequestError::ReadOnlyConfig),
             Request::SetOwner => {}
-            // The log is changed by its bits alone.
+            // The eventfd is not needed: the front-end reads the bits of the log.
             Request::SetLogFd => {}
             Request::ResetOwner => self.stop_all(),
             Request::SetFeatures(features) => self.set_features(features)?,
@@ -204,17 +205,17 @@ impl<'d, D: Device> Backend<'d, D> {
             }
             Request::SetBackendReqFd => {
                 let socket = sockets.pop().ok_or(RequestError::DescriptorKind)?;
-                // The front-end's end of a connection to this process keeps that connection open.
+                // The front-end's end of a connection to this process would keep that connection open.
                 if !socket.peer_addr().is_ok_and(|address| address.is_unnamed()) {
                     return Err(RequestError::NamedChannel);
                 }
                 self.stop_all();
-                // The thread of the former channel ends first.
+                // Drop the former channel first, which ends its thread.
                 self.misses = None;
                 let io = |source| RequestError::Io { what: "the back-end channel", source };
                 self.misses = Some(Arc::new(MissChannel::new(socket).map_err(io)?));
             }
-            // Rings go on meanwhile: the one that waits for an update among them.
+            // Queues are not stopped: one of them may be waiting for this update.
             Request::Iotlb(message) => self.iotlb(message)?,
         }
         Ok(Answer::Done)
@@ -226,7 +227,8 @@ impl<'d, D: Device> Backend<'d, D> {
 
     fn config(&self, offset: u32, len_bytes: u32, flags: u32) -> Answer {
         let mut space = self.device.config();
-        // The message was checked to lie within that length. A space that is shorter reads as zeros.
+        // The offset and length were checked against this length. The rest of a shorter space reads as
+        // zeros.
         space.resize(CONFIG_LEN_BYTES, 0);
         let bytes = space.get(offset as usize..).and_then(|from| from.get(..len_bytes as usize));
         let bytes = bytes.unwrap_or_default();
@@ -237,7 +239,7 @@ impl<'d, D: Device> Backend<'d, D> {
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), RequestError> {
-        // A front-end need not say again that there are protocol features.
+        // A front-end need not repeat the bit of the protocol features.
         if features & !self.offered() != 0 {
             return Err(RequestError::Features { features });
         }
@@ -247,7 +249,7 @@ impl<'d, D: Device> Backend<'d, D> {
             Translation::Identity
         };
         let logs = features & feature::LOG_ALL != 0;
-        // While rings run, only the log comes and goes.
+        // While queues run, only the log can be switched on and off.
         if (features ^ self.features) & !feature::LOG_ALL != 0 {
             self.stop_all();
         }
@@ -267,7 +269,7 @@ impl<'d, D: Device> Backend<'d, D> {
         len_bytes: u64,
     ) -> Result<(), RequestError> {
         self.memory.set_log(file, offset, len_bytes)?;
-        // Rings have a log of their own for what they have used.
+        // Used rings are logged with a log of their own, which a queue gets when it starts.
         let has_own = |ring: &RingState| ring.addresses.is_some_and(|at| at.is_logged);
         for ring in self.rings.iter_mut().filter(|ring| has_own(ring)) {
             ring.stop();
@@ -320,7 +322,7 @@ impl<'d, D: Device> Backend<'d, D> {
     fn ring_base(&mut self, index: u32) -> Result<Answer, RequestError> {
         let ring = self.ring(index)?;
         ring.stop();
-        // It starts anew with a new kick descriptor.
+        // The queue starts again when it gets a new kick descriptor.
         ring.kick = None;
         ring.is_broken = false;
         let state = [index, ring.next.into()].map(u32::to_ne_bytes);
@@ -329,7 +331,7 @@ impl<'d, D: Device> Backend<'d, D> {
 
     fn place(&mut self, index: u32, addresses: RingAddresses) -> Result<(), RequestError> {
         let entries = self.ring(index)?.entries.max(1);
-        // Also refused now where it could only fail later.
+        // Refuse addresses now that would fail later.
         if !self.layout(entries, &addresses)?.is_valid(self.device.queue_entries_max()) {
             return Err(RequestError::RingPlacement { index });
         }
@@ -339,7 +341,7 @@ impl<'d, D: Device> Backend<'d, D> {
         })
     }
 
-    /// Where the device finds a ring.
+    /// Returns the addresses at which the device finds a queue.
     fn layout(&self, entries: u16, at: &RingAddresses) -> Result<QueueLayout, MemoryError> {
         let [descriptors_bytes, available_bytes, used_bytes] = QueueLayout::lens(entries);
         let find = |at: u64, len_bytes| match self.memory.translation() {
@@ -361,7 +363,7 @@ impl<'d, D: Device> Backend<'d, D> {
         self.rings.get_mut(index as usize).ok_or(RequestError::NoRing { index, count })
     }
 
-    /// Keeps an eventfd of the front-end.
+    /// Keeps an eventfd of the front-end, and counts it.
     fn keep(&self, descriptor: Disposable<OwnedFd>) -> Result<Kept, RequestError> {
         let event = SharedEvent::new(event(descriptor)?);
         let permit = kept_descriptors::keep(self.user, 1);
@@ -369,7 +371,7 @@ impl<'d, D: Device> Backend<'d, D> {
         Ok(Kept { event, _permit: permit })
     }
 
-    /// Stops a ring and changes it.
+    /// Stops a queue and changes it.
     fn change(
         &mut self,
         index: u32,
@@ -385,7 +387,7 @@ impl<'d, D: Device> Backend<'d, D> {
         self.rings.iter_mut().for_each(RingState::stop);
     }
 
-    /// Starts what has all that it needs. A ring that cannot be started is broken.
+    /// Starts the queues that are complete. A queue that cannot be started is broken.
     fn start_all(&mut self) {
         let starts_enabled = self.features & feature::PROTOCOL_FEATURES == 0;
         for index in 0..self.rings.len() {
@@ -421,8 +423,8 @@ impl<'d, D: Device> Backend<'d, D> {
         if !layout.is_valid(self.device.queue_entries_max()) {
             return Err(RequestError::RingPlacement { index: index as u32 });
         }
-        // Behind an IOMMU the address to log by is an IOVA, and what is used is logged by where it is
-        // found, as all that is written.
+        // Behind an IOMMU the log address is an IOVA, and writes to the used ring are logged by the
+        // guest-physical address of their memory, like all other writes.
         let is_translated = self.memory.translation() == Translation::Iotlb;
         let log = self.memory.log().filter(|_| at.is_logged && !is_translated);
         let log = log.filter(|_| !self.is_log_left_out);
@@ -448,7 +450,7 @@ impl<'d, D: Device> Backend<'d, D> {
 
 impl<D: Device> Drop for Backend<'_, D> {
     fn drop(&mut self) {
-        // Before its memory goes.
+        // Queues must stop before their memory is unmapped.
         self.stop_all();
         let rings = self.rings.iter_mut();
         let events = rings.flat_map(|ring| [&mut ring.kick, &mut ring.call, &mut ring.error]);
@@ -468,16 +470,17 @@ fn wanted_descriptors(request: &Request) -> usize {
     }
 }
 
-/// The one that came.
+/// Returns the only descriptor.
 fn one(descriptors: &mut Vec<Disposable<OwnedFd>>) -> Result<Disposable<OwnedFd>, RequestError> {
     descriptors.pop().ok_or(RequestError::Descriptors { descriptors: 0, wanted: 1 })
 }
 
-/// Checks that a descriptor of the front-end is an eventfd. The front-end may let it block at any
-/// time, so it is signalled by [`SharedEvent`] and drained by [`event_fd::drain`], which do not wait.
+/// Checks that a descriptor of the front-end is an eventfd. The front-end may clear its `O_NONBLOCK` at
+/// any time, so it is signalled by [`SharedEvent`] and drained by [`event_fd::drain`], which do not
+/// block.
 fn event(descriptor: Disposable<OwnedFd>) -> Result<Disposable<OwnedFd>, RequestError> {
     let io = |what| move |source| RequestError::Io { what, source };
-    if !event_fd::is_one(&descriptor).map_err(io("looking at a descriptor"))? {
+    if !event_fd::is_one(&descriptor).map_err(io("identifying a descriptor"))? {
         return Err(RequestError::NoEventFd);
     }
     Ok(descriptor)

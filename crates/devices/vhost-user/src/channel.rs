@@ -12,10 +12,11 @@ use longshore_sys::unix_socket::{self, Interest, Ready};
 use crate::error::MessageError;
 use crate::wire::{HEADER_LEN_BYTES, MessageHeader};
 
-/// How long a peer may take to read what it is sent.
+/// The time for a peer to receive a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a peer may take to send the rest of a message. The descriptors that came with the beginning are
-/// open meanwhile, and the peer's own end can be one of them: without a limit it would keep itself open.
+/// The time for a peer to send the rest of a message. Meanwhile the descriptors that arrived with its
+/// beginning are open, and the peer's own end can be one of them: without a limit it would keep itself
+/// open.
 const REST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A whole message.
@@ -28,11 +29,11 @@ pub(crate) struct Message {
     pub(crate) sockets: Vec<Disposable<UnixStream>>,
 }
 
-/// Takes messages from a socket, never a byte of the next one with one. What has come of one stays
-/// where a wait ends early.
+/// Reads messages from a socket, never a byte of the next message together with one. If a wait ends
+/// early, the received part of a message is kept.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    /// The user for whom descriptors that come are counted.
+    /// The user for whom received descriptors are counted.
     user: User,
     bytes: Vec<u8>,
     descriptors: Vec<Disposable<OwnedFd>>,
@@ -41,7 +42,7 @@ pub(crate) struct Receiver {
     is_shared: bool,
 }
 
-/// The most descriptors that a message has: those of a memory table.
+/// The most descriptors that a message has: one for each region of a memory table.
 const DESCRIPTORS_MAX: usize = 8;
 
 impl Receiver {
@@ -50,14 +51,14 @@ impl Receiver {
         Self { user, bytes, descriptors, sockets, takes_sockets: false, is_shared: false }
     }
 
-    /// Makes one that takes Unix sockets among the descriptors, too.
+    /// Makes a receiver that also accepts Unix sockets among the descriptors.
     pub(crate) fn with_sockets(user: User) -> Self {
         Self { takes_sockets: true, ..Self::new(user) }
     }
 
-    /// Makes one for a socket of which the peer has a duplicate. The options of the socket are the peer's, too,
-    /// and can hide descriptors in the queue from a look. So nothing is received while the descriptors of
-    /// this user cannot be closed.
+    /// Makes a receiver for a socket of which the peer has a duplicate. The peer can set options of the
+    /// socket, too, and can hide queued descriptors from a peek. So nothing is received while
+    /// descriptors of this user cannot be closed.
     pub(crate) fn of_shared(user: User) -> Self {
         Self { is_shared: true, ..Self::new(user) }
     }
@@ -91,7 +92,7 @@ impl Receiver {
         }
     }
 
-    /// Takes at most `len_bytes`, at least one.
+    /// Receives at least one byte and at most `len_bytes`.
     fn take(
         &mut self,
         socket: &UnixStream,
@@ -114,7 +115,7 @@ impl Receiver {
         let taken = received.as_ref().map_or(0, |received| received.len_bytes);
         self.bytes.truncate(have_bytes + taken);
         match received {
-            // Each byte of a message may bring more.
+            // Each byte of a message may bring more descriptors.
             Ok(received)
                 if received.descriptors_lost
                     || self.descriptors.len() + self.sockets.len() > DESCRIPTORS_MAX =>

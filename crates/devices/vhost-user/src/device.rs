@@ -7,17 +7,17 @@ use crate::error::{ConnectionError, RequestError};
 use crate::queue::{Queue, RunningQueue};
 use crate::wire::Request;
 
-/// A virtio device. The server calls it from the thread that serves the front-end.
+/// A virtio device. The server calls it on the thread that serves the front-end.
 pub trait Device {
-    /// Returns how many virtqueues the device has.
+    /// Returns the number of virtqueues.
     fn queues_count(&self) -> u16;
 
-    /// Returns the most entries that a virtqueue may have.
+    /// Returns the largest number of entries that a virtqueue may have.
     fn queue_entries_max(&self) -> u16 {
         1024
     }
 
-    /// Returns the virtio features that the device offers. The server adds those of the protocol:
+    /// Returns the virtio features that the device offers. The server adds those of the protocol,
     /// `VHOST_F_LOG_ALL` and `VHOST_USER_F_PROTOCOL_FEATURES`. With [`ACCESS_PLATFORM`] the device also
     /// works behind an IOMMU.
     fn features(&self) -> u64;
@@ -25,11 +25,11 @@ pub trait Device {
     /// Returns the device's configuration space.
     fn config(&self) -> Vec<u8>;
 
-    /// Starts a virtqueue: the front-end has given its addresses and its eventfds and has enabled it.
+    /// Starts a virtqueue: the front-end has set its addresses and its eventfds, and has enabled it.
     ///
     /// # Errors
-    /// Those of starting a thread, for example. The queue is broken then, until the front-end sets it up
-    /// anew.
+    /// For example those of starting a thread. The queue is then broken until the front-end sets it up
+    /// again.
     fn start(&self, queue: Queue) -> io::Result<Box<dyn RunningQueue>>;
 
     /// Reports an event, for logs and counters.
@@ -38,7 +38,8 @@ pub trait Device {
     }
 }
 
-/// The virtio feature bit `VIRTIO_F_ACCESS_PLATFORM`: addresses are those that an IOMMU translates.
+/// The virtio feature bit `VIRTIO_F_ACCESS_PLATFORM`: the device uses addresses that an IOMMU
+/// translates.
 pub const ACCESS_PLATFORM: u64 = 1 << 33;
 
 /// An event of a front-end's connection.
@@ -47,23 +48,23 @@ pub const ACCESS_PLATFORM: u64 = 1 << 33;
 pub enum Event<'e> {
     /// A front-end has connected.
     Connected,
-    /// A message has come.
+    /// A message has arrived.
     Message(&'e Request),
     /// A message was refused, or ended the connection, for this reason.
     Refused(&'e ConnectionError),
     /// The front-end has set a memory table.
     TableSet,
-    /// The front-end has given a translation.
+    /// The front-end has updated a translation.
     IotlbUpdated,
-    /// The front-end has taken a translation back.
+    /// The front-end has invalidated a translation.
     IotlbInvalidated,
-    /// The page tables take this many bytes after a message.
+    /// The size of the page tables in bytes, after a message.
     TableBytes(u64),
-    /// The front-end has writes logged from here on, or no longer.
+    /// `true` if the device's writes are logged from here on; `false` if they no longer are.
     Logging(bool),
-    /// A virtqueue is not served any more, for this reason.
+    /// A virtqueue is no longer served, for this reason.
     QueueBroken {
-        /// Its index.
+        /// The index of the queue.
         index: usize,
         /// The reason.
         reason: &'e RequestError,

@@ -5,7 +5,7 @@ use std::io;
 use crate::memory::MemoryError;
 use crate::wire::DecodeError;
 
-/// The error that ended a connection, or with which a request failed.
+/// The error that ended a connection, or that a request returned.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
@@ -37,7 +37,7 @@ pub enum MessageError {
     #[error("the other end closed the connection in the middle of a message")]
     ClosedInMessage,
     /// The server was stopped.
-    #[error("it was stopped")]
+    #[error("the server was stopped")]
     Stopped,
     /// The message is malformed.
     #[error(transparent)]
@@ -49,11 +49,11 @@ pub enum MessageError {
     #[error("the other end did not answer, or did not take what it was sent")]
     TimedOut,
     /// The socket failed.
-    #[error("the socket: {0}")]
+    #[error("the socket failed: {0}")]
     Io(#[from] io::Error),
 }
 
-/// The reason why a request failed. Nothing has changed then, except as [`MemoryError`] documents.
+/// The reason why a request failed. It has changed nothing, except as [`MemoryError`] documents.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -61,26 +61,28 @@ pub enum RequestError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// The number of descriptors does not fit the request.
-    #[error("{descriptors} descriptors came, and {wanted} were wanted")]
+    #[error("the message has {descriptors} descriptors (expected {wanted})")]
     Descriptors {
-        /// How many came.
+        /// The number of descriptors of the message.
         descriptors: usize,
-        /// How many the request takes.
+        /// The number of descriptors that the request takes.
         wanted: usize,
     },
-    /// A descriptor is a socket where none is expected, or is not where one is.
-    #[error("a descriptor of the wrong kind: a socket is for the back-end channel, which is one")]
+    /// A socket that is not for the back-end channel, or a back-end channel that is not a socket.
+    #[error(
+        "a descriptor of the wrong kind: the back-end channel is a socket, and no other may be"
+    )]
     DescriptorKind,
     /// The device has no such virtqueue.
-    #[error("ring {index} is none of {count}")]
+    #[error("no ring {index}: the device has {count}")]
     NoRing {
         /// The index of the request.
         index: u32,
-        /// How many virtqueues the device has.
+        /// The number of virtqueues of the device.
         count: usize,
     },
     /// A number of entries is not a power of two, or is above the limit of the device.
-    #[error("a ring of {num} entries; a power of two up to {max} is wanted")]
+    #[error("a ring of {num} entries (expected a power of two up to {max})")]
     RingSize {
         /// The number of the request.
         num: u32,
@@ -93,31 +95,29 @@ pub enum RequestError {
         /// The index of the request.
         num: u32,
     },
-    /// The addresses of a virtqueue are not aligned, or pass the end of their space.
-    #[error("ring {index} is at addresses that are not aligned, or pass their space's end")]
+    /// The addresses of a virtqueue are not aligned, or exceed their address space.
+    #[error("the addresses of ring {index} are not aligned, or exceed their address space")]
     RingPlacement {
-        /// The virtqueue.
+        /// The index of the virtqueue.
         index: u32,
     },
     /// A feature was not offered.
-    #[error("the features {features:#x} were not all offered")]
+    #[error("not all of the features {features:#x} were offered")]
     Features {
         /// The features of the request.
         features: u64,
     },
-    /// The socket of the back-end channel is not one of a socket pair.
-    #[error(
-        "the socket of the back-end channel has an address, and one of a socket pair is wanted"
-    )]
+    /// The back-end channel is not a socket of a socket pair.
+    #[error("the socket of the back-end channel has an address (expected one of a socket pair)")]
     NamedChannel,
     /// A descriptor is not an eventfd.
-    #[error("a descriptor that is no eventfd")]
+    #[error("a descriptor is not an eventfd")]
     NoEventFd,
-    /// A virtqueue would have to be polled.
-    #[error("a ring without a kick descriptor would have to be polled, which is not done here")]
+    /// A virtqueue without a kick descriptor, which would have to be polled.
+    #[error("a ring without a kick descriptor would have to be polled, which is not supported")]
     NoKick,
     /// The configuration space cannot be written.
-    #[error("nothing in the configuration space can be written")]
+    #[error("the configuration space cannot be written")]
     ReadOnlyConfig,
     /// Too many descriptors are kept for the user, or for all users.
     #[error(transparent)]
@@ -125,7 +125,7 @@ pub enum RequestError {
     /// A system call failed, or the device did not start a virtqueue.
     #[error("{what}: {source}")]
     Io {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
         /// The error of the system or of the device.
         source: io::Error,

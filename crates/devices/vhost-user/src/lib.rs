@@ -1,9 +1,10 @@
-//! A vhost-user back-end: a server for virtio devices whose front-end is in another process, also behind a
-//! virtual IOMMU and while the machine is migrated.
+//! A vhost-user back-end: a server for virtio devices whose front-end is in another process. It supports
+//! a virtual IOMMU and live migration.
 //!
-//! A device implements [`Device`], and serves the rings of its [`Queue`]s. [`Server`] does the protocol.
-//! [`SpaceMemory`] alone is for back-ends with a server of their own: the front-end's memory table, IOTLB
-//! and dirty log in a [`Space`](longshore_access::Space). The crates of rust-vmm have no IOTLB messages.
+//! A device implements [`Device`], and serves the rings of its [`Queue`]s. [`Server`] runs the protocol.
+//! [`SpaceMemory`] alone is for back-ends with a server of their own: it keeps the front-end's memory
+//! table, IOTLB and dirty log in a [`Space`](longshore_access::Space). The crates of rust-vmm have no
+//! IOTLB messages.
 //!
 //! ```text
 //!   front-end (QEMU)                          back-end (this process)
@@ -14,22 +15,22 @@
 //!   SET_LOG_BASE, LOG_ALL ────────► socket ──► set_log, log_writes ──► ExternalLog
 //! ```
 //!
-//! There are four address spaces in the protocol, which are four types here:
+//! The protocol has four address spaces, which are four types here:
 //!
-//! | address | type | where it occurs |
+//! | address space | type | where it occurs |
 //! | --- | --- | --- |
-//! | of the front-end's process | [`UserAddr`] | the memory table, rings without an IOMMU, IOTLB updates |
-//! | guest-physical | [`GuestPhys`](longshore_mem::GuestPhys) | the memory table, the dirty log |
-//! | what the device uses | [`Iova`](longshore_mem::Iova) | descriptors; rings with an IOMMU |
-//! | in a descriptor's file | [`FileOffset`](longshore_mem::FileOffset) | the memory table, the log's beginning |
+//! | the front-end's process | [`UserAddr`] | the memory table, rings without an IOMMU, IOTLB updates |
+//! | guest-physical memory | [`GuestPhys`](longshore_mem::GuestPhys) | the memory table, the dirty log |
+//! | the device's addresses | [`Iova`](longshore_mem::Iova) | descriptors; rings with an IOMMU |
+//! | a descriptor's file | [`FileOffset`](longshore_mem::FileOffset) | the memory table, the beginning of the log |
 //!
 //! Without an IOMMU the device uses guest-physical addresses, so the table is mapped one to one. With
-//! one (`VIRTIO_F_ACCESS_PLATFORM`) nothing is mapped but what the front-end says; a session that
-//! finds nothing faults with [`Reason::Unmapped`](longshore_access::Reason::Unmapped), and the back-end asks by a
-//! miss and tries again. An invalidation returns when no session can reach the memory any more, and
-//! is to be acknowledged only then.
+//! one (`VIRTIO_F_ACCESS_PLATFORM`) only the front-end's translations are mapped. If a session finds no
+//! translation, it faults with [`Reason::Unmapped`](longshore_access::Reason::Unmapped), and the
+//! back-end sends a miss to the front-end and tries again. An invalidation returns when no session can
+//! access the memory any more; acknowledge it only then.
 //!
-//! The rings and the device are not here: `examples/vhost` serves a disk. Source: QEMU's
+//! This crate has no virtqueue processing and no devices: `examples/vhost` serves a disk. Source: QEMU's
 //! `docs/interop/vhost-user.rst`.
 //!
 //! ```
@@ -66,22 +67,22 @@
 //!
 //! # What a hostile front-end can do
 //!
-//! What it says is checked before anything changes, and refused as a whole where any of it is wrong:
-//! [`MemoryError`] says what. It can have at most [`REGIONS_MAX`] regions and [`IOTLB_ENTRIES_MAX`]
-//! translations at a time, regions of [`TABLE_BYTES_MAX`] in all, each inside of its file, and page
-//! tables of 64 MiB ([`CLIENT_TABLE_BYTES_MAX`](longshore_access::CLIENT_TABLE_BYTES_MAX)). A region or a
-//! translation takes a few tables for its two ends and one for each 512 GiB, wherever it begins, and
-//! the time to fill these. The front-ends of one user together can have a quarter of the mappings
-//! (`vm.max_map_count`) and addresses of this process, and those of all users a half
-//! ([`SpaceMemory::with_uid`]).
+//! All numbers of a message are checked before anything changes, and a message with an error is refused
+//! as a whole ([`MemoryError`]). A front-end can have at most [`REGIONS_MAX`] regions and
+//! [`IOTLB_ENTRIES_MAX`] translations at a time, [`TABLE_BYTES_MAX`] of regions in all, each inside its
+//! file, and page tables of 64 MiB
+//! ([`CLIENT_TABLE_BYTES_MAX`](longshore_access::CLIENT_TABLE_BYTES_MAX)). A region or a translation
+//! takes a few tables for its two ends and one for each 512 GiB, at any address, and the time to fill
+//! these. The front-ends of one user together can have a quarter of the mappings (`vm.max_map_count`)
+//! and addresses of this process, and those of all users a half ([`SpaceMemory::with_uid`]).
 //!
-//! The front-end can shorten the files behind its memory and its log: accesses fault then
-//! ([`Reason::BackingLost`](longshore_access::Reason::BackingLost)), and writes count as not logged
-//! ([`SpaceMemory::unlogged_count`]).
+//! The front-end can shorten the files of its memory and its log. Accesses then fault
+//! ([`Reason::BackingLost`](longshore_access::Reason::BackingLost)), and writes are counted as not
+//! logged ([`SpaceMemory::unlogged_count`]).
 //!
-//! It can keep all others of the process waiting: while it holds a lock of its own file in the kernel, no
-//! thread of this process maps or unmaps memory, and the process does not end. So serve users who do not
-//! trust each other by a process each ([`Listener::serve_each`]).
+//! A front-end can delay all others of the process: while it holds a lock of its own file in the kernel,
+//! no thread of this process can map or unmap memory, and the process cannot exit. So serve users who do
+//! not trust each other from a process each ([`Listener::serve_each`]).
 
 mod backend;
 mod channel;

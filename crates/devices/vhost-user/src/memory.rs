@@ -13,39 +13,39 @@ use longshore_mem::{AddrRange, FileOffset, GuestPhys, Iova};
 use longshore_pagetable::Prot;
 use longshore_sys::answering::is_disposable;
 
-/// How many regions a memory table may have: as many as the message holds.
+/// The most regions that a memory table may have: as many as the message holds.
 pub const REGIONS_MAX: usize = 8;
 
-/// How many translations are kept. One more, and all are forgotten, which an IOTLB may do at any
-/// time. As many pages of 4 KiB are 256 MiB.
+/// The most translations that are kept. If there is one more, all earlier ones are dropped, which an
+/// IOTLB may do at any time. As many pages of 4 KiB are 256 MiB.
 pub const IOTLB_ENTRIES_MAX: usize = 1 << 16;
 
-/// How many bytes the regions of a memory table may have in all: 16 TiB of the 128 TiB of addresses
+/// The most bytes that the regions of a memory table may have in all: 16 TiB of the 128 TiB of addresses
 /// that a process has.
 pub const TABLE_BYTES_MAX: u64 = 1 << 44;
 
-/// A translation of more than this is attached as a region of its own, so that large leaves map it
-/// ([`Space::attach_for`]). One below needs at most two tables of the lowest level.
+/// A translation that is longer than this is attached as a region of its own, so that large leaves map
+/// it ([`Space::attach_for`]). A shorter one needs at most two tables of the lowest level.
 const SMALL_BYTES: u64 = 2 << 20;
 
-/// A log of this length has a bit for every page of 4 KiB below [`ADDRESS_END`].
+/// The length of a log that has a bit for every page of 4 KiB below [`ADDRESS_END`].
 const LOG_BYTES_MAX: u64 = ADDRESS_END / PAGE_BYTES / 8;
 
 const PAGE_BYTES: u64 = 4096;
-/// Where the addresses of a space end, and those of a machine that is mapped one to one.
+/// The end of the addresses of a space, and of a machine that is mapped one to one.
 const ADDRESS_END: u64 = 1 << 48;
 
-/// An address in the front-end's process. Nothing is ever accessed by it here.
+/// An address in the front-end's process. This process never accesses memory by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UserAddr(u64);
 
 impl UserAddr {
-    /// The address with this number.
+    /// Returns the address with this number.
     pub const fn new(raw: u64) -> Self {
         Self(raw)
     }
 
-    /// Its number.
+    /// Returns its number.
     pub const fn raw(self) -> u64 {
         self.0
     }
@@ -60,59 +60,58 @@ impl fmt::LowerHex for UserAddr {
 /// A region of `VHOST_USER_SET_MEM_TABLE`. All numbers are the front-end's claims.
 #[derive(Clone, Copy, Debug)]
 pub struct TableRegion<'f> {
-    /// Where the guest has it.
+    /// The guest-physical address.
     pub guest_phys: GuestPhys,
     /// Its length in bytes.
     pub len_bytes: u64,
-    /// Where the front-end has it.
+    /// The address in the front-end's process.
     pub user: UserAddr,
-    /// The memory.
+    /// The file that has the memory.
     pub file: BorrowedFd<'f>,
-    /// Where in the file it begins.
+    /// The offset at which it begins in the file.
     pub offset: FileOffset,
 }
 
-/// By which addresses the device accesses memory.
+/// The kind of addresses by which the device accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Translation {
-    /// By guest-physical ones.
+    /// Guest-physical addresses.
     Identity,
-    /// By those that the front-end translates, page by page: `VIRTIO_F_ACCESS_PLATFORM`.
+    /// Addresses that the front-end translates: `VIRTIO_F_ACCESS_PLATFORM`.
     Iotlb,
 }
 
-/// Why a front-end's message about memory cannot be done. Nothing has changed then, unless said
+/// The reason why a front-end's message about memory failed. It has changed nothing, unless documented
 /// otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// More regions than a table may have.
-    #[error("a memory table of {regions} regions; at most {REGIONS_MAX} are taken")]
+    #[error("a memory table of {regions} regions (expected at most {REGIONS_MAX})")]
     TooManyRegions {
-        /// How many.
+        /// The number of regions.
         regions: usize,
     },
     /// More memory than a table may have.
     #[error(
-        "a memory table with regions of {len_bytes:#x} bytes in all; at most {TABLE_BYTES_MAX:#x} are \
-         taken"
+        "a memory table with regions of {len_bytes:#x} bytes in all (expected at most \
+         {TABLE_BYTES_MAX:#x})"
     )]
     TooLong {
-        /// How much.
+        /// The number of bytes.
         len_bytes: u64,
     },
-    /// A range that is empty, not made of whole pages of 4 KiB, or passes the end of its address
-    /// space.
+    /// A range that is empty, does not consist of whole pages of 4 KiB, or exceeds its address space.
     #[error(
-        "{what} of {len_bytes:#x} bytes at {start:#x} is not made of whole pages of 4 KiB below the \
-         end of its address space"
+        "{what} of {len_bytes:#x} bytes at {start:#x} does not consist of whole pages of 4 KiB \
+         within its address space"
     )]
     BadRange {
-        /// Of what: a region, a translation, …
+        /// The kind of range: a region, a translation, …
         what: &'static str,
         /// Its first address.
         start: u64,
-        /// Its length.
+        /// Its length in bytes.
         len_bytes: u64,
     },
     /// Two regions share addresses.
@@ -128,15 +127,15 @@ pub enum MemoryError {
         "{len_bytes:#x} bytes at the front-end's address {user:#x} are in no region of its table"
     )]
     NoRegion {
-        /// Where they are to be.
+        /// The address in the front-end's process.
         user: UserAddr,
-        /// How many.
+        /// The number of bytes.
         len_bytes: u64,
     },
     /// A translation that permits nothing.
     #[error("the translation at {iova:#x} permits neither reads nor writes")]
     NoAccess {
-        /// What is translated.
+        /// The address to translate.
         iova: Iova,
     },
     /// A translation while the device uses guest-physical addresses.
@@ -145,41 +144,41 @@ pub enum MemoryError {
     /// Writes are to be logged, and no log was given.
     #[error("writes are to be logged, but no log was given (SET_LOG_BASE)")]
     NoLog,
-    /// The log's memory cannot be had.
+    /// The log's memory cannot be mapped.
     #[error("a dirty log of {len_bytes:#x} bytes at offset {offset:#x} of its file: {source}")]
     Log {
-        /// Where it was to begin.
+        /// The offset of the log in its file.
         offset: FileOffset,
-        /// How long it was to be.
+        /// The length of the log in bytes.
         len_bytes: u64,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
     /// The log has no bits for all memory.
     #[error(transparent)]
     BeyondLog(#[from] BeyondLog),
-    /// The space refused. Of [`SpaceMemory::set_table`] and
-    /// [`set_translation`](SpaceMemory::set_translation), nothing may be mapped now.
+    /// The space returned an error. After [`SpaceMemory::set_table`] and
+    /// [`set_translation`](SpaceMemory::set_translation), no memory may be mapped.
     #[error(transparent)]
     Space(#[from] Error),
 }
 
-/// Keeps a front-end's memory in a space of its own, for the device's sessions.
+/// A front-end's memory, in a space for the device's sessions.
 ///
-/// * Each region is mapped shared, and guarded against becoming shorter. It knows its guest-physical
-///   address, by which writes are logged, also those to the used rings.
-/// * Unmapping returns when no session can reach the memory any more. A session of the calling
+/// * Each region is mapped shared, and guarded against truncation of its file. Writes are logged by the
+///   region's guest-physical address, also those to the used rings.
+/// * Unmapping returns when no session can access the memory any more. A session of the calling
 ///   thread must hold neither a pin nor a lease then.
 #[derive(Debug)]
 pub struct SpaceMemory {
     space: Space,
     table: Vec<Placed>,
     translation: Translation,
-    /// Each range that is mapped, by its IOVA. Nothing else is mapped in the space.
+    /// Each range that is mapped, keyed by its IOVA. Nothing else is mapped in the space.
     mapped: BTreeMap<u64, Mapped>,
     log: Option<GivenLog>,
     is_logging: bool,
-    /// Of the user for whom files are mapped.
+    /// The quota of the user for whom files are mapped.
     quota: MappingQuota,
 }
 
@@ -187,7 +186,7 @@ pub struct SpaceMemory {
 #[derive(Debug)]
 struct GivenLog {
     log: Arc<ExternalLog>,
-    /// Only dropped.
+    /// Returned to the quota when this is dropped.
     _permit: MappingPermit,
 }
 
@@ -204,18 +203,18 @@ struct Placed {
 #[derive(Debug)]
 struct Mapped {
     len_bytes: u64,
-    /// The region that is attached for this range alone.
+    /// The region that is attached only for this range.
     part: Option<Arc<Region>>,
 }
 
 impl SpaceMemory {
-    /// Keeps a front-end's memory in `space`, in which nothing else is mapped. There is no memory yet,
-    /// and the device uses guest-physical addresses.
+    /// Keeps a front-end's memory in `space`, in which nothing else may be mapped. There is no memory
+    /// yet, and the device uses guest-physical addresses.
     ///
     /// From here on the space frees page tables when they are empty, and they take at most
     /// [`CLIENT_TABLE_BYTES_MAX`](longshore_access::CLIENT_TABLE_BYTES_MAX) unless the space has a limit
-    /// ([`SpaceConfig::table_bytes_max`](longshore_access::SpaceConfig::table_bytes_max)). Where translations
-    /// would need more, all are forgotten, as where there are too many.
+    /// ([`SpaceConfig::table_bytes_max`](longshore_access::SpaceConfig::table_bytes_max)). If a
+    /// translation would exceed it, all earlier translations are dropped, as if there were too many.
     pub fn new(space: Space) -> Self {
         space.limit_for_client();
         Self {
@@ -229,9 +228,9 @@ impl SpaceMemory {
         }
     }
 
-    /// Counts the memory that is mapped from here on for the user with id `uid`: the one who connected
-    /// (`SO_PEERCRED`). The mapped files of one user, and those of all users, are limited; without this
-    /// call they are counted for the user of this process.
+    /// Counts the memory that is mapped from here on for the user with id `uid`: the peer of the
+    /// connection (`SO_PEERCRED`). The mapped files of one user, and those of all users, are limited;
+    /// without this call they are counted for the user of this process.
     #[must_use]
     pub fn with_uid(self, uid: u32) -> Self {
         let quota = self.quota.with_uid(uid);
@@ -243,23 +242,23 @@ impl SpaceMemory {
         self
     }
 
-    /// The space; clones of it are the same one.
+    /// Returns the space, of which clones are handles.
     pub fn space(&self) -> &Space {
         &self.space
     }
 
-    /// By which addresses the device accesses memory.
+    /// Returns the kind of addresses by which the device accesses memory.
     pub fn translation(&self) -> Translation {
         self.translation
     }
 
-    /// How many ranges are mapped: regions, or translations.
+    /// Returns the number of ranges that are mapped: regions, or translations.
     pub fn mapped_count(&self) -> usize {
         self.mapped.len()
     }
 
-    /// Has `regions` instead of what there was. Translations are forgotten, as the addresses that
-    /// they lead to are.
+    /// Replaces the memory table by `regions`. All translations are dropped, because they lead to the
+    /// former table.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -283,7 +282,7 @@ impl SpaceMemory {
         self.map_table()
     }
 
-    /// Has the device use other addresses: what the features say that were negotiated.
+    /// Sets the kind of addresses that the device uses, as the negotiated features say.
     ///
     /// # Errors
     /// [`MemoryError::Space`].
@@ -296,11 +295,11 @@ impl SpaceMemory {
         Ok(())
     }
 
-    /// Maps `len_bytes` from `iova` to the front-end's memory at `user`: `VHOST_IOTLB_UPDATE`. What
-    /// was translated in the range is forgotten.
+    /// Maps `len_bytes` from `iova` to the front-end's memory at `user`: `VHOST_IOTLB_UPDATE`. Earlier
+    /// translations that share addresses with the range are dropped.
     ///
     /// # Errors
-    /// [`MemoryError`]; what was translated in the range may be forgotten all the same.
+    /// [`MemoryError`]; earlier translations in the range may be dropped nevertheless.
     pub fn iotlb_update(
         &mut self,
         iova: Iova,
@@ -331,7 +330,7 @@ impl SpaceMemory {
         Ok(())
     }
 
-    /// Maps a part of a region of the table, by few page tables however long it is.
+    /// Maps a part of a region of the table, with few page tables for any length.
     fn map_part(
         &self,
         iova: Iova,
@@ -356,9 +355,9 @@ impl SpaceMemory {
         Ok(Mapped { len_bytes, part: Some(part) })
     }
 
-    /// Forgets what is translated in `len_bytes` from `iova`: `VHOST_IOTLB_INVALIDATE`. When this
-    /// returns, no session can reach the memory by it. A range that passes the end of the address
-    /// space ends there, and one in which nothing is translated is fine.
+    /// Drops the translations that share addresses with `len_bytes` from `iova`:
+    /// `VHOST_IOTLB_INVALIDATE`. When this returns, no session can access memory by them. A range that
+    /// exceeds the address space is cut off at its end, and a range without translations is no error.
     ///
     /// # Errors
     /// [`MemoryError::NotTranslated`], [`MemoryError::Space`].
@@ -370,19 +369,20 @@ impl SpaceMemory {
         }
     }
 
-    /// Where the device finds what the front-end has at `user`, of which `len_bytes` must lie in one
-    /// region: for rings, whose addresses are the front-end's where nothing is translated.
+    /// Returns the address at which the device finds the front-end's memory at `user`, of which
+    /// `len_bytes` must lie in one region. This is for rings, whose addresses are the front-end's if
+    /// nothing is translated.
     ///
     /// # Errors
     /// [`MemoryError::NoRegion`].
     pub fn guest_phys_of(&self, user: UserAddr, len_bytes: u64) -> Result<GuestPhys, MemoryError> {
         let (placed, offset) = self.find(user, len_bytes)?;
-        // The region was checked to end below the end of the address space.
+        // The region was checked to end within the address space.
         Ok(GuestPhys::new(placed.guest_phys.raw() + offset))
     }
 
-    /// Takes `len_bytes` of a file from `offset` on for the log: `VHOST_USER_SET_LOG_BASE`. If writes
-    /// are being logged, when this returns they are all in the new one.
+    /// Uses `len_bytes` of a file from `offset` on as the log: `VHOST_USER_SET_LOG_BASE`. If writes are
+    /// being logged, the new log has all writes from the return of this call on.
     ///
     /// # Errors
     /// [`MemoryError::Log`], [`MemoryError::BeyondLog`], [`MemoryError::Space`].
@@ -392,14 +392,14 @@ impl SpaceMemory {
         offset: FileOffset,
         len_bytes: u64,
     ) -> Result<(), MemoryError> {
-        // Asked once: the file that is looked at has to be the one that is mapped.
+        // Call `as_fd` once: the file that is checked must be the one that is mapped.
         let file = file.as_fd();
         let permit = self.quota.acquire(len_bytes.min(LOG_BYTES_MAX)).map_err(Error::from)?;
         let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         let log = if len_bytes > LOG_BYTES_MAX {
-            refused("it is longer than any needs")
+            refused("it is longer than a log of all addresses")
         } else if is_disposable(file) {
-            // Unmapping a DMA-buf can wait for ever.
+            // Unmapping a DMA-buf can block for ever.
             refused("it is neither a memfd nor a regular file")
         } else {
             ExternalLog::map_file(file, offset, len_bytes)
@@ -418,8 +418,8 @@ impl SpaceMemory {
         Ok(())
     }
 
-    /// Has writes logged from here on, or no longer: `VHOST_F_LOG_ALL`. When this returns, each
-    /// write is.
+    /// Switches the log on or off: `VHOST_F_LOG_ALL`. If it is switched on, each write after the return
+    /// of this call is logged.
     ///
     /// # Errors
     /// [`MemoryError::NoLog`], [`MemoryError::Space`].
@@ -437,21 +437,22 @@ impl SpaceMemory {
         Ok(())
     }
 
-    /// The log, for what a device marks by itself: the address that a used ring is logged at.
+    /// Returns the log, for writes that a device marks itself: those to a used ring, by the ring's log
+    /// address.
     pub fn log(&self) -> Option<&Arc<ExternalLog>> {
         self.log.as_ref().map(|given| &given.log)
     }
 
-    /// How many writes were not logged since the space was made, though they should have been: where
-    /// the front-end has taken the log's memory away.
+    /// Returns the number of writes since the space was made that were not logged although they should
+    /// have been, because the front-end has truncated the log's file.
     pub fn unlogged_count(&self) -> u64 {
         self.space.counters().unlogged
     }
 
-    /// Forgets all: the front-end is gone.
+    /// Drops all memory, because the front-end has disconnected.
     ///
     /// # Errors
-    /// [`MemoryError::Space`], where the calling thread would wait for itself.
+    /// [`MemoryError::Space`], if the calling thread would wait for itself.
     pub fn reset(&mut self) -> Result<(), MemoryError> {
         self.log_writes(false)?;
         self.log = None;
@@ -460,7 +461,8 @@ impl SpaceMemory {
         Ok(())
     }
 
-    /// The region that has `len_bytes` of the front-end's memory from `user` on, and where in it.
+    /// Returns the region that has `len_bytes` of the front-end's memory from `user` on, and the offset
+    /// in it.
     fn find(&self, user: UserAddr, len_bytes: u64) -> Result<(&Placed, u64), MemoryError> {
         let found = self.table.iter().find_map(|placed| {
             let offset = user.raw().checked_sub(placed.user)?;
@@ -477,9 +479,9 @@ impl SpaceMemory {
         }
     }
 
-    /// Unmaps whatever has a byte from `first` to `last`, with one grace period.
+    /// Unmaps all ranges that have a byte from `first` to `last`, with one grace period.
     fn forget(&mut self, first: u64, last: u64) -> Result<(), MemoryError> {
-        // What begins before may reach into it.
+        // A range that begins before `first` may extend beyond it.
         let before = self.mapped.range(..first).next_back();
         let before = before.filter(|(start, mapped)| **start + (mapped.len_bytes - 1) >= first);
         let inside = self.mapped.range(first..=last);
@@ -503,7 +505,7 @@ impl SpaceMemory {
         self.forget(0, u64::MAX)
     }
 
-    /// Maps the table one to one, where that is how the device uses it.
+    /// Maps the table one to one, if the device uses it like that.
     fn map_table(&mut self) -> Result<(), MemoryError> {
         if self.translation == Translation::Iotlb {
             return Ok(());
@@ -520,7 +522,7 @@ impl SpaceMemory {
 
 impl Drop for SpaceMemory {
     fn drop(&mut self) {
-        // Refused only by a thread that would wait for itself; the space keeps the memory then.
+        // This fails only on a thread that would wait for itself; the space then keeps the memory.
         let _ = self.reset();
     }
 }
@@ -542,7 +544,7 @@ fn regions_of(placed: &[Placed]) -> impl Iterator<Item = &Arc<Region>> {
     placed.iter().map(|placed| &placed.region)
 }
 
-/// Takes regions out of which nothing is mapped.
+/// Detaches regions of which no part is mapped.
 fn detach<'r>(space: &Space, regions: impl IntoIterator<Item = &'r Arc<Region>>) {
     for region in regions {
         let detached = space.detach(region);
@@ -577,7 +579,7 @@ fn check_table(regions: &[TableRegion<'_>]) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// That a range is made of whole pages and ends before `end`.
+/// Checks that a range consists of whole pages and ends at `end` or before.
 fn check_range(
     what: &'static str,
     start: u64,

@@ -1,4 +1,4 @@
-//! The channel by which the back-end asks for translations.
+//! The channel over which the back-end requests translations.
 //!
 //! ```text
 //!   ring's thread                         front-end                    thread of the server
@@ -8,12 +8,12 @@
 //!   goes on ◄──────────────────────────── reply
 //! ```
 //!
-//! The front-end has a duplicate of the socket, and can have every call that receives from it wait for
-//! as long as it likes, by a call of its own that receives into memory which it serves itself (FUSE). So
-//! a thread of the channel receives, and no other thread waits for that one.
+//! The front-end has a duplicate of the socket. It can block every call that receives from the socket
+//! for as long as it likes, by a call of its own that receives into memory which it serves itself
+//! (FUSE). So a thread of the channel receives, and no other thread waits for that one.
 //!
-//! A ring's thread that is to stop does not wait for the reply either: the front-end may be waiting for
-//! that thread. The reply may come later, and is passed over then.
+//! A queue's thread that is to stop does not wait for the reply, either: the front-end may be waiting
+//! for that thread. The reply may arrive later, and is then ignored.
 
 use std::io;
 use std::net::Shutdown;
@@ -31,62 +31,63 @@ use longshore_sys::{disposal, kept_descriptors};
 use crate::channel::{self, Message, Receiver};
 use crate::wire::{self, MessageHeader, number};
 
-/// How long a front-end may take to translate. QEMU needs its main thread for it, which may be busy.
+/// The time for a front-end to translate. QEMU does that on its main thread, which may be busy.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often a thread that waits for its turn or for a reply looks whether it is to stop.
+/// The interval at which a thread that waits for its turn or for a reply checks if it is to stop.
 const TURN: Duration = Duration::from_millis(5);
-/// How often a thread looks whether the one that closes its channel has ended.
+/// The interval at which a thread checks if the thread that closes its channel has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How many threads of former channels may wait before there are no more channels.
+/// The most threads of former channels that may wait before new channels are refused.
 const FORMER_MAX: Limits = Limits { per_user: 16, all_users: 256 };
 
-/// The threads of former channels that have not ended. Beside them there is one for each front-end.
+/// The threads of former channels that have not ended. In addition each front-end has one for its
+/// channel.
 static FORMER: Account = Account::new("threads that wait for front-ends that are gone");
 
-/// Why a translation was not had.
+/// The reason why a translation was not received.
 #[derive(Debug)]
 pub(crate) enum NoTranslation {
     /// The front-end has none.
     Refused,
-    /// The asking thread is to stop.
+    /// The requesting thread is to stop.
     Stopped,
     /// The channel cannot be used any more.
     ChannelLost,
 }
 
-/// The channel. Threads take turns. When it is dropped, its thread ends without being waited for.
+/// A channel. Threads take turns. Dropping it ends its thread without waiting for it.
 #[derive(Debug)]
 pub(crate) struct MissChannel(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     user: User,
-    /// `None` when the channel is closed. Its threads share the lock while they use the socket, and the thread
-    /// that receives takes the socket out when it ends.
+    /// `None` when the channel is closed. Threads share the lock while they use the socket, and the
+    /// receiving thread takes the socket out when it ends.
     socket: RwLock<Option<Disposable<UnixStream>>>,
-    /// Ends the thread that receives.
+    /// Ends the receiving thread.
     stop: Stop,
     state: Mutex<State>,
     changed: Condvar,
-    /// Counts the thread from the moment at which the channel is given up.
+    /// Counts the thread from the moment at which the channel is dropped.
     former: OnceLock<Permit>,
-    /// Counts the descriptors of the socket and of the stop.
+    /// Counts the descriptors of `socket` and `stop`.
     _descriptors: Permit,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// `true` while a thread asks.
+    /// `true` while a thread has its turn.
     is_taken: bool,
-    /// Replies to come, for threads that are gone, too.
+    /// The number of replies to come, including those for threads that no longer wait.
     owed: u32,
-    /// What the last reply says.
+    /// The result in the last reply.
     outcome: u64,
     is_lost: bool,
 }
 
 impl MissChannel {
-    /// Starts the thread that receives.
+    /// Starts the receiving thread.
     ///
     /// # Errors
     /// Those of starting a thread; `QuotaExceeded` if the user has too many descriptors, or too many threads
@@ -109,7 +110,7 @@ impl MissChannel {
         Ok(Self(shared))
     }
 
-    /// Asks for the translation of `iova`, and returns when the front-end says that it was given.
+    /// Requests the translation of `iova`, and returns when the front-end has replied that it sent it.
     pub(crate) fn ask(&self, iova: Iova, is_write: bool, stop: &Stop) -> Result<(), NoTranslation> {
         let shared = &*self.0;
         let turn = Deadline { stop, at: None };
@@ -124,7 +125,7 @@ impl MissChannel {
             None => false,
         };
         let mut state = shared.lock();
-        // A part of it may be sent: nothing can follow that.
+        // A part of the request may have been sent, and nothing can be sent after that.
         state.is_lost |= !is_sent;
         let reply = Deadline { stop, at: Some(Instant::now() + ANSWER_TIMEOUT) };
         let waited = shared.wait(state, &reply, |state| state.owed == 0);
@@ -141,7 +142,7 @@ impl MissChannel {
     }
 }
 
-/// When a wait ends.
+/// The conditions that end a wait.
 struct Deadline<'s> {
     stop: &'s Stop,
     at: Option<Instant>,
@@ -169,7 +170,7 @@ impl Shared {
         }
     }
 
-    /// Takes replies until the channel is of no use, and closes it.
+    /// Receives replies until the channel is lost, and closes it.
     fn receive_all(&self) {
         self.receive_replies();
         self.lock().is_lost = true;
@@ -195,16 +196,16 @@ impl Shared {
         }
     }
 
-    /// Closes the socket, on a thread that exits, also while the channel is not given up: the front-end's own
-    /// end of its connection can be in the queue, and would keep that connection open.
+    /// Closes the socket, on a thread that exits, even if the channel is not dropped yet: the
+    /// front-end's own end of its connection can be in the queue, and would keep that connection open.
     fn close(&self) {
-        // Threads that send do not wait any longer.
+        // Release the threads that are sending.
         self.shut_down();
         let socket = self.socket.write().unwrap_or_else(PoisonError::into_inner).take();
         let mut sockets = socket.map(|it| it.into_inner().into()).into_iter().collect();
         let disposals = disposal::dispose(&mut sockets);
         closing::close_without_waiting(self.user, sockets);
-        // A thread that hangs is counted as long as this one is.
+        // A closing thread that hangs is counted as long as this thread waits for it.
         while !disposals.iter().all(disposal::Disposal::has_ended) {
             thread::sleep(LOOK_EVERY);
         }
@@ -226,7 +227,7 @@ impl Shared {
     }
 }
 
-/// What a reply says; `None` if it is none.
+/// Returns the result in a reply, or `None` if the message is not a valid reply.
 fn outcome(message: &Message) -> Option<u64> {
     let is_answer = message.header.is_reply && message.header.request == number::BACKEND_IOTLB_MSG;
     let outcome = <[u8; 8]>::try_from(&*message.payload).ok()?;
@@ -255,7 +256,7 @@ mod tests {
         Ok((MissChannel::new(Disposable::of_user(ours, user))?, theirs))
     }
 
-    /// Sends a descriptor, and junk behind it that ends the channel.
+    /// Sends a descriptor, and invalid bytes after it that end the channel.
     fn leave_in_queue(theirs: &UnixStream, queued: impl AsFd, flags: SendFlags) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -267,15 +268,15 @@ mod tests {
         Ok(())
     }
 
-    /// The front-end's socket is dropped only when the queued one is closed: it is the other end.
+    /// Waits until the queued socket is closed, of which `peer` is the other end.
     fn expect_closed(mut peer: UnixStream) {
         peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0, "it is closed");
     }
 
-    /// The threads that close can wait for something in the queue.
+    /// The threads that close can hang because of something in the queue.
     #[test]
-    fn a_lost_channel_is_closed_also_if_no_more_may_be_received_from_its_user() {
+    fn a_lost_channel_is_closed_even_if_no_more_may_be_received_from_its_user() {
         let user = User::from_uid(4_000_000_011);
         assert!(disposal::prepare(), "the kernel refuses close_range(2)");
         closing::exhaust(user);
@@ -293,10 +294,10 @@ mod tests {
         }
     }
 
-    /// Options of the socket are the front-end's, too, which has a duplicate.
+    /// The front-end can set options of the socket, because it has a duplicate.
     #[test]
     #[expect(unsafe_code, reason = "sets an option for which there is no safe function")]
-    fn a_front_end_that_hides_its_queue_from_looks_loses_the_channel() {
+    fn a_front_end_that_hides_its_queue_from_a_peek_loses_the_channel() {
         let user = User::from_uid(4_000_000_012);
         closing::exhaust(user);
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_former_channels_keep_only_their_user_from_having_another() {
+    fn threads_of_former_channels_prevent_new_channels_of_their_user_only() {
         let [hostile, other] = [4_000_000_001, 4_000_000_002].map(User::from_uid);
         let waiting = FORMER.count(hostile, FORMER_MAX.per_user);
         let refused = channel_of(hostile).unwrap_err();

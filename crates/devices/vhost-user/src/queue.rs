@@ -1,4 +1,4 @@
-//! A virtqueue, as the device that serves it gets it.
+//! A virtqueue, as it is passed to the device that serves it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const DESCRIPTOR_BYTES: u64 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueLayout {
-    /// How many entries it has: a power of two.
+    /// The number of entries, a power of two.
     pub entries: u16,
     /// The address of the descriptor table, a multiple of 16.
     pub descriptors: u64,
@@ -39,7 +39,7 @@ impl QueueLayout {
         [DESCRIPTOR_BYTES * entries, 4 + 2 * entries, 4 + 8 * entries]
     }
 
-    /// Whether its parts are aligned and inside of the address space.
+    /// Returns `true` if its parts are aligned and within the address space.
     pub(crate) fn is_valid(&self, entries_max: u16) -> bool {
         let parts = [(self.descriptors, 16), (self.available, 2), (self.used, 4)];
         let is_placed = |((at, alignment), len): ((u64, u64), u64)| {
@@ -53,16 +53,16 @@ impl QueueLayout {
 
 /// A virtqueue to be served.
 ///
-/// The front-end can have it stopped and started any number of times. What its driver writes into it is
+/// The front-end can stop and start it any number of times. The data that its driver writes into it is
 /// untrusted.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Queue {
-    /// Its index.
+    /// The index of the queue.
     pub index: usize,
-    /// Its addresses.
+    /// The addresses of the queue.
     pub layout: QueueLayout,
-    /// The entry to go on from: entries that are done, modulo 2^16.
+    /// The next entry to process: the number of processed entries, modulo 2^16.
     pub next: u16,
     /// The space with the guest's memory.
     pub space: Space,
@@ -106,7 +106,7 @@ impl Queue {
         }
     }
 
-    /// Returns whether the queue is to stop.
+    /// Returns `true` if the queue is to stop.
     pub fn is_stopped(&self) -> bool {
         self.stop.is_stopped()
     }
@@ -116,7 +116,7 @@ impl Queue {
         self.stop.clone()
     }
 
-    /// Interrupts the driver, if it wants interrupts.
+    /// Interrupts the driver, if the front-end has set an eventfd for that.
     pub fn call(&self) {
         signal(self.call.as_ref());
     }
@@ -126,8 +126,8 @@ impl Queue {
         signal(self.error.as_ref());
     }
 
-    /// Marks a write to the used ring in the front-end's dirty log, `offset` bytes from its beginning. Call
-    /// it after each write.
+    /// Marks a write to the used ring in the front-end's dirty log; `offset` is in bytes from the ring's
+    /// beginning. Call it after each write.
     ///
     /// # Errors
     /// [`BeyondLog`] if the log is too short.
@@ -141,23 +141,23 @@ impl Queue {
 
 pub(crate) fn signal(event: Option<&SharedEvent>) {
     if let Some(event) = event {
-        // The other side may be gone.
+        // The other side may have disconnected.
         let _ = event.signal();
     }
 }
 
 /// A virtqueue that a device serves.
 pub trait RunningQueue: Send {
-    /// Stops serving the queue. Requests that were begun are completed or are begun anew later: when this
-    /// returns, the device does not access the guest's memory for this queue any more.
+    /// Stops serving the queue. Requests that were begun are completed, or are started again later. When
+    /// this returns, the device accesses no memory of the guest for this queue any more.
     fn stop(self: Box<Self>) -> QueueState;
 }
 
 /// The state of a queue that has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueState {
-    /// The entry to go on from: entries that are done, modulo 2^16.
+    /// The next entry to process: the number of processed entries, modulo 2^16.
     pub next: u16,
-    /// Whether the queue cannot be served until the front-end sets it up anew.
+    /// `true` if the queue cannot be served until the front-end sets it up again.
     pub is_broken: bool,
 }

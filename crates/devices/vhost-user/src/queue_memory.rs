@@ -10,14 +10,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::misses::{MissChannel, NoTranslation};
 
-/// How often a translation of one address is requested before the access fails. A front-end that answers
-/// each request and invalidates the translation at once does so no more often than this.
+/// The number of times that a translation of one address is requested before the access fails. It limits
+/// the work for a front-end that invalidates each translation at once.
 const TRIES_MAX: u32 = 8;
 
 /// The error of an access to the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
-    /// The memory cannot be reached.
+    /// The memory cannot be accessed.
     #[error("{0}")]
     Fault(Fault),
     /// The queue is to stop.
@@ -27,7 +27,7 @@ pub enum AccessError {
 
 /// A session that requests missing translations from the front-end and waits for them.
 ///
-/// All methods fail with [`AccessError::Fault`] if the memory cannot be reached or the front-end has no
+/// All methods fail with [`AccessError::Fault`] if the memory cannot be accessed or the front-end has no
 /// translation, and with [`AccessError::Stopped`] if the queue is to stop meanwhile.
 pub struct QueueMemory<'q> {
     session: Session,
@@ -61,7 +61,7 @@ impl<'q> QueueMemory<'q> {
     /// Reads bytes at `iova`.
     ///
     /// # Errors
-    /// [`AccessError`]; so for all methods.
+    /// [`AccessError`], as for all methods.
     pub fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), AccessError> {
         let mut done = 0;
         self.retry(false, || {
@@ -120,7 +120,7 @@ impl<'q> QueueMemory<'q> {
         self.retry(true, || self.session.store(Iova::new(iova), value, order))
     }
 
-    /// Checks whether to go on with a long operation.
+    /// Checks if a long operation may go on.
     ///
     /// # Errors
     /// [`AccessError::Stopped`] if the queue is to stop.
@@ -128,7 +128,7 @@ impl<'q> QueueMemory<'q> {
         if self.stop.is_stopped() { Err(AccessError::Stopped) } else { Ok(()) }
     }
 
-    /// Does `access`, which goes on where it stopped before, until it is done.
+    /// Calls `access` until it succeeds; each call goes on at the byte where the last one stopped.
     fn retry<T>(
         &self,
         is_write: bool,
@@ -144,7 +144,7 @@ impl<'q> QueueMemory<'q> {
                 tries = 0;
             }
             tries += 1;
-            // A translation for reads alone may be requested again, for writes.
+            // If a translation permits only reads, another one can be requested for writes.
             let may_come = matches!(fault.reason, Reason::Unmapped | Reason::Permission);
             let misses = self.misses.filter(|_| may_come && tries <= TRIES_MAX);
             let Some(misses) = misses else { return Err(AccessError::Fault(fault)) };

@@ -1,4 +1,4 @@
-//! The socket: one front-end after the other.
+//! Serving front-ends on a socket, one after the other.
 
 use std::fmt;
 use std::io;
@@ -41,7 +41,7 @@ impl fmt::Display for DisconnectReason {
     }
 }
 
-/// Serves a device to front-ends.
+/// A server of a device for front-ends.
 #[derive(Debug)]
 pub struct Server<D> {
     device: D,
@@ -50,36 +50,36 @@ pub struct Server<D> {
 }
 
 impl<D: Device> Server<D> {
-    /// Makes a server of `device`. It raises the soft limit of descriptors of this process to the hard one,
-    /// because front-ends of one user can have a quarter of them.
+    /// Makes a server of `device`. This raises the soft limit of descriptors of this process
+    /// (`RLIMIT_NOFILE`) to the hard limit, because front-ends of one user can have a quarter of them.
     ///
     /// # Errors
     /// Descriptors exhausted.
     pub fn new(device: D) -> io::Result<Self> {
-        // Where this is refused, front-ends can have a part of the limit that there is.
+        // If this fails, front-ends share the limit as it is.
         let _ = descriptors::raise_limit();
-        // Before there is a descriptor of a front-end.
+        // Before the first descriptor of a front-end arrives.
         disposal::prepare();
         event_fd::prepare();
         Ok(Self { device, stop: Stop::new()?, is_log_left_out: false })
     }
 
-    /// Has the server accept a dirty log and mark nothing in it, which breaks a machine that is migrated.
+    /// Makes the server accept a dirty log without marking writes in it, which breaks live migration.
     /// This is for tests that show that the log is needed.
     #[must_use]
     pub fn without_dirty_log(self) -> Self {
         Self { is_log_left_out: true, ..self }
     }
 
-    /// Returns a handle that ends the server from another thread.
+    /// Returns a handle that stops the server from another thread.
     pub fn stop_handle(&self) -> Stop {
         self.stop.clone()
     }
 
-    /// Serves one front-end until it is gone.
+    /// Serves one front-end until it disconnects or the server is stopped.
     ///
     /// # Errors
-    /// No memory for page tables. Errors of the front-end are no errors here.
+    /// No memory for page tables. Errors of the front-end are in the result instead.
     pub fn serve(&self, socket: &UnixStream) -> io::Result<DisconnectReason> {
         self.device.event(&Event::Connected);
         let space = Space::new().map_err(io::Error::other)?;
@@ -108,11 +108,13 @@ impl<D: Device> Server<D> {
         }
     }
 
-    /// Serves one front-end after the other until the server is stopped, and calls `served` with how each
-    /// ended. While the process has no descriptors left, front-ends wait. A waiting front-end that sends
-    /// descriptors before it is served is disconnected ([`Listener::serve_each`]).
+    /// Serves one front-end after the other until the server is stopped, and calls `served` with the
+    /// reason why each connection ended. While the process has no descriptors left, front-ends wait. A
+    /// waiting front-end that sends descriptors before it is served is disconnected
+    /// ([`Listener::serve_each`]).
     ///
-    /// Serve users who do not trust each other by a process each: one of them can keep all others waiting.
+    /// Serve users who do not trust each other from a process each: one of them can keep all others
+    /// waiting.
     ///
     /// # Errors
     /// Those of `accept(2)`, and of starting a thread.
@@ -122,7 +124,8 @@ impl<D: Device> Server<D> {
         mut served: impl FnMut(&DisconnectReason),
     ) -> io::Result<()> {
         listener.serve_each(&self.stop, |socket| {
-            // Closing it also closes what is queued on it, which can be sockets that linger.
+            // Closing the socket also closes the messages queued on it, which can have sockets whose
+            // close blocks.
             let socket = Disposable::new(socket);
             let ended = self.serve(&socket);
             let ended = ended.unwrap_or_else(|error| DisconnectReason::Failed(error.into()));
@@ -147,14 +150,14 @@ impl<D: Device> Server<D> {
         let (reply, refused) = match backend.handle(request, descriptors, sockets) {
             Ok(Answer::Payload(payload)) => (Some(payload), None),
             Ok(Answer::Done) => (wants_done.then(|| 0_u64.to_ne_bytes().to_vec()), None),
-            // No configuration space is as long as nothing.
+            // An empty reply tells the front-end that the configuration space cannot be read.
             Err(refusal) if header.request == number::GET_CONFIG => {
                 (Some(Vec::new()), Some(refusal))
             }
             Err(refusal) if wants_done && header.request != number::SET_LOG_BASE => {
                 (Some(1_u64.to_ne_bytes().to_vec()), Some(refusal))
             }
-            // It would go on as if it were done.
+            // Without a reply, the front-end would go on as if the request had succeeded.
             Err(refusal) => return Err(ConnectionError::Request(refusal)),
         };
         if let Some(refusal) = refused {

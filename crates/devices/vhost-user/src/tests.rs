@@ -1,4 +1,4 @@
-//! The limits of what is mapped for front-ends of one user.
+//! Tests of the limits on mappings for the front-ends of one user.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -22,7 +22,7 @@ fn region(file: &OwnedFd, page: u64) -> TableRegion<'_> {
     }
 }
 
-/// A quota in accounts of their own, which allow one user so much and all users twice as much.
+/// Returns a quota from new accounts, which allow this much to one user and twice as much to all users.
 fn quota(files: u64, bytes: u64) -> MappingQuota {
     let accounts = Box::leak(Box::new(MappingAccounts::new(files, bytes)));
     MappingQuota::new(accounts, User::own().uid())
@@ -55,9 +55,9 @@ fn tables_and_logs_of_all_front_ends_of_a_user_are_limited_and_return() {
     for _ in 0..3 {
         assert!(first.set_table(&[region(&file, 0), region(&file, 0)]).is_err());
     }
-    // A table without regions ends the former one; the log stays.
+    // An empty table replaces the former one; the log stays.
     first.set_table(&[]).unwrap();
-    // The new table is mapped while the former one is.
+    // The new table is mapped while the former one still is.
     second.set_table(&[region(&file, 0), region(&file, 1)]).unwrap();
     first.reset().unwrap();
     second.set_log(&file, FileOffset::new(0), PAGE).unwrap();

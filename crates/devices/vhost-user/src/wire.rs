@@ -1,4 +1,4 @@
-//! Messages as bytes. All numbers are in the machine's own order.
+//! Messages as bytes. All numbers are in the machine's byte order.
 //!
 //! ```text
 //!   0        4        8        12
@@ -12,25 +12,25 @@ use longshore_mem::{FileOffset, GuestPhys, Iova};
 
 use crate::memory::{REGIONS_MAX, UserAddr};
 
-/// Length of a header in bytes.
+/// The length of a header in bytes.
 pub const HEADER_LEN_BYTES: usize = 12;
-/// The longest payload that is taken. The longest that is known has 268 bytes.
+/// The longest payload that is accepted. The longest that the protocol has is 268 bytes.
 pub const PAYLOAD_LEN_BYTES_MAX: usize = 512;
-/// Length of a device's configuration space, as the protocol has it.
+/// The largest length of a device's configuration space in the protocol, in bytes.
 pub const CONFIG_LEN_BYTES: usize = 256;
 
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 0b11;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// In the payload of a ring's descriptor: there is none.
+/// Flag in the payload of a request that sets a ring's descriptor: there is no descriptor.
 const NO_DESCRIPTOR: u64 = 1 << 8;
 
 /// Feature bits that belong to the protocol, among those of the device.
 pub mod feature {
     /// Writes can be logged.
     pub const LOG_ALL: u64 = 1 << 26;
-    /// There are protocol features.
+    /// The back-end has protocol features.
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 }
 
@@ -38,13 +38,13 @@ pub mod feature {
 pub mod protocol {
     /// More than one ring.
     pub const MQ: u64 = 1 << 0;
-    /// The log is in memory that comes as a descriptor.
+    /// The log is in memory of a descriptor.
     pub const LOG_SHMFD: u64 = 1 << 1;
     /// Any message can be acknowledged.
     pub const REPLY_ACK: u64 = 1 << 3;
     /// A channel for the back-end's own requests.
     pub const BACKEND_REQ: u64 = 1 << 5;
-    /// The configuration space is the back-end's.
+    /// The back-end has the configuration space.
     pub const CONFIG: u64 = 1 << 9;
 }
 
@@ -73,20 +73,20 @@ pub mod number {
     pub const IOTLB_MSG: u32 = 22;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
-    /// Of the back-end's requests.
+    /// The back-end's request for a translation.
     pub const BACKEND_IOTLB_MSG: u32 = 1;
 }
 
-/// What begins each message.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageHeader {
-    /// Its number.
+    /// The number of the request.
     pub request: u32,
-    /// Whether it is an answer.
+    /// `true` if it is a reply.
     pub is_reply: bool,
-    /// Whether it is to be acknowledged.
+    /// `true` if the sender wants an acknowledgement.
     pub needs_reply: bool,
-    /// How long its payload is.
+    /// The length of the payload in bytes.
     pub len_bytes: u32,
 }
 
@@ -94,42 +94,42 @@ pub struct MessageHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// Another version, or flags that mean nothing.
+    /// Another version, or flags that are not defined.
     #[error("request {request} has flags {flags:#x}, which are not those of version 1")]
     Flags {
-        /// The request's number.
+        /// The number of the request.
         request: u32,
-        /// Its flags.
+        /// The flags.
         flags: u32,
     },
-    /// A payload that is longer than any.
+    /// A payload that is longer than [`PAYLOAD_LEN_BYTES_MAX`].
     #[error("request {request} claims a payload of {len_bytes} bytes")]
     TooLong {
-        /// The request's number.
+        /// The number of the request.
         request: u32,
-        /// The length claimed.
+        /// The length in the header.
         len_bytes: u32,
     },
-    /// A payload that does not have the length of its kind.
+    /// A payload whose length does not match its request.
     #[error("the payload of request {request} has {len_bytes} bytes, which is not its length")]
     Length {
-        /// The request's number.
+        /// The number of the request.
         request: u32,
         /// The payload's length.
         len_bytes: usize,
     },
-    /// A request that nobody here knows.
-    #[error("request {request} is not known, or was not negotiated")]
+    /// A request that is not supported.
+    #[error("request {request} is unknown, or was not negotiated")]
     Unknown {
-        /// Its number.
+        /// The number of the request.
         request: u32,
     },
-    /// A value in the payload that means nothing.
+    /// A value in the payload that is not valid.
     #[error("request {request}: {what} is {value}")]
     Value {
-        /// The request's number.
+        /// The number of the request.
         request: u32,
-        /// Of what.
+        /// The name of the value.
         what: &'static str,
         /// The value.
         value: u64,
@@ -137,12 +137,12 @@ pub enum DecodeError {
 }
 
 impl MessageHeader {
-    /// A request that is to be acknowledged, or a reply.
+    /// Makes the header of a request or a reply.
     pub fn new(request: u32, is_reply: bool, needs_reply: bool, len_bytes: usize) -> Self {
         Self { request, is_reply, needs_reply, len_bytes: len_bytes as u32 }
     }
 
-    /// Reads one.
+    /// Decodes a header.
     ///
     /// # Errors
     /// [`DecodeError`].
@@ -159,7 +159,7 @@ impl MessageHeader {
         Ok(Self { request, is_reply, needs_reply, len_bytes })
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the header.
     pub fn encode(self) -> [u8; HEADER_LEN_BYTES] {
         let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
         let flags = VERSION | flag(self.is_reply, REPLY) | flag(self.needs_reply, NEED_REPLY);
@@ -173,28 +173,28 @@ impl MessageHeader {
 /// A region of the memory table, without its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionClaim {
-    /// Where the guest has it.
+    /// The guest-physical address.
     pub guest_phys: GuestPhys,
     /// Its length in bytes.
     pub len_bytes: u64,
-    /// Where the front-end has it.
+    /// The address in the front-end's process.
     pub user: UserAddr,
-    /// Where it begins in its file.
+    /// The offset at which it begins in its file.
     pub offset: FileOffset,
 }
 
-/// Where a ring is.
+/// The addresses of a virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingAddresses {
-    /// Writes to the used ring are logged.
+    /// `true` if writes to the used ring are logged.
     pub is_logged: bool,
-    /// IOVAs, or the front-end's addresses where nothing is translated.
+    /// The descriptor table: an IOVA, or the front-end's address if nothing is translated.
     pub descriptors: u64,
-    /// As above.
+    /// The used ring, likewise.
     pub used: u64,
-    /// As above.
+    /// The available ring, likewise.
     pub available: u64,
-    /// The address by which the used ring is logged.
+    /// The guest-physical address by which writes to the used ring are logged.
     pub log_at: GuestPhys,
 }
 
@@ -204,22 +204,22 @@ pub struct RingAddresses {
 pub enum IotlbMessage {
     /// A translation.
     Update {
-        /// From.
+        /// The first address.
         iova: Iova,
-        /// For how many bytes.
+        /// The number of bytes.
         len_bytes: u64,
-        /// To.
+        /// The address in the front-end's process that it translates to.
         user: UserAddr,
-        /// Whether it may be read.
+        /// `true` if it may be read.
         is_readable: bool,
-        /// Whether it may be written.
+        /// `true` if it may be written.
         is_writable: bool,
     },
-    /// No translation any more.
+    /// Drops translations.
     Invalidate {
-        /// From.
+        /// The first address.
         iova: Iova,
-        /// For how many bytes.
+        /// The number of bytes.
         len_bytes: u64,
     },
 }
@@ -258,11 +258,11 @@ const ACCESS_WRITE: u8 = 2;
 const IOTLB_MISS: u8 = 1;
 const IOTLB_UPDATE: u8 = 2;
 const IOTLB_INVALIDATE: u8 = 3;
-/// With and without what a compiler puts behind it.
+/// The length without and with the padding of a C structure.
 const IOTLB_LEN_BYTES: [usize; 2] = [26, 32];
 
 impl Request {
-    /// Reads the payload of the request with this number.
+    /// Decodes the payload of the request with this number.
     ///
     /// # Errors
     /// [`DecodeError`].
@@ -355,7 +355,7 @@ fn table(payload: &[u8]) -> Result<Vec<RegionClaim>, DecodeError> {
     if regions as usize > REGIONS_MAX {
         return Err(DecodeError::Value { request, what: "regions", value: regions.into() });
     }
-    // Some send all of the array, whatever is in it.
+    // Some front-ends send the whole array, also its unused entries.
     let (needed, whole) = (8 + 32 * regions as usize, 8 + 32 * REGIONS_MAX);
     if payload.len() != needed && payload.len() != whole {
         return Err(wrong);
@@ -389,7 +389,7 @@ fn iotlb(payload: &[u8]) -> Result<IotlbMessage, DecodeError> {
     }
 }
 
-/// The payload of the back-end's request for a translation.
+/// Returns the payload of the back-end's request for a translation.
 pub fn iotlb_miss(iova: Iova, is_write: bool) -> [u8; 32] {
     let mut payload = [0; 32];
     payload[..8].copy_from_slice(&iova.raw().to_ne_bytes());
@@ -420,7 +420,7 @@ fn config(request: u32, payload: &[u8]) -> Result<Request, DecodeError> {
     })
 }
 
-/// Takes numbers from bytes whose length was checked; zero where there are none.
+/// Reads numbers from bytes whose length was checked; returns zero past their end.
 struct Fields<'b>(&'b [u8]);
 
 impl Fields<'_> {

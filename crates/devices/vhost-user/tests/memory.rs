@@ -31,7 +31,7 @@ fn file(len: u64) -> File {
     File::from(file)
 }
 
-/// A region of `LEN` bytes of a file, `index` times that after the first one.
+/// Returns region `index` of the file, of `LEN` bytes.
 fn region(file: &File, index: u64) -> TableRegion<'_> {
     TableRegion {
         guest_phys: GuestPhys::new(GUEST + index * LEN),
@@ -49,7 +49,7 @@ fn translated(file: &File) -> SpaceMemory {
     memory
 }
 
-/// What is in each page of `file`: its number.
+/// Returns a file in which each page begins with its number.
 fn numbered() -> File {
     let file = file(2 * LEN);
     for page in 0..2 * LEN / PAGE {
@@ -73,16 +73,16 @@ fn a_table_is_mapped_one_to_one_and_replaced_as_a_whole() {
         assert_eq!(at(&session, GUEST + page * PAGE), Ok(page));
     }
     assert_eq!(at(&session, GUEST + 2 * LEN), Err(Reason::Unmapped));
-    // By the front-end's addresses: rings.
+    // By the front-end's addresses, as for rings.
     let find = |memory: &SpaceMemory, user, len| {
         memory.guest_phys_of(UserAddr::new(user), len).map(GuestPhys::raw).ok()
     };
     assert_eq!(find(&memory, USER + LEN + 5, 7), Some(GUEST + LEN + 5));
     assert_eq!(find(&memory, USER, LEN), Some(GUEST));
-    assert_eq!(find(&memory, USER, LEN + 1), None, "not over two regions");
+    assert_eq!(find(&memory, USER, LEN + 1), None, "not across two regions");
     assert_eq!(find(&memory, USER - 1, 1), None);
     assert_eq!(find(&memory, USER + 2 * LEN, 1), None);
-    // One that is refused changes nothing.
+    // A refused table changes nothing.
     let wrong = TableRegion { len_bytes: PAGE + 1, ..region(&file, 1) };
     let refused = memory.set_table(&[region(&file, 0), wrong]).unwrap_err();
     assert!(matches!(refused, MemoryError::BadRange { .. }), "{refused}");
@@ -92,7 +92,7 @@ fn a_table_is_mapped_one_to_one_and_replaced_as_a_whole() {
     let many = vec![region(&file, 0); REGIONS_MAX + 1];
     assert!(matches!(memory.set_table(&many), Err(MemoryError::TooManyRegions { .. })));
     assert_eq!((at(&session, GUEST), memory.mapped_count()), (Ok(0), 2));
-    // The same region elsewhere.
+    // The same region at another address.
     let moved = TableRegion { guest_phys: GuestPhys::new(0), ..region(&file, 1) };
     memory.set_table(&[moved]).unwrap();
     assert_eq!((at(&session, 0), at(&session, GUEST)), (Ok(16), Err(Reason::Unmapped)));
@@ -101,7 +101,7 @@ fn a_table_is_mapped_one_to_one_and_replaced_as_a_whole() {
 }
 
 #[test]
-fn translations_are_those_that_were_given() {
+fn translations_are_exactly_those_of_the_front_end() {
     let file = numbered();
     let mut memory = translated(&file);
     let session = memory.space().session();
@@ -114,13 +114,14 @@ fn translations_are_those_that_were_given() {
     assert_eq!([0, 1, 2, 3].map(read), [Ok(20), Ok(3), Ok(4), Err(Reason::Unmapped)]);
     let write = |page: u64| session.write_obj(iova(page), page).map_err(|fault| fault.reason);
     assert_eq!((write(0), write(1)), (Err(Reason::Permission), Ok(())));
-    // More rights, by a new one.
+    // More permissions, by another update.
     memory.iotlb_update(iova(0), PAGE, user(20), Prot::READ_WRITE).unwrap();
     assert_eq!((write(0), memory.mapped_count()), (Ok(()), 2));
-    // One page of two: what is left of the old one may be forgotten, never wrong.
+    // An update of one page of two: the rest of the old translation may be dropped, but must not be
+    // wrong.
     memory.iotlb_update(iova(2), PAGE, user(7), Prot::READ_WRITE).unwrap();
     assert_eq!([1, 2].map(read), [Err(Reason::Unmapped), Ok(7)]);
-    // Each way to take back.
+    // Invalidations: of a range without translations, of no bytes, within a page, and of all addresses.
     memory.iotlb_invalidate(iova(3), PAGE).unwrap();
     memory.iotlb_invalidate(iova(2), 0).unwrap();
     assert_eq!(memory.mapped_count(), 2);
@@ -128,7 +129,7 @@ fn translations_are_those_that_were_given() {
     assert_eq!([0, 2].map(read), [Err(Reason::Unmapped), Ok(7)]);
     memory.iotlb_invalidate(Iova::new(1), u64::MAX).unwrap();
     assert_eq!((read(2), memory.mapped_count()), (Err(Reason::Unmapped), 0));
-    // Nothing of it without an IOMMU.
+    // Without an IOMMU no translations remain.
     memory.set_translation(Translation::Identity).unwrap();
     assert_eq!(at(&session, GUEST + 20 * PAGE), Ok(0));
     let refused = memory.iotlb_update(iova(0), PAGE, user(0), Prot::READ).unwrap_err();
@@ -136,7 +137,7 @@ fn translations_are_those_that_were_given() {
 }
 
 #[test]
-fn an_invalidation_waits_for_whoever_is_reading() {
+fn an_invalidation_waits_for_a_thread_that_reads() {
     let file = numbered();
     let mut memory = translated(&file);
     let iova = Iova::new(0x5000);
@@ -148,9 +149,9 @@ fn an_invalidation_waits_for_whoever_is_reading() {
             let session = space.session();
             let held = session.pin(iova, 8, ReadOnly, |_| {
                 pinned.send(()).unwrap();
-                // Long enough for the other thread to come, and to return too early.
+                // Long enough for the other thread to invalidate, and to return too early.
                 thread::sleep(std::time::Duration::from_millis(200));
-                assert!(!is_over.load(Ordering::SeqCst), "taken back while it was in use");
+                assert!(!is_over.load(Ordering::SeqCst), "invalidated while it was pinned");
             });
             held.unwrap();
         });
@@ -162,7 +163,7 @@ fn an_invalidation_waits_for_whoever_is_reading() {
 }
 
 #[test]
-fn no_more_is_kept_than_there_may_be() {
+fn translations_beyond_the_limit_drop_all_earlier_ones() {
     let file = numbered();
     let mut memory = translated(&file);
     let session = memory.space().session();
@@ -177,7 +178,7 @@ fn no_more_is_kept_than_there_may_be() {
     assert_eq!(at(&session, one_more.raw()), Ok(0));
 }
 
-/// The pages that are marked.
+/// Returns the pages that are marked in the log, relative to the first region.
 fn marked(log: &File) -> Vec<u64> {
     let mut bytes = vec![0; LOG_BYTES as usize];
     log.read_exact_at(&mut bytes, 0).unwrap();
@@ -186,7 +187,7 @@ fn marked(log: &File) -> Vec<u64> {
 }
 
 #[test]
-fn writes_are_logged_by_guest_physical_address_and_where_the_log_vanishes_counted() {
+fn writes_are_logged_by_guest_physical_address_and_counted_if_the_log_vanishes() {
     let (file, log) = (numbered(), file(LOG_BYTES));
     let mut memory = translated(&file);
     let session = memory.space().session();
@@ -213,7 +214,7 @@ fn writes_are_logged_by_guest_physical_address_and_where_the_log_vanishes_counte
     log.set_len(0).unwrap();
     session.write_obj(iova, 4_u8).unwrap();
     assert_eq!(memory.unlogged_count(), 1);
-    // Another one, and it goes on.
+    // With another log, writes are logged again.
     let log = self::file(LOG_BYTES);
     memory.set_log(&log, start, LOG_BYTES).unwrap();
     session.write_obj(iova, 5_u8).unwrap();
@@ -224,10 +225,10 @@ fn writes_are_logged_by_guest_physical_address_and_where_the_log_vanishes_counte
     assert!(marked(&log).is_empty());
 }
 
-/// The bytes of one table: of a space in which nothing is mapped.
+/// The size of one table in bytes, which is all that an empty space has.
 const TABLE: u64 = 4096;
 
-/// One region of a sparse file, from `guest` on.
+/// Returns one region of a sparse file, from `guest` on.
 fn long_region(file: &File, guest: u64, len_bytes: u64) -> TableRegion<'_> {
     let (guest_phys, user) = (GuestPhys::new(guest), UserAddr::new(USER));
     TableRegion { guest_phys, len_bytes, user, file: file.as_fd(), offset: FileOffset::new(0) }
@@ -244,7 +245,7 @@ fn long_translations_take_a_few_tables_and_lead_to_the_right_bytes() {
     assert!(space.table_bytes() <= 12 * TABLE, "{}", space.table_bytes());
     memory.set_translation(Translation::Iotlb).unwrap();
     assert_eq!(space.table_bytes(), TABLE);
-    // By translations whose addresses have nothing to do with the region's.
+    // Translations whose addresses are unrelated to the region's.
     for (iova, offset, len) in [
         (0x1000, 0, LONG),
         (0x7000, 0x3000, LONG - 0x3000),
@@ -269,7 +270,7 @@ fn long_translations_take_a_few_tables_and_lead_to_the_right_bytes() {
     }
     memory.iotlb_invalidate(Iova::new(0), u64::MAX).unwrap();
     assert_eq!((memory.mapped_count(), space.table_bytes()), (0, TABLE));
-    // The region that is attached for one goes with it.
+    // The region that is attached for a translation is detached with it.
     for round in 0..5_000 {
         let iova = Iova::new(0x1000 * (1 + round % 3));
         memory.iotlb_update(iova, LONG, UserAddr::new(USER), Prot::READ).unwrap();
@@ -280,7 +281,7 @@ fn long_translations_take_a_few_tables_and_lead_to_the_right_bytes() {
 }
 
 #[test]
-fn writes_by_long_translations_are_logged_where_they_are() {
+fn writes_by_long_translations_are_logged_by_guest_physical_address() {
     const LONG: u64 = 8 << 20;
     let (memory_file, log_file) = (file(LONG), file((GUEST + LONG) / PAGE / 8));
     let mut memory = SpaceMemory::new(Space::new().unwrap());
@@ -301,7 +302,7 @@ fn writes_by_long_translations_are_logged_where_they_are() {
 }
 
 #[test]
-fn translations_beyond_the_limit_of_tables_replace_all_others() {
+fn translations_beyond_the_limit_of_tables_drop_all_earlier_ones() {
     let config = SpaceConfig::new().with_table_bytes_max(Some(32 * TABLE));
     let file = file(2 * LEN);
     let mut memory = SpaceMemory::new(Space::with_config(config).unwrap());
@@ -321,11 +322,11 @@ fn translations_beyond_the_limit_of_tables_replace_all_others() {
 }
 
 #[test]
-fn a_space_without_a_limit_gets_that_of_a_client() {
+fn a_space_without_a_limit_gets_the_limit_of_a_client() {
     let file = file(2 * LEN);
     let mut memory = translated(&file);
     let mut count = 0;
-    // Translations that share no table, until one replaces all others.
+    // Translations that share no table, until one replaces all earlier ones.
     while memory.mapped_count() == count {
         let iova = Iova::new((count as u64) << 30);
         memory.iotlb_update(iova, PAGE, UserAddr::new(USER), Prot::READ).unwrap();
@@ -340,7 +341,7 @@ fn a_space_without_a_limit_gets_that_of_a_client() {
 }
 
 #[test]
-fn tables_that_are_too_long_or_not_in_their_files_are_refused() {
+fn tables_that_are_too_long_or_exceed_their_files_are_refused() {
     let file = file(2 * TABLE_BYTES_MAX);
     let mut memory = SpaceMemory::new(Space::new().unwrap());
     let refused = memory.set_table(&[long_region(&file, 0, TABLE_BYTES_MAX + PAGE)]).unwrap_err();
@@ -354,7 +355,7 @@ fn tables_that_are_too_long_or_not_in_their_files_are_refused() {
     let log = memory.set_log(&file, FileOffset::new(0), (1 << 33) + 1).unwrap_err();
     assert!(matches!(log, MemoryError::Log { .. }), "{log}");
     memory.set_table(&[long_region(&file, 0, TABLE_BYTES_MAX)]).unwrap();
-    // Far into the file, a few pages take the addresses of a few pages.
+    // A region far into a file takes only the addresses of its own length.
     let at_end = TableRegion {
         offset: FileOffset::new(2 * TABLE_BYTES_MAX - LEN),
         ..long_region(&file, GUEST, LEN)
