@@ -1,4 +1,4 @@
-//! Where a server listens.
+//! The socket on which a server listens.
 
 use std::env;
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
@@ -12,19 +12,19 @@ use longshore_sys::{file, packet_socket, service_manager};
 
 use crate::error::{Error, Result};
 
-/// The variable that names the socket where nothing else does.
+/// The variable that names the socket if no argument does.
 pub const SOCKET_VARIABLE: &str = "LONGSHORE_SOCKET";
-/// The name of the socket that a service manager hands over, where it hands over several.
+/// The name of the socket among several that a service manager passes.
 pub const ACTIVATION_NAME: &str = "longshore";
 
 const SYSTEM_SOCKET: &str = "/run/longshore/serve.sock";
-/// Connections that wait to be accepted.
+/// The most connections that wait to be accepted.
 const BACKLOG: u16 = 128;
-/// How the content of a lock file begins.
+/// The beginning of a lock file's content.
 const RECORD: &str = "longshore-serve socket";
 
-/// Where a server of this user listens unless it is said: `$LONGSHORE_SOCKET`;
-/// `/run/longshore/serve.sock` for root; `$XDG_RUNTIME_DIR/longshore/serve.sock` for anybody else.
+/// Returns the socket on which a server of this user listens by default: `$LONGSHORE_SOCKET`; else
+/// `/run/longshore/serve.sock` for root and `$XDG_RUNTIME_DIR/longshore/serve.sock` for other users.
 ///
 /// # Errors
 /// [`Error::NoDefaultSocket`] if neither variable is set and the user is not root.
@@ -69,7 +69,7 @@ pub struct Listener {
     made: Option<Made>,
 }
 
-/// A socket that was made here, and goes with the listener.
+/// A socket that this process made, and that is removed with the listener.
 #[derive(Debug)]
 struct Made {
     path: PathBuf,
@@ -78,8 +78,8 @@ struct Made {
 }
 
 /// The right to replace a dead socket, and the sign that this one is alive. The lock file names the
-/// socket, so that whoever has the lock next can tell that the server of that socket is dead, even if
-/// the kernel still keeps its socket because a thread of it hangs.
+/// socket. So the next owner of the lock can tell that the server of that socket is dead, even if the
+/// kernel still keeps its socket because a thread of it hangs.
 #[derive(Debug)]
 struct Lock {
     path: PathBuf,
@@ -88,8 +88,8 @@ struct Lock {
 }
 
 impl Listener {
-    /// Listens at `path`, with the permissions `mode`. A socket of a server that was killed is
-    /// replaced; anything else that is there is left alone.
+    /// Listens at `path`, with the permissions `mode`. Replaces the socket of a server that was killed,
+    /// and leaves any other file alone.
     ///
     /// A lock file beside the socket belongs to this process: a forked child cannot serve.
     ///
@@ -98,7 +98,8 @@ impl Listener {
     /// [`Error::SocketPathTooLong`], [`Error::Kernel`].
     pub fn bind(path: &Path, mode: u32) -> Result<Self> {
         let path = std::path::absolute(path).map_err(Error::kernel("finding the socket's path"))?;
-        // Two that begin at once: one has the lock, and what the other finds is alive.
+        // Of two servers that start at once, one gets the lock, and the other finds a server that is
+        // alive.
         let lock = Lock::take(&path)?;
         match fs::symlink_metadata(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -127,8 +128,8 @@ impl Listener {
         Ok(Self { socket, made: Some(Made { path, inode, lock }) })
     }
 
-    /// Listens at [`default_socket`], in a directory of its own, which is made: open to this user
-    /// only, unless `mode` lets others use the socket.
+    /// Listens at [`default_socket`], and makes its directory: with access for this user only, unless
+    /// `mode` lets others use the socket.
     ///
     /// # Errors
     /// Those of [`Self::bind`] and [`default_socket`]; [`Error::Kernel`] if the directory cannot be
@@ -145,11 +146,11 @@ impl Listener {
         Self::bind(&path, mode)
     }
 
-    /// The socket that a service manager handed over, if it did: the only one, or the one that is
-    /// called [`ACTIVATION_NAME`]. It stays when the server ends.
+    /// Returns the socket that a service manager passed, if it did: the only one, or the one with the
+    /// name [`ACTIVATION_NAME`]. It stays when the server ends.
     ///
     /// # Errors
-    /// [`Error::Kernel`] where what was handed over is no listening socket of the right kind.
+    /// [`Error::Kernel`] if it is not a listening socket of the right kind.
     pub fn inherited() -> Result<Option<Self>> {
         let failed = || Error::kernel("taking over the socket of the service manager");
         let mut handed = service_manager::take_descriptors().map_err(failed())?;
@@ -170,7 +171,7 @@ impl Listener {
         Ok(Some(Self { socket, made: None }))
     }
 
-    /// Checks that the lock is one of this process, not of one that forked it.
+    /// Checks that this process took the lock, not one that forked it.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -183,8 +184,8 @@ impl Listener {
         Err(Error::kernel("serving")(io::Error::other(reason)))
     }
 
-    /// Ends it: the socket's name goes, and clients that connect find no server. Returns the socket,
-    /// with the connections that were not accepted. To close it can take long.
+    /// Ends it: removes the socket's name, so that clients that connect find no server. Returns the
+    /// socket, with the connections that were not accepted. Closing it can take long.
     pub(crate) fn end(self) -> OwnedFd {
         if self.made.is_some() {
             packet_socket::shut_down(&self.socket);
@@ -192,7 +193,7 @@ impl Listener {
         self.socket
     }
 
-    /// The path it listens at; `None` where a service manager made the socket.
+    /// Returns the path at which it listens, or `None` if a service manager made the socket.
     pub fn path(&self) -> Option<&Path> {
         self.made.as_ref().map(|made| made.path.as_path())
     }
@@ -204,7 +205,7 @@ impl AsFd for Listener {
     }
 }
 
-/// The socket goes, if it is still the one that was made; then its field, the lock. A forked child
+/// Removes the socket, if it is still the one that was made; then the lock is dropped. A forked child
 /// leaves both to the process that made them.
 impl Drop for Made {
     fn drop(&mut self) {
@@ -244,25 +245,25 @@ impl Lock {
             if !file.try_lock().map_err(failed())? {
                 return Err(Error::AlreadyServed { socket: socket.to_owned() });
             }
-            // Whoever had it before may have removed it meanwhile: then it locks nothing.
+            // The former owner may have removed the file meanwhile; then its lock has no effect.
             if inode(&path).is_ok_and(|inode| inode == (locked.dev(), locked.ino())) {
                 return Ok(Self { path, file, locked });
             }
         }
     }
 
-    /// Returns whether the lock file names this socket. The server that listened on it had the lock, so
-    /// it is dead. That is believed only of a file that no other user can have written.
+    /// Returns `true` if the lock file names this socket. The server that listened on it had the lock,
+    /// so it is dead. This is believed only of a file that no other user can have written.
     fn names(&self, socket: &Metadata) -> bool {
         let is_own =
             self.locked.uid() == longshore_sys::effective_uid() && self.locked.mode() & 0o022 == 0;
         is_own && self.file.content().is_ok_and(|content| content == self.record(socket).as_bytes())
     }
 
-    /// Names the socket that listens now. If that fails, the next server finds out whether this one is
-    /// alive by connecting to it.
+    /// Writes the name of the socket that listens now. If that fails, the next server finds out whether
+    /// this one is alive by connecting to it.
     fn name(&self, socket: &Metadata) {
-        // Not if the path is a hard link to a file that is something else.
+        // A hard link to another kind of file is not written to.
         let is_lock =
             |content: Vec<u8>| content.is_empty() || content.starts_with(RECORD.as_bytes());
         if self.locked.nlink() == 1 && self.file.content().is_ok_and(is_lock) {
@@ -270,8 +271,8 @@ impl Lock {
         }
     }
 
-    /// The content of the lock file. A later socket can have the same inode number, but not the same
-    /// time. A copy of the lock file does not have its inode number.
+    /// Returns the content of the lock file. A later socket can have the same inode number, but not the
+    /// same time. A copy of the lock file has another inode number than the content says.
     fn record(&self, socket: &Metadata) -> String {
         let (device, inode) = (socket.dev(), socket.ino());
         let (seconds, nanoseconds) = (socket.mtime(), socket.mtime_nsec());
@@ -282,24 +283,24 @@ impl Lock {
 
 fn remove_dead(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
-        // It went meanwhile.
+        // It was removed meanwhile.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         removed => removed.map_err(Error::kernel_at("removing the dead socket", path)),
     }
 }
 
-/// A server that is not of this kind may listen there, without a lock.
+/// Removes a socket that refuses connections. A server that takes no lock may listen there.
 fn remove_if_dead(path: &Path) -> Result<()> {
     match packet_socket::connect(path) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => remove_dead(path),
-        // It went meanwhile.
+        // It was removed meanwhile.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         _ => Err(Error::AlreadyServed { socket: path.to_owned() }),
     }
 }
 
-/// Makes a directory with these permissions, which it gets also if it exists. Its name may lead to
-/// another directory meanwhile, so the permissions are those of the one that was opened.
+/// Makes a directory, and sets these permissions even if it exists. Its name may meanwhile lead to
+/// another directory, so the permissions are set on the opened one.
 fn make_directory(path: &Path, permissions: u32) -> io::Result<()> {
     match DirBuilder::new().mode(permissions).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
@@ -312,7 +313,7 @@ fn make_directory(path: &Path, permissions: u32) -> io::Result<()> {
 /// Removes a file if it is still this one.
 fn remove_same(path: &Path, same: (u64, u64)) {
     if inode(path).is_ok_and(|inode| inode == same) {
-        // There is nobody to tell.
+        // An error here has no consequence.
         let _ = fs::remove_file(path);
     }
 }
@@ -351,16 +352,16 @@ mod tests {
     }
 
     #[test]
-    fn only_a_directory_itself_gets_the_permissions() {
+    fn permissions_are_set_on_the_directory_itself_only() {
         let dir = tempfile::tempdir().unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
         let (own, other) = (dir.path().join("longshore"), dir.path().join("other"));
         make_directory(&own, 0o711).unwrap();
         assert_eq!(mode(&own), 0o711);
         make_directory(&own, 0o700).unwrap();
-        assert_eq!(mode(&own), 0o700, "it was there");
+        assert_eq!(mode(&own), 0o700, "it existed");
 
-        // Its name leads elsewhere by now.
+        // The name now leads to another directory.
         fs::remove_dir(&own).unwrap();
         DirBuilder::new().mode(0o755).create(&other).unwrap();
         std::os::unix::fs::symlink(&other, &own).unwrap();
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_where_the_lock_should_be_is_left_alone() {
+    fn another_file_in_place_of_the_lock_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let (path, lock) = (dir.path().join("socket"), dir.path().join("socket.lock"));
         std::os::unix::fs::symlink(dir.path().join("elsewhere"), &lock).unwrap();
@@ -423,7 +424,7 @@ mod tests {
         let lock = Lock::take(path).unwrap();
         lock.name(&there);
         assert!(lock.names(&there));
-        // As a kill leaves it.
+        // As a killed server leaves it.
         let lock_path = lock.path.clone();
         let kept = lock_path.with_extension("kept");
         fs::hard_link(&lock_path, &kept).unwrap();
@@ -478,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_too_long_is_told() {
+    fn a_path_that_is_too_long_is_refused() {
         let path = env::temp_dir().join("x".repeat(120));
         let refused = Listener::bind(&path, 0o600).unwrap_err().to_string();
         assert!(refused.contains("longer than 107 bytes"), "{refused}");

@@ -1,4 +1,4 @@
-//! What can go wrong between a client and its server.
+//! The errors of clients and servers.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use longshore_load as load;
 use crate::fault::{NoServerCause, ServerFault};
 use crate::reason::Reason;
 
-/// How many paths a message lists.
+/// The most paths that a message lists.
 const LISTED_MAX: usize = 8;
 
 /// The result of serving or attaching.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong, and what to do about it.
+/// An error of a client or a server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -27,9 +27,9 @@ pub enum Error {
     NoServer {
         /// The socket.
         socket: PathBuf,
-        /// Why there is none.
+        /// The reason.
         cause: NoServerCause,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -65,7 +65,7 @@ pub enum Error {
     SocketDenied {
         /// The socket.
         socket: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -78,7 +78,7 @@ pub enum Error {
     UntrustedServer {
         /// The socket.
         socket: PathBuf,
-        /// The user that listens.
+        /// The user that runs the server.
         uid: u32,
     },
     /// A variable names a user that is not a number.
@@ -87,30 +87,30 @@ pub enum Error {
          991,1000)"
     )]
     NotAUserId {
-        /// The word.
+        /// The word that is not a number.
         word: String,
         /// The variable.
         variable: &'static str,
     },
-    /// A file that is to be attached cannot be opened by this process itself, so that it cannot show
-    /// that it may read it.
+    /// This process cannot open a file that it wants to attach, so it cannot show that it may read the
+    /// file.
     #[error("cannot open {}, which is needed to show that it may be attached", path.display())]
     Open {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
     /// The server refused.
     #[error("the server refuses: {message}")]
     Refused {
-        /// Why, for programs.
+        /// The reason, for programs.
         reason: Reason,
-        /// Why, and what can be done.
+        /// The reason, and advice.
         message: String,
     },
-    /// The server went away before it answered.
+    /// The server ended before it answered.
     #[error(
         "the server is gone: it was ended or killed before it answered; start it and try again"
     )]
@@ -118,16 +118,16 @@ pub enum Error {
     /// The server did not answer in time.
     #[error("the server has said nothing for {seconds} s; is it stopped, or its disk?")]
     TimedOut {
-        /// How long it was waited for.
+        /// The time that the client waited, in seconds.
         seconds: u64,
     },
-    /// What the server sent cannot be right. Nothing of it was used.
+    /// The server sent something that is not valid. The client has used nothing of it.
     #[error("what the server sent cannot be trusted: {fault}")]
     Untrustworthy {
-        /// What is wrong with it.
+        /// The error in it.
         fault: ServerFault,
     },
-    /// No path, number or name of something served.
+    /// No path, number or name of a served file or a model in memory.
     #[error(
         "nothing called '{}' is served: it is no file here, nor one beneath {}, nor the name or number \
          of any of the {held} models that are held",
@@ -135,14 +135,14 @@ pub enum Error {
         listed(roots)
     )]
     NotFound {
-        /// What was asked for.
+        /// The name that was given.
         name: String,
         /// The directories and files that are served.
         roots: Vec<PathBuf>,
-        /// How many models are held.
+        /// The number of models in memory.
         held: usize,
     },
-    /// Several served files have a path that ends like this.
+    /// Several served files have paths with this end.
     #[error(
         "'{}' is the end of several served paths: {}; give the whole path, or a number of \
          'longshore ls'",
@@ -174,9 +174,9 @@ pub enum Error {
     /// The caller cancelled.
     #[error("cancelled after {done_bytes} of {total_bytes} bytes")]
     Cancelled {
-        /// How many bytes the server had loaded.
+        /// The number of bytes that the server had loaded.
         done_bytes: u64,
-        /// How many there were to be; 0 where it had not begun.
+        /// The number of bytes of the model; 0 if the load had not begun.
         total_bytes: u64,
     },
     /// Another server listens there already.
@@ -188,7 +188,7 @@ pub enum Error {
         /// The socket.
         socket: PathBuf,
     },
-    /// Something else is where the socket is to be.
+    /// Another file has the path of the socket.
     #[error(
         "{} exists and is no socket ({kind}); it is left as it is: remove it, or name another \
          --socket", socket.display()
@@ -199,7 +199,7 @@ pub enum Error {
         /// The type of the file.
         kind: &'static str,
     },
-    /// A directory or file that is to be served cannot be.
+    /// A directory or file cannot be served.
     #[error("{} cannot be served", path.display())]
     CannotServe {
         /// The path.
@@ -208,7 +208,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// Neither a directory nor a file is named.
+    /// Neither a directory nor a file was given.
     #[error("nothing is named to be served: give a --root or a file")]
     NothingToServe,
     /// The path of a socket is too long.
@@ -238,11 +238,11 @@ pub enum Error {
     /// A call to the kernel failed.
     #[error("{operation}{} failed", shown(path.as_deref()))]
     Kernel {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// The file that it was done to, if there is one.
+        /// The file, if there is one.
         path: Option<PathBuf>,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -290,7 +290,7 @@ fn shown(path: Option<&Path>) -> String {
     path.map_or_else(String::new, |path| format!(" {}", path.display()))
 }
 
-/// The first paths, separated by commas.
+/// Returns the first paths, separated by commas.
 fn listed(paths: &[PathBuf]) -> String {
     let shown = paths.iter().take(LISTED_MAX);
     let shown = shown.map(|path| printable(&path.to_string_lossy()).into_owned());

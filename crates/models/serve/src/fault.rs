@@ -1,4 +1,4 @@
-//! The reasons that errors of a client and events of a server carry.
+//! The reasons in errors of a client and in events of a server.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use longshore_formats::printable;
 
 use crate::protocol::Malformed;
 
-/// Why there is no server at a socket.
+/// The reason why there is no server at a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoServerCause {
@@ -16,7 +16,7 @@ pub enum NoServerCause {
     /// Something else is at the path.
     #[error("it exists and is no socket ({kind})")]
     NotASocket {
-        /// What it is.
+        /// The type of the file.
         kind: &'static str,
     },
     /// The server of the socket was killed.
@@ -35,20 +35,20 @@ pub enum NoServerCause {
     OtherSocket,
 }
 
-/// Why a client does not trust what a server sent.
+/// The reason why a client does not trust a message of a server.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerFault {
     /// A message is too long, or has more than one descriptor.
     #[error("a message that is too long, or has too much with it")]
     MessageTooLong,
-    /// A message has fields that make no sense.
+    /// A message has fields that are not valid.
     #[error("a malformed message: {0}")]
     Malformed(Malformed),
-    /// A message does not answer the request.
+    /// A message is not a reply to the request.
     #[error("an answer to something else")]
     OutOfTurn,
-    /// The list of what is served and held is too long.
+    /// The list of served files and models is too long.
     #[error("a list of more than {lines_max} lines")]
     ListTooLong {
         /// The longest list that is read.
@@ -75,10 +75,10 @@ pub enum ServerFault {
         /// How many files the server reports.
         count: u32,
     },
-    /// A file is not inside of the memory.
+    /// A file is not inside the memory.
     #[error("a file that is not inside of the memory")]
     FileOutside,
-    /// The descriptor is not of a memfd.
+    /// The descriptor is not that of a memfd.
     #[error("the descriptor is of no memfd")]
     NotAMemfd,
     /// The memory is not sealed.
@@ -86,17 +86,17 @@ pub enum ServerFault {
         "the memory is not sealed: against shrinking {shrink}, growing {grow}, writing {write}"
     )]
     NotSealed {
-        /// True if the memfd has `F_SEAL_SHRINK`.
+        /// `true` if the memfd has `F_SEAL_SHRINK`.
         shrink: bool,
-        /// True if the memfd has `F_SEAL_GROW`.
+        /// `true` if the memfd has `F_SEAL_GROW`.
         grow: bool,
-        /// True if the memfd has `F_SEAL_WRITE`.
+        /// `true` if the memfd has `F_SEAL_WRITE`.
         write: bool,
     },
-    /// The descriptor of the memory can write.
+    /// The descriptor of the memory is not read-only.
     #[error("the descriptor of the memory can write")]
     Writable,
-    /// The memory has another length than the server reports.
+    /// The length of the memory is not the length that the server reports.
     #[error("the memory has {found_bytes} bytes, and {reported_bytes} are said to be there")]
     OtherLength {
         /// The length of the memory.
@@ -106,7 +106,7 @@ pub enum ServerFault {
     },
 }
 
-/// Why a server disconnects a client. Shown as a sentence about the client.
+/// The reason why a server disconnects a client, worded as a sentence about the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientFault {
@@ -122,13 +122,13 @@ pub enum ClientFault {
         /// The longest message.
         max_bytes: usize,
     },
-    /// A message has more descriptors than any has.
+    /// A message has more descriptors than any request has.
     #[error("a message has too many descriptors")]
     TooManyDescriptors,
-    /// A message has a descriptor that its kind has not, or lacks one.
+    /// A message has a descriptor although its kind has none, or lacks one.
     #[error("a message has not the descriptors it should have")]
     OtherDescriptors,
-    /// A message has fields that make no sense.
+    /// A message has fields that are not valid.
     #[error("a message is malformed: {0}")]
     Malformed(Malformed),
     /// The client may not send this request now.

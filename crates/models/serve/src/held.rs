@@ -1,33 +1,33 @@
-//! What a server holds.
+//! The models of a server.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// What a server holds, or is loading.
+/// A model that a server has in memory, or is loading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Held {
-    /// Its number: none is used twice by one server.
+    /// The number of the model, which the server uses only once.
     pub id: u64,
-    /// The file it was asked for by.
+    /// The path by which it was requested.
     pub path: PathBuf,
-    /// The format that it was loaded as.
+    /// The format as which it was loaded.
     pub format: String,
-    /// What its tensors begin at multiples of; 0 where they are as in the file.
+    /// The alignment of its tensors in bytes; 0 if they lie as in the file.
     pub align_bytes: u64,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len_bytes: u64,
-    /// How many of them are there: fewer than all while it is being loaded.
+    /// The number of bytes that are loaded.
     pub done_bytes: u64,
-    /// How many attachments it has.
+    /// The number of attachments.
     pub attachments: u32,
-    /// Whether it is there, or still being loaded.
+    /// The state of the model.
     pub state: HeldState,
-    /// Whether the files on disk are no longer those that were loaded.
+    /// `true` if the files on disk are no longer those that were loaded.
     pub is_stale: bool,
-    /// Whether it is kept for as long as the server runs.
+    /// `true` if it is kept for as long as the server runs.
     pub is_pinned: bool,
-    /// Since when it is held or being loaded, in milliseconds.
+    /// The time since it was requested first, in milliseconds.
     pub age_ms: u64,
 }
 
@@ -50,11 +50,11 @@ impl Held {
     }
 }
 
-/// How far a model has come.
+/// The state of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeldState {
-    /// It waits or is being loaded.
+    /// It waits to be loaded, or is being loaded.
     Loading,
     /// It is complete.
     Ready,

@@ -1,8 +1,8 @@
-//! The inodes of files that are served, kept in use.
+//! The inodes of served files, kept in use.
 //!
 //! A file system gives the number of a deleted inode to a new file, which may be another user's, and
 //! that user can set its length and its time of modification. So numbers are compared only while both
-//! inodes are in use: that of the server by a descriptor here (`O_PATH`), that of the client by the
+//! inodes are in use: the server's by a descriptor of this module (`O_PATH`), the client's by the
 //! descriptor that it sent.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,19 +23,19 @@ pub(crate) struct Inodes {
     files: Vec<HeldInode>,
 }
 
-/// One of them.
+/// One of these files.
 #[derive(Debug)]
 pub(crate) struct HeldInode {
     path: PathBuf,
     kind: Kind,
     pub(crate) version: Version,
-    /// By what its file system tells it from others that have the same number.
+    /// The handle by which its file system distinguishes it from other files with the same number.
     pub(crate) handle: Option<FileHandle>,
     descriptor: OwnedFd,
 }
 
 impl HeldInode {
-    /// Takes a file that was found at `path` ([`beneath::locate`]).
+    /// Wraps a file that was found at `path` ([`beneath::locate`]).
     ///
     /// # Errors
     /// Those of `statx(2)`.
@@ -65,7 +65,7 @@ impl HeldInode {
     ///
     /// # Errors
     /// [`longshore_load::Error::NotRegular`], [`longshore_load::Error::Open`], and
-    /// [`longshore_load::Error::Changed`] where it was written to meanwhile.
+    /// [`longshore_load::Error::Changed`] if it was written to meanwhile.
     fn open(&self) -> longshore_load::Result<SourceFile> {
         self.check_regular()?;
         let opened = beneath::open_located(self)
@@ -118,19 +118,20 @@ impl Inodes {
         drop(Self { files });
     }
 
-    /// Returns whether the kernel knows, without asking a file system, that one of the files is deleted.
+    /// Returns `true` if the kernel knows, without asking a file system, that one of the files is
+    /// deleted.
     pub(crate) fn is_any_known_unlinked(&self) -> bool {
         self.files.iter().any(|file| file::is_known_unlinked(file).unwrap_or(false))
     }
 
-    /// Returns whether one of the files is deleted. One that cannot be examined is taken for deleted:
-    /// a network file system may have forgotten it.
+    /// Returns `true` if one of the files is deleted. A file that cannot be examined is taken for
+    /// deleted: a network file system may have forgotten it.
     pub(crate) fn is_any_unlinked(&self) -> bool {
         self.files.iter().any(|file| file::status(file).map_or(true, |now| now.links == 0))
     }
 }
 
-/// No thread that drops a model waits until its descriptors are closed.
+/// Closes the descriptors on other threads, so that no thread that drops a model waits for that.
 impl Drop for Inodes {
     fn drop(&mut self) {
         static RELEASING: Releasing<OwnedFd> = Releasing::new();
@@ -144,7 +145,7 @@ pub(crate) fn changed(path: &Path) -> longshore_load::Error {
     longshore_load::Error::Changed { path: path.to_owned(), change: Change::Replaced }
 }
 
-/// Returns the same state of a file as [`SourceFile::version`] has it.
+/// Returns the state of a file in the form of [`SourceFile::version`].
 pub(crate) fn file_version(version: &Version) -> FileVersion {
     let identity = version.identity();
     let (len_bytes, modified) = (version.len_bytes(), version.modified());

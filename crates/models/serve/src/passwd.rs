@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// The text of `/etc/passwd`; empty if it cannot be read.
+/// Returns the text of `/etc/passwd`, or an empty string if it cannot be read.
 ///
 /// The file is read directly: `getpwnam` would load the modules of the name service switch into
 /// every process, and a static binary cannot.
@@ -10,7 +10,7 @@ pub(crate) fn text() -> String {
     fs::read_to_string("/etc/passwd").unwrap_or_default()
 }
 
-/// The user id of `name` in the text of `/etc/passwd`.
+/// Returns the user id of `name` in the text of `/etc/passwd`.
 pub(crate) fn uid_of(name: &str, passwd: &str) -> Option<u32> {
     let mut entries = passwd.lines().map(|line| line.split(':'));
     let mut entry =

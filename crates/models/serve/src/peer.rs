@@ -1,19 +1,19 @@
-//! Who a client is.
+//! The identity of a client.
 
 use std::io;
 use std::os::fd::AsFd;
 
 use longshore_sys::packet_socket;
 
-/// The process at the other end of a connection, as it was when it connected.
+/// The process at the other end of a connection, when it connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Peer {
-    /// The process; 0 if it is in a process namespace that this one does not see.
+    /// The process id; 0 if it is in a process namespace that is not visible here.
     pub pid: u32,
-    /// Its user.
+    /// The user id.
     pub uid: u32,
-    /// Its group.
+    /// The group id.
     pub gid: u32,
 }
 

@@ -1,28 +1,28 @@
-//! Why a server refuses.
+//! The reasons for which a server refuses.
 
-/// Why a server refuses, for programs.
+/// The reason for a refusal, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The client speaks another version.
+    /// The client uses another version of the protocol.
     Version,
-    /// What was asked for is not served, or not to this client.
+    /// The requested file is not served, or not to this client.
     NotServed,
-    /// Nothing is held under that number, or it is no longer what is on disk.
+    /// No model has that number, or its files have changed.
     NotHeld,
     /// The files cannot be read, or are not of their format.
     Unreadable,
     /// A file changed while it was read.
     Changed,
-    /// There is no memory for it.
+    /// There is not enough memory.
     NoMemory,
-    /// This client, its user or everyone has as much as is allowed.
+    /// This client, its user or all users together have reached a limit.
     TooMany,
-    /// What the client sent makes no sense.
+    /// The client sent something that is not valid.
     Misbehaved,
     /// The server ends.
     Stopping,
-    /// Anything else, also what a later server may say.
+    /// Any other reason, including those of later versions.
     Other,
 }
 

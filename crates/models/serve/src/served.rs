@@ -1,4 +1,4 @@
-//! What is served: directories, and files named one by one. Every path is resolved here.
+//! The served directories and files. All paths are resolved in this module.
 
 use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
@@ -18,68 +18,68 @@ use longshore_sys::file_handle::FileHandle;
 use crate::error::{Error, Result};
 use crate::inodes::{HeldInode, Inodes, changed, file_version};
 
-/// The most files with tensors that a served model may have: each is open while the model is held, and
-/// twice more while it is loaded.
+/// The most files with tensors that a served model may have. Each is open while the model is in memory,
+/// and two more times while it is loaded.
 const FILES_MAX: u64 = 256;
 
-/// How much is read of the index and of all headers of a model together, in bytes. Parsing takes
+/// The most bytes that are read of the index and of all headers of a model together. Parsing takes
 /// several times as much memory, which is charged to no user. The longest indexes of published models
 /// have about 20 MB, and the headers of their shards 11 MB.
 const HEADERS_BYTES_MAX: u64 = 32 << 20;
 
-/// How many of these bytes the headers may have if tensors are aligned, which takes twice as much
+/// The most of these bytes that the headers may have if tensors are aligned, which takes twice as much
 /// memory. A GGUF header that is longer than 8 MiB counts as 16 MiB.
 const ALIGNED_HEADERS_BYTES_MAX: u64 = 20 << 20;
 
-/// Directories beneath which everything may be asked for, and files that may.
+/// The directories whose files may be attached, and the single files that may.
 #[derive(Debug)]
 pub(crate) struct Served {
     places: Vec<Place>,
 }
 
-/// A directory, and what of it is served.
+/// A directory, and the part of it that is served.
 #[derive(Debug)]
 struct Place {
     directory: OwnedFd,
-    /// Without symbolic links in it.
+    /// The path, without symbolic links.
     path: PathBuf,
-    /// Only the file of this name, and shards of it.
+    /// If set, only the file of this name and its shards are served.
     only: Option<OsString>,
 }
 
-/// What a file is taken for, and how it is laid out.
+/// The format that a file is parsed as, and its layout in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) format: FormatChoice,
-    /// What tensors begin at multiples of; `None` for where they are in the file.
+    /// The alignment of the tensors; `None` if they stay where they are in the file.
     pub(crate) align: Option<Granule>,
 }
 
-/// A file that was asked for and the files that it stands for, as they were when they were found.
+/// A requested file and the files of its model, as they were when they were found.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// The file that was named.
+    /// The requested file.
     pub(crate) path: PathBuf,
     pub(crate) layout: Layout,
-    /// The files to be loaded: that one, or those that it stands for.
+    /// The files to load: the requested one, or those of its index or splits.
     pub(crate) files: Vec<(PathBuf, FileVersion)>,
-    /// How long a buffer they take.
+    /// The length of the buffer for them, in bytes.
     pub(crate) len_bytes: u64,
-    /// Keeps the inodes of the files to be loaded in use; `None` once one of them is deleted. Without it
-    /// nothing can be compared with them any more.
+    /// Keeps the inodes of the files to load in use; `None` once one of them is deleted. Without it no
+    /// file can be compared with them any more.
     pub(crate) inodes: Option<Arc<Inodes>>,
 }
 
 impl Found {
-    /// Returns whether both are the same paths in the same layout, though perhaps at other times.
+    /// Returns `true` if both are the same paths in the same layout, though perhaps at other times.
     pub(crate) fn is_as(&self, other: &Self) -> bool {
         self.layout.align == other.layout.align
             && is_same_path(&self.path, &other.path)
             && self.paths().map(Path::as_os_str).eq(other.paths().map(Path::as_os_str))
     }
 
-    /// Returns whether both are the same files, unchanged, in the same layout. That the numbers of
-    /// their inodes are equal means something only because both keep theirs in use.
+    /// Returns `true` if both are the same files, unchanged, in the same layout. Equal inode numbers
+    /// mean the same inode only because both keep theirs in use.
     ///
     /// Their names, their formats and an index do not matter: they were checked when the files were
     /// found, and a load depends on none of them ([`Served::plan`]).
@@ -96,12 +96,12 @@ impl Found {
         Self { inodes: None, ..self.clone() }
     }
 
-    /// Uses other paths that lead to the same inodes.
+    /// Replaces the paths by others that lead to the same inodes.
     pub(crate) fn rename(&mut self, name: &Self) {
         *self = Self { inodes: self.inodes.take(), ..name.clone() };
     }
 
-    /// Returns how many descriptors keep its inodes in use.
+    /// Returns the number of descriptors that keep its inodes in use.
     pub(crate) fn open_files(&self) -> usize {
         self.inodes.as_ref().map_or(0, |inodes| inodes.len())
     }
@@ -111,20 +111,20 @@ impl Found {
     }
 }
 
-/// A file that a client has shown: the path that it named, and the file's identity. The client's
+/// A file that a client has shown: the path that it gave, and the file's identity. The client's
 /// descriptor stays open for as long as the identity is compared with others.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown {
     pub(crate) path: PathBuf,
     pub(crate) identity: Identity,
-    /// The connection has the descriptor until the look ends or is given up.
+    /// The connection owns the descriptor until the lookup ends or is given up.
     pub(crate) file: Weak<OwnedFd>,
 }
 
 impl Shown {
-    /// Returns whether the client has shown this very file.
+    /// Returns `true` if the client has shown this very file.
     fn is_of(&self, found: &HeldInode) -> bool {
-        // The file system may be asked for the handle, so this is not done for any other file that a
+        // This may ask the file system for the handle, so it is not done for any other file that a
         // client sends.
         let has_handle = |file: Arc<OwnedFd>| FileHandle::of(&*file) == found.handle;
         self.identity.matches(&found.version.identity())
@@ -132,33 +132,33 @@ impl Shown {
     }
 }
 
-/// The outcome of looking for a file.
+/// The result of looking for a file.
 #[derive(Debug)]
 pub(crate) enum Looked {
-    /// One of the files is not there, not served, or not the file that was shown. The client is not
-    /// told which of these it is.
+    /// One of the files does not exist, is not served, or is not the file that was shown. The client
+    /// does not learn which of these it is.
     Refused {
         /// The path of that file.
         path: PathBuf,
-        /// The reason, for the log alone.
+        /// The reason, for the log only.
         why: io::Error,
     },
-    /// It was not looked for, or not to the end.
+    /// The lookup failed, or did not begin.
     Failed(longshore_load::Error),
-    /// The client has shown the file that it named, and has yet to show these.
+    /// The client has shown the file that it named, and must also show these.
     Unshown(Vec<PathBuf>),
-    /// The client has shown all files: what was found, or what is wrong with them.
+    /// The client has shown all files: the model that was found, or the error in it.
     Found(longshore_load::Result<Found>),
 }
 
-/// Whether files that were found are still there.
+/// The state of files that were found before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freshness {
     /// Their paths lead to them, and they are unchanged.
     Fresh,
-    /// The same, but the index that was named is gone.
+    /// As [`Fresh`](Self::Fresh), but the index that was named is deleted.
     WithoutIndex,
-    /// They were changed, or their paths lead elsewhere.
+    /// They were changed, or their paths lead to other files.
     Stale,
     /// One of them is deleted, and only the server keeps its inode in use.
     Unlinked,
@@ -173,7 +173,7 @@ pub(crate) fn not_a_file_name(path: &Path) -> Error {
 impl Served {
     pub(crate) fn new(roots: &[PathBuf], files: &[PathBuf]) -> Result<Self> {
         let mut places = Vec::new();
-        // Files that were named come first: links may lead out of where they are.
+        // Files that were named come first: links may lead out of their directories.
         for path in files {
             let (Some(directory), Some(name)) = (parent(path), path.file_name()) else {
                 return Err(not_a_file_name(path));
@@ -196,7 +196,7 @@ impl Served {
         Ok(Self { places })
     }
 
-    /// The paths of what is served.
+    /// Returns the paths of the served directories and files.
     pub(crate) fn roots(&self) -> impl Iterator<Item = PathBuf> {
         self.places.iter().map(|place| match &place.only {
             Some(name) => place.path.join(name),
@@ -204,15 +204,15 @@ impl Served {
         })
     }
 
-    /// Looks for the file at `path`, which is absolute, and for those that it stands for.
+    /// Looks for the file at `path`, which is absolute, and for the other files of its model.
     ///
-    /// For a client, `shown` is what it has shown. No other file is opened for it, and none is read
-    /// before all are shown, but for the named one, once that is shown: what an index or the first of
-    /// several splits says about the others is what the client can read itself. The server asks itself
-    /// without anything to show.
+    /// For a client, `shown` has the files that it has shown. The server opens no other file for it, and
+    /// reads none before all are shown, except the named one, once that is shown: the client can itself
+    /// read in it which others an index or the first of several splits names. For the server's own
+    /// lookups, `shown` is `None`.
     ///
     /// Everything that depends on the request is checked here: the format that it names, and its index.
-    /// Others may wait for the load that follows, and do not get its errors.
+    /// Other clients may wait for the load that follows, and do not get its errors.
     pub(crate) fn look(&self, path: &Path, layout: Layout, shown: Option<&[Shown]>) -> Looked {
         let mut inodes = Inodes::default();
         let named = match self.find(path, path, shown) {
@@ -222,7 +222,7 @@ impl Served {
         if let Err(error) = named.check_regular() {
             return Looked::Found(Err(error));
         }
-        // One that the server cannot read is refused as if it were not there.
+        // A file that the server cannot read is refused as if it did not exist.
         if let Err(why) = beneath::open_located(&named) {
             return refused(path, why);
         }
@@ -254,7 +254,7 @@ impl Served {
             inodes.keep(files.iter().map(|(path, _)| path.as_path()));
             let inodes = Some(Arc::new(inodes));
             let found = Found { path: path.to_owned(), layout, files, len_bytes, inodes };
-            // A shard may have a name by which it is parsed as something else than a shard.
+            // The name of a shard may make the parser take it for another format.
             if layout.align.is_some() {
                 Self::plan(&found)?;
             }
@@ -262,9 +262,9 @@ impl Served {
         }))
     }
 
-    /// Looks for a file that was found before by the same request, and that is held: its header was
-    /// checked, and is not read again. Returns `None` if it is not the same any more, is one of several,
-    /// or cannot be opened.
+    /// Looks for a file that an earlier, equal request found, and that is in memory: its header was
+    /// checked, and is not read again. Returns `None` if it is no longer the same, is one of several, or
+    /// cannot be opened.
     pub(crate) fn look_again(&self, known: &Found, shown: &[Shown]) -> Option<Found> {
         let [(path, version)] = &known.files[..] else { return None };
         if *path != known.path || known.inodes.is_none() {
@@ -280,8 +280,8 @@ impl Served {
         known.is_same(&again).then_some(again)
     }
 
-    /// Finds a file of the model that is `named`, without opening it, and compares it with what was
-    /// shown.
+    /// Finds a file of the model that is `named`, without opening it, and compares it with the shown
+    /// files.
     fn find(
         &self,
         named: &Path,
@@ -311,7 +311,7 @@ impl Served {
         Ok(file)
     }
 
-    /// The other files that the named one stands for.
+    /// Returns the other files of the model of the named file.
     fn others(
         &self,
         inodes: &Inodes,
@@ -326,11 +326,12 @@ impl Served {
 
     /// Opens the files that were found, the very inodes, and plans to load them.
     ///
-    /// The load may be for other clients, too, which gave other formats or have another index. So neither
-    /// of these takes part in it: without an alignment the files are loaded as they are, and with one they
-    /// are parsed as when they were found.
+    /// The load may be for other clients, too, which gave other formats or have another index. So
+    /// neither affects it: without an alignment the files are loaded as they are, and with one they are
+    /// parsed as when they were found.
     ///
     /// # Errors
+    /// [`longshore_load::Error::Changed`] if one of the files has changed.
     /// [`longshore_load::Error::Changed`] if one of the files is not what it was.
     pub(crate) fn plan(found: &Found) -> longshore_load::Result<Plan> {
         let inodes = found.inodes.as_ref().ok_or_else(|| changed(&found.path))?;
@@ -348,7 +349,7 @@ impl Served {
         Ok(plan)
     }
 
-    /// Returns whether what was found is still there, unchanged.
+    /// Returns the state of files that were found before.
     pub(crate) fn freshness(&self, found: &Found) -> Freshness {
         if found.inodes.as_ref().is_some_and(|inodes| inodes.is_any_unlinked()) {
             return Freshness::Unlinked;
@@ -367,7 +368,7 @@ impl Served {
         }
     }
 
-    /// Finds a file that belongs to the one that is `named`, without opening it.
+    /// Finds a file of the model that is `named`, without opening it.
     fn locate(&self, named: &Path, path: &Path) -> io::Result<OwnedFd> {
         let unserved = "it is beneath no directory that is served";
         let mut refused = io::Error::new(io::ErrorKind::NotFound, unserved);
@@ -388,8 +389,8 @@ impl Served {
     }
 }
 
-/// Returns the outcome for a file that cannot be found or opened. That no descriptor is left says
-/// nothing about the file, so the client may know it.
+/// Returns the result for a file that cannot be found or opened. Exhausted descriptors are reported to
+/// the client, because that tells nothing about the file.
 fn refused(path: &Path, why: io::Error) -> Looked {
     let path = path.to_owned();
     match descriptors::is_exhausted(&why) {
@@ -398,7 +399,7 @@ fn refused(path: &Path, why: io::Error) -> Looked {
     }
 }
 
-/// Opens files and those that they stand for, each the inode that is in use.
+/// Opens files and the others of their models, each the inode that is in use.
 fn open(inodes: &Inodes, paths: &[&Path], layout: Layout) -> longshore_load::Result<Plan> {
     let mut opened = longshore_load::open_by(paths, layout.format, &Bounded::new(inodes, layout))?;
     if let Some(alignment) = layout.align {
@@ -410,11 +411,11 @@ fn open(inodes: &Inodes, paths: &[&Path], layout: Layout) -> longshore_load::Res
     Ok(opened.plan)
 }
 
-/// Opens the files of a model, and bounds their number and what is read of their headers.
+/// Opens the files of a model, and limits their number and the bytes that are read of their headers.
 struct Bounded<'a> {
     inodes: &'a Inodes,
     layout: Layout,
-    /// Of the index and the headers.
+    /// The bytes that were read of the index and the headers.
     read_bytes: Cell<u64>,
     header_bytes: Cell<u64>,
 }
@@ -453,8 +454,8 @@ impl Opener for Bounded<'_> {
         add(&self.header_bytes, what, ALIGNED_HEADERS_BYTES_MAX)
     }
 
-    /// Before their paths are made: 99,998 of 4 KiB for a look at a file of 100 bytes would take
-    /// 400 MB.
+    /// Called before the paths are made: 99,998 of 4 KiB, for a lookup of a file of 100 bytes, would
+    /// take 400 MB.
     fn permit_files(&self, source: &SourceFile, count: u64) -> longshore_load::Result<()> {
         if count <= FILES_MAX {
             return Ok(());
@@ -474,7 +475,7 @@ impl Place {
     fn open(directory: &Path, only: Option<OsString>) -> io::Result<Self> {
         let path = fs::canonicalize(directory)?;
         let place = Self { directory: beneath::open_directory(&path)?, path, only };
-        // Whether the kernel can do what is asked of it later.
+        // Checks that the kernel supports the later calls.
         beneath::locate(&place.directory, Path::new("."), Reach::Beneath)?;
         if !beneath::can_open_located(&place.directory) {
             return Err(io::Error::other("/proc is not mounted, by which files are opened"));
@@ -489,14 +490,14 @@ impl Place {
     }
 }
 
-/// Returns whether two paths are the same bytes. Paths of requests have one spelling
-/// (`components().collect()`), and the serving thread compares many of them: as paths, two of 4 KiB take
-/// 90 us, since each component is compared.
+/// Returns `true` if two paths are the same bytes. Paths of requests have one spelling
+/// (`components().collect()`), and the serving thread compares many of them: `Path` compares each
+/// component, which takes 90 us for two paths of 4 KiB.
 pub(crate) fn is_same_path(one: &Path, other: &Path) -> bool {
     one.as_os_str() == other.as_os_str()
 }
 
-/// The directory that `path` is in.
+/// Returns the directory of `path`.
 pub(crate) fn parent(path: &Path) -> Option<&Path> {
     path.file_name().filter(|name| *name != OsStr::new(".."))?;
     path.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent })

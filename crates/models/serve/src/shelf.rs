@@ -1,24 +1,24 @@
-//! The books: which models are held, who has them, and which may go.
+//! The model cache: the models, their attachments, and which of them may be freed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::served::Found;
 
-/// How long a model is kept that nobody has attached.
+/// The time for which a model without attachments is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Keep {
-    /// Not at all: its memory goes with the last attachment.
+    /// Not kept: its memory is freed after the last attachment.
     #[default]
     Attached,
-    /// So long after the last attachment.
+    /// Kept for this time after the last attachment.
     Idle(Duration),
-    /// Until its room is needed.
+    /// Kept until its memory is needed.
     Always,
 }
 
-/// One model. `M` is its memory, once that is there.
+/// One model. `M` is its memory, once it is loaded.
 #[derive(Debug)]
 pub(crate) struct Model<M> {
     pub(crate) found: Found,
@@ -28,17 +28,17 @@ pub(crate) struct Model<M> {
     pub(crate) is_pinned: bool,
     pub(crate) is_stale: bool,
     pub(crate) since: Instant,
-    /// Nobody wants it any longer, but it is still being loaded.
+    /// `true` if no client waits for it any more, but it is still being loaded.
     pub(crate) is_abandoned: bool,
-    /// When it was last attached or released.
+    /// The time when it was last attached or released.
     used: Instant,
 }
 
-/// There is no room.
+/// There is not enough memory for a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom {
     pub(crate) limit_bytes: u64,
-    /// What is in use and cannot go.
+    /// The bytes that are in use and cannot be freed.
     pub(crate) in_use_bytes: u64,
 }
 
@@ -77,7 +77,7 @@ impl<M> Shelf<M> {
         self.models.len()
     }
 
-    /// The bytes of all models, also of those that are still being loaded.
+    /// Returns the bytes of all models, including those that are being loaded.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.models.values().map(|model| model.found.len_bytes).sum()
     }
@@ -88,7 +88,7 @@ impl<M> Shelf<M> {
         self.iter().find(|(_, model)| same(model)).map(|(id, _)| id)
     }
 
-    /// Returns how many descriptors keep the inodes of all models in use.
+    /// Returns the number of descriptors that keep the inodes of all models in use.
     pub(crate) fn open_files(&self) -> usize {
         self.models.values().map(|model| model.found.open_files()).sum()
     }
@@ -138,8 +138,8 @@ impl<M> Shelf<M> {
         Ok(gone)
     }
 
-    /// Takes one of the unused models for which `is_it` holds: one that goes first, if there is one, and
-    /// of these the least recently used.
+    /// Takes one of the unused models for which `is_it` returns `true`: the least recently used of those
+    /// that go first, if there are any, or else of all.
     pub(crate) fn take_least_used(
         &mut self,
         is_it: impl Fn(u64, &Model<M>) -> bool,
@@ -150,7 +150,8 @@ impl<M> Shelf<M> {
         Some((id, self.remove(id)?))
     }
 
-    /// Takes away what has not been used for as long as it is kept, and what nobody has and is stale.
+    /// Takes the models that were not used for the time that they are kept, and stale models without
+    /// attachments.
     pub(crate) fn take_expired(&mut self, now: Instant) -> Vec<(u64, Model<M>)> {
         let keep = self.keep;
         self.take(|model| {
@@ -163,7 +164,7 @@ impl<M> Shelf<M> {
         })
     }
 
-    /// When [`Self::take_expired`] has something to do next.
+    /// Returns the next time at which [`Self::take_expired`] has something to do.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
         let Keep::Idle(time) = self.keep else { return None };
         let idle = self.models.values().filter(|model| model.may_go());
@@ -190,7 +191,7 @@ impl<M> Shelf<M> {
         self.models.remove(&id)
     }
 
-    /// Books an attachment; how many there are then.
+    /// Counts an attachment; returns their new number.
     pub(crate) fn attach(&mut self, id: u64, now: Instant) -> Option<u32> {
         let model = self.models.get_mut(&id)?;
         model.attachments += 1;
@@ -198,7 +199,7 @@ impl<M> Shelf<M> {
         Some(model.attachments)
     }
 
-    /// Books the end of one; how many are left.
+    /// Counts the end of an attachment; returns their new number.
     pub(crate) fn detach(&mut self, id: u64, now: Instant) -> Option<u32> {
         let model = self.models.get_mut(&id)?;
         model.attachments = model.attachments.saturating_sub(1);
@@ -214,7 +215,7 @@ impl<M> Shelf<M> {
 }
 
 impl<M> Model<M> {
-    /// Returns whether no client has it and the server may free it.
+    /// Returns `true` if no client has it and the server may free it.
     pub(crate) fn may_go(&self) -> bool {
         self.memory.is_some() && self.attachments == 0 && !self.is_pinned
     }
@@ -230,7 +231,7 @@ mod tests {
     use super::*;
     use crate::served::{Layout, Looked, Served};
 
-    /// Files of 1000 bytes each.
+    /// Returns files of 1000 bytes each.
     fn files(dir: &Path, count: usize) -> Vec<Found> {
         let names: Vec<_> = (0..count).map(|number| dir.join(number.to_string())).collect();
         for name in &names {
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_made_by_what_was_not_used_for_longest_and_nobody_has() {
+    fn room_is_made_by_the_least_recently_used_models_without_attachments() {
         let dir = tempfile::tempdir().unwrap();
         let dir = fs::canonicalize(dir.path()).unwrap();
         let found = files(&dir, 4);
@@ -260,7 +261,7 @@ mod tests {
         for (number, found) in found.iter().take(3).enumerate() {
             assert!(shelf.make_room(1000, |_| false).unwrap().is_empty());
             let id = shelf.insert(found.clone(), at(number as u64));
-            // What is being loaded does not go.
+            // A model that is being loaded is not freed.
             assert!(shelf.make_room(3000, |_| false).is_err());
             shelf.get_mut(id).unwrap().memory = Some(());
         }
@@ -274,14 +275,14 @@ mod tests {
             shelf.make_room(2501, |_| false).err(),
             Some(NoRoom { limit_bytes: 3500, in_use_bytes: 1000 })
         );
-        assert_eq!(shelf.len(), 3, "nobody goes for nothing");
+        assert_eq!(shelf.len(), 3, "no model is freed in vain");
         assert_eq!(ids(&shelf.make_room(1000, |_| false).unwrap()), [3]);
         assert_eq!(ids(&shelf.make_room(2500, |_| false).unwrap()), [2]);
         assert_eq!(shelf.held_bytes(), 1000);
     }
 
     #[test]
-    fn what_nobody_has_goes_at_once_or_after_a_time_or_when_it_is_stale() {
+    fn models_without_attachments_go_at_once_or_after_a_time_or_when_stale() {
         let dir = tempfile::tempdir().unwrap();
         let dir = fs::canonicalize(dir.path()).unwrap();
         let found = files(&dir, 1).remove(0);

@@ -1,5 +1,5 @@
-//! What a client says to a server, and what it hears from it: a server that does not answer, or says
-//! what makes no sense, holds nobody up.
+//! A client's connection, with limits on its waits: a server that does not answer, or sends invalid
+//! messages, cannot block the client.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -19,25 +19,25 @@ use crate::error::{Error, Result};
 use crate::fault::{NoServerCause, ServerFault};
 use crate::protocol::{MESSAGE_BYTES_MAX, Reply, Request};
 
-/// How long a server may take to accept.
+/// The time for a server to accept.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
-/// How long it may take to answer, or to say how far a load has come.
+/// The time for a server to answer, or to report progress of a load.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// How often a cancellation is looked for.
+/// The interval at which a cancellation is noticed.
 const CANCEL_EVERY: Duration = Duration::from_millis(50);
 
-/// A connection, and how long anything is waited for on it.
+/// A connection, and the longest wait on it.
 #[derive(Debug)]
 pub(super) struct Line {
     socket: OwnedFd,
     cancel: CancelToken,
     answer_time: Duration,
-    /// How far the load has come, of which there was news: done and in all.
+    /// The last progress that was reported: loaded bytes, and all bytes.
     heard_bytes: (u64, u64),
 }
 
 impl Line {
-    /// Connects, and waits where too many others wait to be accepted.
+    /// Connects; waits if the queue of connections is full.
     pub(super) fn connect(socket: &Path, cancel: &CancelToken) -> Result<Self> {
         let begin = Instant::now();
         loop {
@@ -63,12 +63,12 @@ impl Line {
         }
     }
 
-    /// A connection that is there already, on which nothing can be cancelled.
+    /// Returns a line for an existing connection, on which nothing can be cancelled.
     pub(super) fn of(socket: OwnedFd, answer_time: Duration) -> Self {
         Self { socket, cancel: CancelToken::new(), answer_time, heard_bytes: (0, 0) }
     }
 
-    /// Takes the connection out.
+    /// Returns the connection.
     pub(super) fn end(self) -> OwnedFd {
         self.socket
     }
@@ -82,7 +82,7 @@ impl Line {
                     self.wait(begin, Watch { fd: self.socket.as_fd(), read: false, write: true })?;
                 }
                 Err(error) if is_gone(&error) => {
-                    // It may have said why before it went.
+                    // The server may have sent the reason before it closed.
                     return match self.receive() {
                         Err(refused @ Error::Refused { .. }) => Err(refused),
                         _ => Err(Error::ServerGone),
@@ -93,13 +93,14 @@ impl Line {
         }
     }
 
-    /// The next message, with its descriptor. A refusal is an error, and so is the server's end.
+    /// Returns the next message, with its descriptor. A refusal is an error, and so is the end of the
+    /// server.
     pub(super) fn receive(&mut self) -> Result<(Reply, Option<OwnedFd>)> {
         let begin = Instant::now();
         let mut bytes = [0; MESSAGE_BYTES_MAX];
         let mut was_reset = false;
         loop {
-            // Also where there is always something to be heard.
+            // Also checked if messages arrive without a pause.
             self.check_cancelled()?;
             let packet = match packet_socket::receive(&self.socket, &mut bytes) {
                 Ok(packet) => packet,
@@ -107,8 +108,8 @@ impl Line {
                     self.wait(begin, Watch { fd: self.socket.as_fd(), read: true, write: false })?;
                     continue;
                 }
-                // A server that goes without having read all resets the connection: that is told
-                // once, and behind it is what it said before.
+                // A server that closes with requests unread resets the connection. The kernel reports
+                // that once; earlier messages of the server can be received after it.
                 Err(error) if is_gone(&error) && !was_reset => {
                     was_reset = true;
                     continue;
@@ -139,7 +140,7 @@ impl Line {
         }
     }
 
-    /// Waits a little for the socket; not at all where it was waited for too long.
+    /// Waits a short time for the socket; fails if the client has waited too long.
     fn wait(&self, since: Instant, watch: Watch<'_>) -> Result<()> {
         self.check_cancelled()?;
         if since.elapsed() > self.answer_time {
@@ -170,7 +171,7 @@ fn unreachable_by(socket: &Path, source: io::Error) -> Error {
     let cause = match source.kind() {
         ErrorKind::PermissionDenied => return Error::SocketDenied { socket, source },
         ErrorKind::NotFound | ErrorKind::NotADirectory => NoServerCause::NoSocket,
-        // The kernel says the same of other files.
+        // The kernel returns the same error for other files.
         ErrorKind::ConnectionRefused => match fs::metadata(&socket) {
             Ok(there) if !there.file_type().is_socket() => {
                 NoServerCause::NotASocket { kind: described(there.file_type()) }

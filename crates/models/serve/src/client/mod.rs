@@ -1,4 +1,4 @@
-//! The client's side.
+//! The client.
 
 mod attachment;
 mod line;
@@ -29,23 +29,23 @@ use line::Line;
 pub use attachment::{AttachedFile, Attachment};
 pub use trust::{TRUST_VARIABLE, Trust};
 
-/// More files than any model has; a server that says more is not believed.
+/// More files than any model has; a server that reports more is not trusted.
 const FILES_MAX: u32 = 100_000;
-/// More lines than any server's list has.
+/// More lines than the list of any server has.
 const LINES_MAX: usize = 100_000;
 
-/// What is to be attached.
+/// The model to attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wanted {
     /// The file at this path.
     Path(PathBuf),
-    /// What the server holds under this number.
+    /// The model that the server has under this number.
     Id(u64),
-    /// As people write it: a path; else a name beneath a served directory; else a number; else the
-    /// end of the path of a held model, which must not be the end of another one's path. The files
-    /// of the model, and links to them, must then belong to root, to this user or to the user that
-    /// runs the server.
+    /// A name as people write it: a path; else a name beneath a served directory; else a number; else
+    /// the end of the path of a model in memory, which must not be the end of the path of another one.
+    /// The files of the model, and links to them, must then belong to root, to this user or to the user
+    /// that runs the server.
     Word(OsString),
 }
 
@@ -58,13 +58,13 @@ struct Located {
     by_end: Option<String>,
 }
 
-/// What a server serves and holds.
+/// The served files and the models of a server.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Listing {
-    /// Directories and files that are served.
+    /// The directories and files that are served.
     pub roots: Vec<PathBuf>,
-    /// Models that are held or being loaded.
+    /// The models that are in memory or being loaded.
     pub held: Vec<Held>,
 }
 
@@ -90,14 +90,14 @@ pub struct Client {
     server_pid: u32,
     /// The user that runs the server.
     server_uid: u32,
-    /// Whether that user may choose which file it is sent.
+    /// `true` if that user may choose which file it is sent.
     may_choose_files: bool,
     align: Option<Granule>,
 }
 
 impl Client {
-    /// Connects to the server that listens at `socket`; without one, to that of this user or of the
-    /// system ([`default_server`]). When `cancel` is cancelled, every wait for the server ends.
+    /// Connects to the server that listens at `socket` or, for `None`, to that of this user or of the
+    /// system ([`default_server`]). Cancelling `cancel` ends every wait for the server.
     ///
     /// The user that runs the server has to be trusted ([`Trust::from_env`]).
     ///
@@ -107,7 +107,7 @@ impl Client {
         Self::connect_with(socket, &Trust::from_env()?, cancel)
     }
 
-    /// Connects as [`Self::connect`], and trusts the servers of these users.
+    /// Connects as [`Self::connect`] does, and trusts the servers of these users.
     ///
     /// The kernel reports the user whose process listened on the socket. If a service manager made
     /// the socket, that is the service manager's user.
@@ -138,20 +138,21 @@ impl Client {
         }
     }
 
-    /// Has the server place every tensor at a multiple of this, as [`Opened::align`] does: it is
-    /// another memory than the same model's as it is. What is attached by its number is as it is held.
+    /// Asks the server to align every tensor to `alignment`, as [`Opened::align`] does. The aligned
+    /// model is another one in the server's memory. A model that is attached by its number keeps its
+    /// layout.
     ///
     /// [`Opened::align`]: longshore_load::Opened::align
     pub fn align(self, alignment: Granule) -> Self {
         Self { align: Some(alignment), ..self }
     }
 
-    /// The server's process, as it says.
+    /// Returns the process id of the server, as it reports it.
     pub fn server_pid(&self) -> u32 {
         self.server_pid
     }
 
-    /// What is served and held.
+    /// Returns the served files and the models of the server.
     ///
     /// # Errors
     /// [`Error::Refused`], [`Error::Cancelled`], [`Error::ServerGone`], [`Error::TimedOut`],
@@ -170,12 +171,13 @@ impl Client {
         Err(ServerFault::ListTooLong { lines_max: LINES_MAX }.into())
     }
 
-    /// Attaches a model, and waits while the server loads it: `observe` hears how far it has come. A
-    /// file is opened by this process, too: that is how it shows that it may read it.
+    /// Attaches a model, and waits while the server loads it; `observe` is called with the progress.
+    /// This process opens the files, too, to show that it may read them.
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::NotFound`], [`Error::Ambiguous`], [`Error::OtherUser`], [`Error::Refused`],
-    /// [`Error::Cancelled`], [`Error::ServerGone`], [`Error::TimedOut`], [`Error::Untrustworthy`]. Nothing is left then.
+    /// [`Error::Open`], [`Error::NotFound`], [`Error::Ambiguous`], [`Error::OtherUser`],
+    /// [`Error::Refused`], [`Error::Cancelled`], [`Error::ServerGone`], [`Error::TimedOut`],
+    /// [`Error::Untrustworthy`]. The model is not attached then.
     pub fn attach(
         mut self,
         wanted: &Wanted,
@@ -197,7 +199,7 @@ impl Client {
                         Some(shards) => shards,
                         None => shards.insert(others_of(path, file, format)?),
                     };
-                    // Each is asked for once.
+                    // The server may ask for each once.
                     if !shards.remove(&shard) {
                         return Err(ServerFault::AsksForOtherFile { path: shard }.into());
                     }
@@ -237,7 +239,7 @@ impl Client {
         Ok(files)
     }
 
-    /// Opens the file, and returns its path and what to ask the server for, too.
+    /// Opens the file, and returns it with its path and the target of the request.
     fn locate(&mut self, wanted: &Wanted) -> Result<Located> {
         let of_path = |path: &Path| {
             let path = resolved(path)?;
@@ -271,7 +273,7 @@ impl Client {
                     Some(named_once) if named.len() == 1 => {
                         Ok(Located { by_end: Some(name), ..of_path(named_once)? })
                     }
-                    // Another user can have a file of the same name attached.
+                    // Another user can have attached a file of the same name.
                     Some(_) => {
                         let paths = named.into_iter().cloned().collect();
                         Err(Error::Ambiguous { name, paths })
@@ -282,7 +284,7 @@ impl Client {
         }
     }
 
-    /// Returns the list, if the server may choose by it which file it is sent.
+    /// Returns the list, if the server may choose with it which file it is sent.
     fn list_to_choose_from(&mut self) -> Result<Listing> {
         if self.may_choose_files {
             return self.list();
@@ -292,13 +294,13 @@ impl Client {
 }
 
 impl Located {
-    /// Checks that no other user decides the content of a file of the model, which was opened at `path`, if
-    /// the model was found by the end of its path: every user can have a file of that name attached while
-    /// the right one is not, or a link to the index of the right one, with shards of its own beside it.
+    /// Checks that no other user decides the content of a file of the model, which was opened at `path`,
+    /// if the model was found by the end of its path. Every user can have a file of that name attached
+    /// while the right one is not, or a link to the index of the right one, with other shards beside it.
     fn check_owner(&self, path: &Path, opened: &OwnedFd, server_uid: u32) -> Result<()> {
         let Some(name) = &self.by_end else { return Ok(()) };
         let failed = |source| Error::Open { path: path.to_owned(), source };
-        // Of the link, if the last component is one.
+        // The owner of the link, if the last component is one.
         let itself = fs::symlink_metadata(path).map_err(failed)?.uid();
         let target = file::status(opened).map_err(failed)?.owner;
         let trusted = [0, longshore_sys::effective_uid(), server_uid];
@@ -319,13 +321,13 @@ fn out_of_turn() -> Error {
     ServerFault::OutOfTurn.into()
 }
 
-/// Opens a file that is to be shown. Another user may decide where its path leads by now.
+/// Opens a file to show. Another user may have changed where its path leads.
 fn opened(path: &Path) -> Result<OwnedFd> {
     beneath::open_regular(path).map_err(|source| Error::Open { path: path.to_owned(), source })
 }
 
-/// The absolute path of a file, without symbolic links but for its own name: where the file is said
-/// to be decides about its format and where its shards are.
+/// Returns the absolute path of a file, without symbolic links except in its own name: the path decides
+/// the format of the file and the directory of its shards.
 fn resolved(path: &Path) -> Result<PathBuf> {
     let failed = |source| Error::Open { path: path.to_owned(), source };
     match (parent(path), path.file_name()) {
@@ -334,8 +336,8 @@ fn resolved(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The other files that one stands for: a server that asks for any more asks for too much. Only the
-/// named file is read, which is open already.
+/// Returns the other files of the model of a file; a server may ask for no others. This reads only the
+/// named file, which is open already.
 fn others_of(path: &Path, file: &OwnedFd, format: FormatChoice) -> Result<BTreeSet<PathBuf>> {
     let open = |path: &Path| {
         let own = file.try_clone();
@@ -358,7 +360,7 @@ fn not_found(name: &str, listing: &Listing) -> Error {
     Error::NotFound { name: name.to_owned(), roots, held }
 }
 
-/// The words of the command line.
+/// Parses a word of the command line.
 impl From<&OsStr> for Wanted {
     fn from(word: &OsStr) -> Self {
         Self::Word(word.to_owned())

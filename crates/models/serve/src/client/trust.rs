@@ -72,7 +72,7 @@ impl Trust {
         Self { uids, by_path_only: None }
     }
 
-    /// Returns this trust extended by `uids`.
+    /// Returns this trust, extended by `uids`.
     #[must_use]
     pub fn and(self, uids: impl IntoIterator<Item = u32>) -> Self {
         let named = Self::only(uids).uids;
@@ -80,13 +80,13 @@ impl Trust {
         Self { uids: &self.uids | &named, by_path_only }
     }
 
-    /// Returns whether servers of this user are trusted.
+    /// Returns `true` if servers of this user are trusted.
     pub fn contains(&self, uid: u32) -> bool {
         self.uids.contains(&uid)
     }
 
-    /// Returns whether servers of this user may choose which file they are sent: what a number or the
-    /// end of a path means.
+    /// Returns `true` if servers of this user may choose which file they are sent, for a number or the
+    /// end of a path.
     pub fn may_choose_files(&self, uid: u32) -> bool {
         self.contains(uid) && self.by_path_only != Some(uid)
     }
@@ -102,8 +102,8 @@ fn parse_list(list: &str) -> Result<Vec<u32>> {
         .collect()
 }
 
-/// The overflow id, unless the user namespace maps every id, as the initial one does. Then no other
-/// user can appear as the user with this id.
+/// Returns the overflow id, unless the user namespace maps every id, as the initial one does. Then no
+/// other user can appear as the user with this id.
 fn ambiguous_uid(uid_map: &str, overflow_uid: &str) -> Option<u32> {
     let count = |line: &str| line.split_whitespace().nth(2)?.parse::<u64>().ok();
     let mapped: u64 = uid_map.lines().filter_map(count).sum();

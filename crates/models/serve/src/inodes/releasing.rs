@@ -1,20 +1,20 @@
 //! Threads that close the descriptors of inodes.
 //!
-//! Closing the last descriptor of a deleted file frees its blocks. That can take seconds, and on a
-//! mount that hangs it never ends. So only a few threads close descriptors of one device, and those of
-//! other devices are closed meanwhile.
+//! Closing the last descriptor of a deleted file frees its blocks. That can take seconds, and on a mount
+//! that hangs it never ends. So only a few threads close descriptors of one device, and others close
+//! those of other devices meanwhile.
 //!
-//! Descriptors that wait here are charged to no user, and those of one device are closed in the order in
-//! which they came: the files of a model can have been asked for by several users.
+//! Waiting descriptors are charged to no user, and those of one device are closed in the order in which
+//! they came, because several users can have requested the files of a model.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// How many threads drop values of one device at once.
+/// The most threads that drop values of one device at once.
 const THREADS_PER_DEVICE_MAX: usize = 2;
-/// How many threads drop values at once. A server has few devices beneath its roots, but on btrfs each
-/// subvolume has a number of its own, and users can make subvolumes.
+/// The most threads that drop values at once. A server has few devices beneath its roots, but on btrfs
+/// each subvolume has a device number of its own, and users can make subvolumes.
 const THREADS_MAX: usize = 64;
 /// The stack of such a thread, in bytes: it calls little more than `close(2)`.
 const STACK_BYTES: usize = 64 << 10;
@@ -22,7 +22,7 @@ const STACK_BYTES: usize = 64 << 10;
 /// The major and minor number of a device.
 pub(super) type Device = (u32, u32);
 
-/// Values that threads drop, since that can block for ever.
+/// Values that threads drop, because dropping them can block for ever.
 #[derive(Debug)]
 pub(super) struct Releasing<T>(Mutex<Waiting<T>>);
 
@@ -30,7 +30,7 @@ pub(super) struct Releasing<T>(Mutex<Waiting<T>>);
 struct Waiting<T> {
     /// The values that no thread has taken. No queue is empty.
     queues: BTreeMap<Device, VecDeque<T>>,
-    /// How many threads each device has. No count is zero.
+    /// The number of threads of each device. No number is zero.
     threads: BTreeMap<Device, usize>,
 }
 
@@ -39,8 +39,8 @@ impl<T: Send + 'static> Releasing<T> {
         Self(Mutex::new(Waiting { queues: BTreeMap::new(), threads: BTreeMap::new() }))
     }
 
-    /// Has a thread drop these values. The calling thread does not wait for it. Values for which no
-    /// thread can be started wait for the next call.
+    /// Makes a thread drop these values, and does not wait for it. Values for which no thread can be
+    /// started wait for the next call.
     pub(super) fn release(&'static self, values: impl IntoIterator<Item = (Device, T)>) {
         let mut waiting = self.lock();
         for (device, value) in values {
@@ -60,7 +60,7 @@ impl<T: Send + 'static> Releasing<T> {
         }
     }
 
-    /// Drops values until there are none that this thread may drop. The thread is one of `device`'s.
+    /// Drops values until there are none left that this thread, which is one of `device`'s, may drop.
     fn drop_all(&self, mut device: Device) {
         while let Some((next, value)) = self.next(device) {
             drop(value);
@@ -68,8 +68,8 @@ impl<T: Send + 'static> Releasing<T> {
         }
     }
 
-    /// Takes the next value for a thread of `device`, which becomes one of the value's device: that
-    /// which has the fewest threads.
+    /// Takes the next value for a thread of `device`. The thread becomes one of the value's device: the
+    /// device that has the fewest threads.
     fn next(&self, device: Device) -> Option<(Device, T)> {
         let mut waiting = self.lock();
         waiting.end(device);
@@ -85,7 +85,7 @@ impl<T: Send + 'static> Releasing<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting<T>> {
-        // Code under the lock does not panic halfway.
+        // Code under the lock does not panic between two changes that belong together.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -115,11 +115,11 @@ mod tests {
 
     use super::*;
 
-    /// A descriptor: its close is reported, and ends when the test permits it.
+    /// A descriptor whose close is reported, and ends when the test permits it.
     struct Slow {
         name: u32,
         closing: Sender<u32>,
-        /// Closed without a message: it may end.
+        /// Receives the permission to end the close.
         permit: Option<Receiver<()>>,
     }
 
@@ -139,7 +139,7 @@ mod tests {
     const HUNG: Device = (8, 1);
 
     #[test]
-    fn a_mount_that_hangs_keeps_two_threads_and_no_descriptor_of_others() {
+    fn a_mount_that_hangs_blocks_two_threads_and_no_descriptor_of_others() {
         let (releasing, (closing, closed)) = (releasing(), mpsc::channel());
         let mut permits = Vec::new();
         for name in 0..100 {
@@ -149,7 +149,7 @@ mod tests {
             releasing.release([(HUNG, slow)]);
         }
         let begun = [closed.recv().unwrap(), closed.recv().unwrap()];
-        // Each of the other devices has its descriptors closed, one after the other.
+        // Descriptors of the other devices are closed, one after the other.
         for name in 100..200 {
             let device = (9, name % 50);
             releasing.release([(device, Slow { name, closing: closing.clone(), permit: None })]);
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(waiting.threads_of(HUNG), THREADS_PER_DEVICE_MAX);
         assert_eq!(waiting.queues[&HUNG].len(), 98);
         drop(waiting);
-        // The rest is closed once the mount answers.
+        // The others are closed when the mount answers.
         drop(permits);
         assert_eq!(closed.iter().take(98).count(), 98);
     }

@@ -1,11 +1,12 @@
-//! Fields of a message: little-endian numbers, and bytes behind their length.
+//! The fields of a message: little-endian numbers, and bytes after their length.
 
-/// Why a message is none of this protocol.
+/// The reason why bytes are not a message of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(pub(crate) &'static str);
 
-/// Takes a message apart. What does not fit is refused, and so is what is left over.
+/// Reads the fields of a message. Fields that do not fit are refused, and so are bytes after the last
+/// one.
 #[derive(Debug)]
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
@@ -39,7 +40,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// At most `len_max` bytes behind their length.
+    /// Reads at most `len_max` bytes after their length.
     pub(super) fn bytes(&mut self, len_max: usize) -> Result<&'a [u8], Malformed> {
         let len_bytes = usize::from(self.u16()?);
         if len_bytes > len_max {
@@ -48,7 +49,7 @@ impl<'a> Reader<'a> {
         self.take(len_bytes)
     }
 
-    /// As [`Self::bytes`], of UTF-8.
+    /// Reads as [`Self::bytes`] does, as UTF-8.
     pub(super) fn text(&mut self, len_max: usize) -> Result<String, Malformed> {
         let bytes = self.bytes(len_max)?.to_vec();
         String::from_utf8(bytes).map_err(|_| Malformed("a text in it is not UTF-8"))
@@ -59,7 +60,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Puts a message together.
+/// Writes the fields of a message.
 #[derive(Debug)]
 pub(super) struct Writer(pub(super) Vec<u8>);
 
@@ -88,7 +89,7 @@ impl Writer {
         self
     }
 
-    /// Bytes behind their length. What is too long is cut; callers see to it that it is not.
+    /// Appends bytes after their length. More than `len_max` bytes are cut off; callers avoid that.
     pub(super) fn bytes(mut self, bytes: &[u8], len_max: usize) -> Self {
         let bytes = &bytes[..bytes.len().min(len_max)];
         self.0.extend((bytes.len() as u16).to_le_bytes());
@@ -96,7 +97,7 @@ impl Writer {
         self
     }
 
-    /// A text, cut between two characters if it is too long.
+    /// Appends a text, cut between two characters if it is too long.
     pub(super) fn text(self, text: &str, len_max: usize) -> Self {
         let mut end = text.len().min(len_max);
         while !text.is_char_boundary(end) {

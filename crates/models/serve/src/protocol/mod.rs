@@ -1,10 +1,10 @@
-//! What a client and the server say to each other.
+//! The messages between a client and the server.
 //!
-//! The socket keeps messages apart (`SOCK_SEQPACKET`), so that there is no half message to wait for
-//! and no length to believe, and a descriptor belongs to the message it came with. A message is its
-//! kind, two bytes, and its fields in the order in which they are listed here: numbers in
-//! little-endian order, texts and paths behind their length in two bytes. It has at most
-//! [`MESSAGE_BYTES_MAX`] bytes, and none is left over.
+//! The socket keeps the boundaries of messages (`SOCK_SEQPACKET`), so that there is no partial message
+//! to wait for and no length to trust, and a descriptor belongs to the message that it came with. A
+//! message is its kind, two bytes, and its fields in the order in which they are listed here: numbers in
+//! little-endian order, texts and paths after their length in two bytes. It has at most
+//! [`MESSAGE_BYTES_MAX`] bytes, and no bytes after its last field.
 //!
 //! ```text
 //!   client                                       server
@@ -24,8 +24,9 @@
 //!                                          ◄──   Closing            the server ends
 //! ```
 //!
-//! A client asks one thing at a time. `Hello` may be followed at once by what comes next. A client that
-//! was given memory reads everything that it was sent, `Released` included, before it attaches again.
+//! A client has one request at a time. `Hello` may be followed at once by the next request. A client
+//! that was given memory receives every message that it was sent, `Released` included, before it
+//! attaches again.
 
 mod fields;
 
@@ -39,11 +40,11 @@ use crate::reason::Reason;
 pub use fields::Malformed;
 use fields::{Reader, Writer};
 
-/// The version of the protocol that is spoken here.
+/// The version of the protocol.
 pub const VERSION: u16 = 1;
 /// The longest message in bytes: a path and some numbers.
 pub const MESSAGE_BYTES_MAX: usize = 8192;
-/// The longest path in bytes: Linux has none that is longer.
+/// The longest path in bytes, as in Linux.
 pub const PATH_BYTES_MAX: usize = 4096;
 /// The longest text in bytes.
 pub const TEXT_BYTES_MAX: usize = 2048;
@@ -52,115 +53,115 @@ pub const FORMAT_BYTES_MAX: usize = 32;
 
 const MAGIC: [u8; 8] = *b"longshor";
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request {
-    /// The first message: the version the client speaks.
+    /// The first message, with the version of the client.
     Hello {
         /// [`VERSION`].
         version: u16,
     },
-    /// To be given the memory of a model. The file that is named comes with it as a descriptor that
-    /// can be read: that is how the client shows that it may.
+    /// Requests the memory of a model. The named file comes with the request as a readable descriptor,
+    /// by which the client shows that it may read it.
     Attach {
-        /// Which.
+        /// The model.
         target: Target,
-        /// What the files are to be taken for, in the words of `longshore load --format`.
+        /// The format of the files, as a word of `longshore load --format`.
         format: String,
-        /// What tensors are to begin at multiples of, in bytes; 0 for where they are in the file.
+        /// The alignment of the tensors in bytes; 0 if they stay where they are in the file.
         align_bytes: u64,
     },
-    /// Another file of the model, as [`Reply::Prove`] asked for. It comes as a descriptor.
+    /// Another file of the model, which [`Reply::Prove`] asked for, as a descriptor.
     Proof,
-    /// To end the attachment, and keep the connection.
+    /// Ends the attachment, and keeps the connection.
     Release,
-    /// To be told what is served and what is held.
+    /// Requests the served files and the models.
     List,
 }
 
-/// What is to be attached.
+/// The model to attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Target {
-    /// The file of this absolute path, as it is now.
+    /// The file at this absolute path, as it is now.
     Path(PathBuf),
-    /// What the server holds under this number.
+    /// The model that the server has under this number.
     Id(u64),
 }
 
-/// What the server answers.
+/// A reply of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reply {
-    /// The answer to [`Request::Hello`].
+    /// The reply to [`Request::Hello`].
     Welcome {
-        /// The version that is spoken from here on.
+        /// The version to use from here on.
         version: u16,
-        /// The server's process.
+        /// The process id of the server.
         pid: u32,
     },
-    /// This file belongs to the model, too: open it and send it.
+    /// Asks for another file of the model: the client opens it and sends it.
     Prove {
         /// The file.
         path: PathBuf,
     },
     /// The model is being loaded.
     Progress {
-        /// Bytes that are there.
+        /// The number of bytes that are loaded.
         done_bytes: u64,
-        /// Bytes there are to be.
+        /// The number of bytes of the model.
         total_bytes: u64,
-        /// Time since the load began, in milliseconds.
+        /// The time since the load began, in milliseconds.
         elapsed_ms: u64,
     },
-    /// Here it is. The memory comes with it as a descriptor, and the files in as many messages.
+    /// The model is attached. The memory comes as a descriptor, and the files in as many messages.
     Attached {
-        /// Its number.
+        /// The number of the model.
         id: u64,
-        /// The content's length in bytes.
+        /// The length of the content in bytes.
         len_bytes: u64,
-        /// How many [`Reply::File`] follow.
+        /// The number of [`Reply::File`] messages that follow.
         files: u32,
     },
-    /// A file and where it is in the memory.
+    /// A file and its place in the memory.
     File {
-        /// Where it begins.
+        /// The offset in bytes at which it begins in the memory.
         buffer_offset: u64,
         /// Its length in bytes.
         len_bytes: u64,
-        /// Its name.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// The attachment is over.
+    /// The attachment has ended.
     Released,
-    /// What is served: a directory, or a file.
+    /// A served directory or file.
     Root {
-        /// Its path.
+        /// The path.
         path: PathBuf,
     },
-    /// What is held.
+    /// A model that is in memory or being loaded.
     Held(Held),
     /// The end of a list.
     End,
-    /// No.
+    /// The request is refused.
     Refused {
-        /// Why, for programs.
+        /// The reason, for programs.
         reason: Reason,
-        /// Why, and what can be done, for people.
+        /// The reason and advice, for people.
         message: String,
     },
-    /// The server ends. Memory that was handed out stays with those who have it.
+    /// The server ends. Clients keep the memory that they have.
     Closing,
 }
 
 impl Request {
-    /// Whether it comes with a descriptor.
+    /// Returns `true` if it comes with a descriptor.
     pub fn has_descriptor(&self) -> bool {
         matches!(self, Self::Attach { .. } | Self::Proof)
     }
 
-    /// As it is sent.
+    /// Returns the bytes of the message.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Hello { version } => {
@@ -185,10 +186,10 @@ impl Request {
         .0
     }
 
-    /// Understands what was sent.
+    /// Parses a message.
     ///
     /// # Errors
-    /// [`Malformed`] for anything that [`Self::encode`] does not make.
+    /// [`Malformed`] for bytes that [`Self::encode`] does not return.
     pub fn decode(message: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader(message);
         let request = match reader.u16()? {
@@ -220,7 +221,7 @@ impl Request {
 }
 
 impl Reply {
-    /// As it is sent.
+    /// Returns the bytes of the message.
     pub fn encode(&self) -> Vec<u8> {
         let of_path =
             |writer: Writer, path: &Path| writer.bytes(path.as_os_str().as_bytes(), PATH_BYTES_MAX);
@@ -261,10 +262,10 @@ impl Reply {
         .0
     }
 
-    /// Understands what was sent.
+    /// Parses a message.
     ///
     /// # Errors
-    /// [`Malformed`] for anything that [`Self::encode`] does not make.
+    /// [`Malformed`] for bytes that [`Self::encode`] does not return.
     pub fn decode(message: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader(message);
         let reply = match reader.u16()? {
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn messages_survive_encoding_and_decoding() {
         let path = PathBuf::from(OsStr::from_bytes(b"/models/\xff/\x1b"));
         let requests = [
             Request::Hello { version: VERSION },
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_or_goes_on_is_refused() {
+    fn messages_that_are_cut_short_or_too_long_are_refused() {
         let message = Reply::Held(held()).encode();
         for end in 0..message.len() {
             assert!(Reply::decode(&message[..end]).is_err(), "{end}");
@@ -435,7 +436,7 @@ mod tests {
                 prop_assert_eq!(request.encode(), bytes.clone());
             }
             if let Ok(Reply::Refused { .. }) = Reply::decode(&bytes) {
-                // Reasons to come are taken for another.
+                // Unknown reasons are decoded as `Reason::Other`.
             } else if let Ok(reply) = Reply::decode(&bytes) {
                 prop_assert_eq!(reply.encode(), bytes);
             }
