@@ -1,4 +1,4 @@
-//! What clients ask for, step by step, until it is known what they are to be given.
+//! The requests of clients, step by step, until the model to attach is known.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -23,10 +23,10 @@ use crate::protocol::{Reply, Request, Target, VERSION};
 use crate::reason::Reason;
 use crate::served::{Found, Layout, Looked, is_same_path};
 
-/// No device asks for more.
+/// The largest alignment; no device needs more.
 const ALIGN_BYTES_MAX: u64 = 1 << 30;
 
-/// Why a client is disconnected; without a reason where it is gone itself.
+/// `Err` if a client is disconnected; without a reason if the client disconnected itself.
 pub(super) type Told = Result<(), Option<ClientFault>>;
 
 /// The refusal of a request. The client may ask for something else.
@@ -34,12 +34,12 @@ pub(super) type Told = Result<(), Option<ClientFault>>;
 pub(super) struct Refusal {
     pub(super) reason: Reason,
     pub(super) message: String,
-    /// More words for the log, which the client is not to see.
+    /// More text for the log, which the client must not see.
     pub(super) for_log: Option<String>,
 }
 
-/// With how many unread bytes a user is sent no more lists. A list of the most models that are held has
-/// up to 4 MiB.
+/// The number of unread bytes from which a user is sent no more lists. A list of the most models has up
+/// to 4 MiB.
 const UNSENT_BYTES_MAX: usize = 4 << 20;
 
 impl Core {
@@ -140,7 +140,7 @@ impl Core {
             return Err((refusal(Reason::NotServed, message), file));
         };
         let (path, wanted_id, layout) = match target {
-            // In one spelling, so that paths are compared by their bytes (`is_same_path`).
+            // Normalised, so that paths are compared by their bytes (`is_same_path`).
             Target::Path(path) => (path.components().collect(), None, Layout { format, align }),
             Target::Id(wanted) => match self.shelf.get(wanted) {
                 Some(model) => (model.found.path.clone(), Some(wanted), model.found.layout),
@@ -151,7 +151,7 @@ impl Core {
                 }
             },
         };
-        // A descriptor that cannot read shows nothing.
+        // A descriptor that cannot be read proves nothing.
         if !handed.is_readable {
             return Err((not_served(&path), file));
         }
@@ -161,16 +161,16 @@ impl Core {
         Ok(())
     }
 
-    /// Looks for the files that a client wants, with what it has shown so far.
+    /// Begins to look up the files that a client wants, with those that it has shown so far.
     fn begin_to_look(&mut self, id: u64, asked: Asked, shown: Vec<ShownFile>, now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let user = connection.user;
         let (path, layout) = (asked.path.clone(), asked.layout);
         let inodes = shown.iter().map(|file| file.shown.clone()).collect();
-        // Their descriptors stay open here for as long as the look is waited for.
+        // The connection keeps their descriptors open for as long as the lookup lasts.
         connection.enter(Phase::Opening { asked, shown }, now);
-        // Only a model in one file is looked at again (`Served::look_again`). The paths of others would take
-        // memory for each look that waits.
+        // Only a model in one file is looked up again (`Served::look_again`). The paths of others would
+        // take memory for each lookup that waits.
         let is_it = |found: &Found| {
             found.files.len() == 1 && found.layout == layout && is_same_path(&found.path, &path)
         };
@@ -181,7 +181,7 @@ impl Core {
         self.jobs.begin(user, Job::Look { asker, path, layout, shown, known }, now);
     }
 
-    /// Takes the next file that a client shows. When it has shown all of them, they are looked for.
+    /// Takes the next file that a client shows. After the last one, the files are looked up.
     fn on_proof(&mut self, id: u64, path: PathBuf, file: OwnedFd, now: Instant) -> Told {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         let user = connection.user;
@@ -199,7 +199,7 @@ impl Core {
         if to_show.is_empty() {
             self.begin_to_look(id, asked, shown, now);
         } else {
-            // It has no more time for all of them than for the first.
+            // The time for all files is the same as for the first.
             connection.phase = Phase::Proving { asked, shown, to_show };
         }
         Ok(())
@@ -207,12 +207,12 @@ impl Core {
 
     /// Closes files that a client has shown.
     pub(super) fn close_shown(&mut self, user: User, shown: Vec<ShownFile>) {
-        // A look that was given up can have one for a moment, and closes it then.
+        // A lookup that was given up can have one for a moment, and closes it then.
         let files = shown.into_iter().filter_map(|shown| Arc::into_inner(shown.file));
         self.closers.close(user, files.collect());
     }
 
-    /// Whether a user may have another attachment. Those that are on their way count.
+    /// Checks if a user may have another attachment. Those that are being made count.
     fn may_attach(&self, user: User) -> Result<(), Refusal> {
         let has =
             |connection: &&Connection| connection.user == user && connection.has_or_awaits_model();
@@ -267,8 +267,8 @@ impl Core {
         }
     }
 
-    /// Asks a client for the other files that the one it named stands for. All of them, whether they
-    /// are there or not: nothing is looked for before they are shown.
+    /// Asks a client for the other files of the model that it named. Asks for all of them, even if they
+    /// do not exist: none is looked up before it is shown.
     fn ask_to_show(
         &mut self,
         id: u64,
@@ -306,7 +306,7 @@ impl Core {
         self.give(id, found, now)
     }
 
-    /// Tells a client no. It may ask for something else.
+    /// Refuses a request of a client, which may then send another one.
     pub(super) fn refuse(&mut self, id: u64, refusal: Refusal, now: Instant) -> Told {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         let Refusal { reason, message, for_log } = refusal;
@@ -317,7 +317,7 @@ impl Core {
         sent(connection.send(&Reply::Refused { reason, message }, now))
     }
 
-    /// Sends a client the list of what is served and held, unless its user leaves other lists unread.
+    /// Sends a client the list of served files and models, unless its user leaves other lists unread.
     pub(super) fn list(&mut self, client: u64, now: Instant) {
         let Some(connection) = self.connections.get(&client) else { return };
         let user = connection.user;
@@ -340,7 +340,7 @@ impl Core {
         }
     }
 
-    /// Returns the list of what is served and held.
+    /// Returns the list of served files and models.
     fn listed(&self, now: Instant) -> Vec<Reply> {
         self.served
             .roots()
@@ -372,7 +372,7 @@ impl Refusal {
         Self { reason, message, for_log: None }
     }
 
-    /// The refusal after a load that failed. The client may read the files.
+    /// Returns the refusal after a load that failed. The client may read the files.
     pub(super) fn of(error: &longshore_load::Error) -> Self {
         use longshore_load::Error;
         let reason = match error {
@@ -391,8 +391,8 @@ impl Refusal {
     }
 }
 
-/// The same words whether there is such a file or not: a client learns nothing of files that it may
-/// not read.
+/// Returns the same message if the file exists and if it does not: a client learns nothing about files
+/// that it may not read.
 fn not_served(path: &Path) -> Refusal {
     let message = format!(
         "{} is not served, or not to you: it must be beneath a directory that is served, with no \
@@ -403,7 +403,7 @@ fn not_served(path: &Path) -> Refusal {
     Refusal::new(Reason::NotServed, message)
 }
 
-/// A client whose socket fails is gone.
+/// Treats a client whose socket fails as disconnected.
 pub(super) fn sent(outcome: std::io::Result<()>) -> Told {
     outcome.map_err(|_| None)
 }

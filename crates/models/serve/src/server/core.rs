@@ -1,4 +1,4 @@
-//! The thread that serves: it waits, accepts, and keeps the books.
+//! The serving thread: it waits, accepts, and updates the state of the server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -39,16 +39,16 @@ use crate::reason::Reason;
 use crate::served::Served;
 use crate::shelf::{Model, Shelf};
 
-/// Connections of one user beyond its attachments: for lists, and those that come and go.
+/// The connections of one user beyond its attachments: for lists, and short ones.
 const MORE_CONNECTIONS: usize = 16;
-/// Connections that are accepted before anybody else has a turn.
+/// The most connections that are accepted before anything else is done.
 const ACCEPTED_AT_ONCE: usize = 32;
-/// How many descriptors may at least wait to be closed before no client is accepted.
+/// The fewest descriptors that may wait to be closed before no client is accepted.
 const CLOSING_MIN: usize = 32;
-/// How long loads that are no longer wanted are waited for in the end.
+/// The time that the server waits at its end for loads that are cancelled.
 const END_TIME: Duration = Duration::from_secs(10);
 
-/// A model's memory, and where its files are in it.
+/// A model's memory, and the places of its files.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) buffer: Arc<SharedBuffer>,
@@ -60,7 +60,7 @@ pub(super) struct Memory {
     pub(super) names: Names,
 }
 
-/// A load that goes on.
+/// A running load.
 #[derive(Debug)]
 pub(super) struct Load {
     /// The user that it is loaded for.
@@ -69,7 +69,7 @@ pub(super) struct Load {
     pub(super) done_bytes: u64,
 }
 
-/// All that the server has.
+/// The state of the server.
 #[derive(Debug)]
 pub(super) struct Core {
     listener: Option<Listener>,
@@ -79,12 +79,12 @@ pub(super) struct Core {
     pub(super) jobs: Jobs,
     pub(super) shelf: Shelf<Memory>,
     pub(super) sweeps: Sweeps,
-    /// How many descriptors all users may have for models to whom the limits apply.
+    /// The most descriptors that all users to whom the limits apply may have for models.
     pub(super) open_files_max: usize,
     pub(super) loads: BTreeMap<u64, Load>,
     pub(super) connections: BTreeMap<u64, Connection>,
     last_connection: u64,
-    /// Connections that have ended and count nevertheless.
+    /// Connections that have ended and still count.
     pub(super) unread: Unread,
     pub(super) closers: Arc<Closers>,
     pub(super) users: Users,
@@ -93,20 +93,20 @@ pub(super) struct Core {
     pub(super) awaiting_room: AwaitingRoom,
     /// `true` if the closers left room for connections when the last turn began.
     may_accept: bool,
-    /// Descriptors may be exhausted, and still clients must be told.
+    /// A descriptor in reserve, to send clients an error when descriptors are exhausted.
     spare: Option<OwnedFd>,
-    /// When those who wait for a load that has not begun are told so.
+    /// The next time at which clients that wait for a load that has not begun get a progress message.
     pub(super) next_beat: Instant,
-    /// Files of the start that are still looked for.
+    /// Files of the start that are still being looked up.
     pub(super) starting: BTreeMap<usize, PathBuf>,
-    /// Until when files of the start are waited for, however slow; `None` once that is over.
+    /// The end of the wait for slow files of the start; `None` once it is over.
     pub(super) start_ends: Option<Instant>,
     /// `true` once a file of the start was not found in time, or its load was given up.
     pub(super) serves_early: bool,
     /// `true` once a client of another user than the server's own was accepted.
     pub(super) has_served_others: bool,
     pub(super) is_ready: bool,
-    /// Why the server cannot go on.
+    /// The reason why the server cannot go on.
     pub(super) failed: Option<Error>,
     pub(super) events: Vec<Event>,
 }
@@ -164,7 +164,7 @@ impl Core {
             self.events.drain(..).for_each(|event| observe(&event));
             self.turn()?;
         }
-        // A server that cannot start was never there, so it does not stop.
+        // A server that could not start reports no stop.
         if self.is_ready || self.failed.is_none() {
             self.events.push(Event::Stopping);
         }
@@ -185,9 +185,9 @@ impl Core {
         }
     }
 
-    /// Waits for something to happen, and sees to it.
+    /// Waits for an event, and handles it.
     fn turn(&mut self) -> Result<()> {
-        // Those whose users have used up their time are as if they were not there.
+        // Connections of users that have used up their time are left out.
         let begin = Instant::now();
         let has_time =
             |connection: &Connection| !self.closers.budget.is_used_up(connection.user, begin);
@@ -198,8 +198,8 @@ impl Core {
             Watch { fd: self.jobs.as_fd(), read: true, write: false },
         ];
         let has_closers = self.closers.retry();
-        // Without a spare descriptor no client can be told that there is none. Connections that cannot
-        // be closed would take all descriptors: then clients wait to be accepted.
+        // Without a spare descriptor, no error can be sent to a client. Connections that cannot be
+        // closed would take all descriptors, so clients then wait to be accepted.
         let may_accept = self.closers.may_accept();
         if !may_accept && self.may_accept {
             self.events.push(Event::Trouble { problem: ServerProblem::TooManyToClose });
@@ -211,7 +211,7 @@ impl Core {
             watches.push(Watch { fd: listener.as_fd(), read, write: false });
         }
         let own = watches.len();
-        // A user whose descriptors cannot be closed yet sends no more.
+        // Nothing is received from a user whose descriptors cannot be closed yet.
         let mut has_all = has_closers;
         for connection in &connections {
             let mut watch = connection.watch();
@@ -278,7 +278,7 @@ impl Core {
         }
     }
 
-    /// Returns the user for whom a job was done, if it was done for one alone.
+    /// Returns the user for whom a job was done, if it was done for only one.
     fn asker_of(&self, done: &Done) -> Option<User> {
         let client = match done {
             Done::Looked { asker: Asker::Client(id), .. } => Some(*id),
@@ -364,7 +364,8 @@ impl Core {
                 Ok(socket) => self.welcome(socket, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if descriptors::is_exhausted(&error) => {
-                    // With the spare one the client can be accepted, and told.
+                    // The spare descriptor is given up, so that the client can be accepted and get the
+                    // error.
                     self.spare = None;
                     let Some(listener) = &self.listener else { return };
                     if let Ok(socket) = packet_socket::accept(listener) {
@@ -379,7 +380,7 @@ impl Core {
                         return;
                     }
                 }
-                // A client that was gone before it was accepted.
+                // The client disconnected before it was accepted.
                 Err(_) => return,
             }
         }
@@ -413,7 +414,7 @@ impl Core {
             let option = "--max-clients-per-user";
             Some(format!("{has}, and can have no more ({option})"))
         } else if user.is_limited() && same >= free {
-            // However many ids a client can take, some connections are left for another user.
+            // Also leaves connections for other users if a client can use many ids.
             Some(format!("{has}, and the last {free} of {max} (--max-clients) are for other users"))
         } else if same >= self.options.attachments_max.saturating_add(MORE_CONNECTIONS) {
             let option = "--max-attachments";
@@ -435,7 +436,7 @@ impl Core {
         let user = self.users.of(peer.uid);
         self.has_served_others |= user != self.users.own();
         if !self.closers.budget.is_used_up(user, Instant::now()) {
-            // Nothing was sent on it before: there is room, or the client is gone.
+            // Nothing was sent on this socket before: there is room, or the client has disconnected.
             let send = || packet_socket::send(&socket, &reply.encode(), None);
             let _ = self.closers.budget.spend(user, send);
         }
@@ -443,28 +444,28 @@ impl Core {
         self.closers.end(user, socket);
     }
 
-    /// Ends a connection with a message for whose descriptor there is no room.
+    /// Ends a connection that sent a message for whose descriptor there is no room.
     fn disconnect_without_descriptors(&mut self, id: u64, now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let message = "the server has no descriptors left; try again later".to_owned();
         let (peer, reason) = (connection.peer, Reason::TooMany);
         let reply = Reply::Refused { reason, message: message.clone() };
-        // If it can be sent.
+        // Best effort: the client may not be receiving.
         let _ = connection.send(&reply, now);
         self.events.push(Event::Refused { peer, reason, message });
         self.disconnect(id, None, now);
     }
 
-    /// Ends a connection; with a reason where it was not the client that ended it.
+    /// Ends a connection; `why` is the reason if the client did not end it.
     pub(super) fn disconnect(&mut self, id: u64, why: Option<ClientFault>, now: Instant) {
         let Some(mut connection) = self.connections.remove(&id) else { return };
         let peer = connection.peer;
-        // Before it is sent anything more.
+        // Before anything else is sent.
         let has_unread_memory = connection.has_unread_memory();
         if let Some(why) = why {
             let message = format!("you are disconnected: {why}");
             let reply = Reply::Refused { reason: Reason::Misbehaved, message };
-            // If it can be told.
+            // Best effort: the client may not be receiving.
             let _ = connection.send(&reply, now);
             self.events.push(Event::Disconnected { peer, why });
         }
@@ -473,13 +474,13 @@ impl Core {
         self.let_go(connection, has_unread_memory, now);
     }
 
-    /// Frees what is no longer kept.
+    /// Frees the models that are no longer kept.
     pub(super) fn free_expired(&mut self, now: Instant) {
         let gone = self.shelf.take_expired(now);
         self.freed(gone);
     }
 
-    /// Gives memory back.
+    /// Frees the memory of models.
     pub(super) fn freed(&mut self, gone: Vec<(u64, Model<Memory>)>) {
         let now = Instant::now();
         for (id, Model { found, memory, .. }) in gone {
@@ -505,7 +506,7 @@ impl Core {
         }));
     }
 
-    /// Reports memory that clients keep: what is due, or all of it without `now`.
+    /// Reports memory that clients keep: that which is due, or all of it without `now`.
     fn say_kept(&mut self, now: Option<Instant>) {
         let kept = self.lingering.take_unreported(now).into_iter();
         self.events.extend(kept.map(|Gone { id, path, len_bytes, named_by, .. }| {
@@ -513,10 +514,10 @@ impl Core {
         }));
     }
 
-    /// Ends everything, in the order in which nobody is left in the dark.
+    /// Ends everything, in an order in which every client gets a message.
     fn end(&mut self) {
         let now = Instant::now();
-        // From here on a client finds no server, rather than one that ends.
+        // From here on a new client finds no server, instead of one that ends.
         if let Some(listener) = self.listener.take() {
             // Closing it closes the connections that were not accepted, with all that is queued.
             self.closers.close(self.users.own(), vec![listener.end()]);
@@ -540,7 +541,7 @@ impl Core {
             if readiness::wait(&[watch], Some(deadline)).is_err() {
                 break;
             }
-            // What was loaded nevertheless is dropped.
+            // Drops models that were loaded nevertheless.
             drop(self.jobs.done(Instant::now()));
         }
         let ids: Vec<u64> = self.shelf.iter().map(|(id, _)| id).collect();

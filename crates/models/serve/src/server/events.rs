@@ -1,4 +1,4 @@
-//! What a server tells of itself.
+//! The events that a server reports.
 
 use std::fmt;
 use std::io;
@@ -14,14 +14,14 @@ use crate::fault::ClientFault;
 use crate::peer::Peer;
 use crate::reason::Reason;
 
-/// Something that happened. Shown as one line without control characters.
+/// An event of a server. Displayed as one line without control characters.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// Clients can connect, and the files that were named at the start are loaded, unless it takes too long
-    /// to find or to load them ([`ServerProblem::StartFileHangs`], [`ServerProblem::StartLoadSlow`]).
+    /// Clients can connect, and the files of the start are loaded, unless finding or loading them takes
+    /// too long ([`ServerProblem::StartFileHangs`], [`ServerProblem::StartLoadSlow`]).
     Ready {
-        /// The socket; `None` where a service manager made it.
+        /// The socket; `None` if a service manager made it.
         socket: Option<PathBuf>,
     },
     /// A load began.
@@ -30,9 +30,9 @@ pub enum Event {
         id: u64,
         /// The user that it is loaded for. The owner stands for a subordinate id.
         uid: u32,
-        /// The file it was asked for by.
+        /// The path by which it was requested.
         path: PathBuf,
-        /// How long it is.
+        /// The length in bytes.
         len_bytes: u64,
     },
     /// A load is complete.
@@ -41,11 +41,11 @@ pub enum Event {
         id: u64,
         /// The user that it is loaded for. The owner stands for a subordinate id.
         uid: u32,
-        /// The file it was asked for by.
+        /// The path by which it was requested.
         path: PathBuf,
-        /// How long it is.
+        /// The length in bytes.
         len_bytes: u64,
-        /// How long it took.
+        /// The duration of the load.
         elapsed: Duration,
         /// The page sizes of its memory.
         pages: PageReport,
@@ -56,7 +56,7 @@ pub enum Event {
         id: u64,
         /// The user that it is loaded for. The owner stands for a subordinate id.
         uid: u32,
-        /// The file it was asked for by.
+        /// The path by which it was requested.
         path: PathBuf,
         /// The reason.
         why: LoadFailure,
@@ -67,28 +67,28 @@ pub enum Event {
         id: u64,
         /// The client.
         peer: Peer,
-        /// How many attachments it has now.
+        /// The number of attachments that the model has now.
         attachments: u32,
     },
-    /// A client gave it back, or is gone.
+    /// A client released a model, or disconnected.
     Released {
         /// The model's number.
         id: u64,
         /// The client.
         peer: Peer,
-        /// How many attachments it has now.
+        /// The number of attachments that the model has now.
         attachments: u32,
     },
-    /// The server gave a model's memory up a second ago, but clients keep it by a descriptor. Its bytes
+    /// The server gave up a model's memory a second ago, but clients keep it by a descriptor. Its bytes
     /// count until it is freed.
     KeptByClients {
         /// The model's number.
         id: u64,
-        /// The user by whose path it was known. The owner stands for a subordinate id.
+        /// The user by whose path it is known. The owner stands for a subordinate id.
         uid: u32,
-        /// The file it was asked for by.
+        /// The path by which it was requested.
         path: PathBuf,
-        /// How long it is.
+        /// The length in bytes.
         len_bytes: u64,
     },
     /// A model's memory is free: neither the server nor a client has it.
@@ -97,19 +97,19 @@ pub enum Event {
         id: u64,
         /// The user by whose path it was known. The owner stands for a subordinate id.
         uid: u32,
-        /// The file it was asked for by.
+        /// The path by which it was requested.
         path: PathBuf,
-        /// How long it was.
+        /// The length in bytes.
         len_bytes: u64,
     },
-    /// A client was told no.
+    /// A request of a client was refused.
     Refused {
         /// The client.
         peer: Peer,
         /// The reason, for programs. The client is sent the same.
         reason: Reason,
-        /// The reason as text, for people: the file, the limit and the option that raises it, of which
-        /// [`Reason`] has the kind alone. It can name files that the client is not to know of.
+        /// The reason as text, for people: the file, the limit and the option that raises it. [`Reason`]
+        /// has only the kind of the reason. The text can name files that the client must not learn of.
         message: String,
     },
     /// The server disconnected a client.
@@ -119,16 +119,16 @@ pub enum Event {
         /// The reason.
         why: ClientFault,
     },
-    /// The server itself lacks something.
+    /// The server itself has a problem.
     Trouble {
         /// The problem.
         problem: ServerProblem,
     },
-    /// No client is accepted any longer.
+    /// The server stops, and accepts no more clients.
     Stopping,
 }
 
-/// Why a model is not loaded.
+/// The reason why a model is not loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadFailure {
@@ -140,8 +140,8 @@ pub enum LoadFailure {
     Failed {
         /// The reason, for programs.
         reason: Reason,
-        /// The text of the error of the load and of its causes: the file, the range and what the kernel
-        /// said, of which [`Reason`] has the kind alone.
+        /// The text of the error of the load and of its causes: the file, the range and the error of the
+        /// kernel. [`Reason`] has only the kind of the error.
         message: String,
     },
 }
@@ -167,11 +167,11 @@ pub enum ServerProblem {
     StartFileHangs {
         /// The file.
         path: PathBuf,
-        /// How long clients waited for it.
+        /// The time that clients waited for it.
         waited: Duration,
     },
-    /// A file that was named at the start is not loaded when the server is ready, because its load is slow
-    /// or waits for others. It is loaded later.
+    /// A file of the start is not loaded when the server is ready, because its load is slow or waits for
+    /// others. It is loaded later.
     #[error(
         "{} is not loaded yet, because its load is slow or waits for others: clients are served without \
          it until then", path.display()
@@ -186,7 +186,7 @@ pub enum ServerProblem {
     StartFileFailed {
         /// The file.
         path: PathBuf,
-        /// The error with which a server ends that serves no clients yet.
+        /// The error that ends a server which serves no clients yet.
         error: Arc<Error>,
     },
     /// The kernel cannot report when clients release the memory of a model.
@@ -203,7 +203,7 @@ pub enum ServerProblem {
 }
 
 impl Event {
-    /// Returns the id of the user that caused it; `None` for what the server did by itself.
+    /// Returns the id of the user that caused it, or `None` if the server did it by itself.
     pub fn uid(&self) -> Option<u32> {
         match self {
             Self::Loading { uid, .. }

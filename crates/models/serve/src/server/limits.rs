@@ -1,4 +1,4 @@
-//! How much one user may have, so that others can be served.
+//! The limits of one user, which leave resources for other users.
 
 use std::collections::BTreeSet;
 
@@ -16,14 +16,14 @@ use crate::reason::Reason;
 use crate::served::Found;
 use crate::shelf::Model;
 
-/// The pages of the hugetlb pool that models are held in.
+/// The page size of the hugetlb pool.
 pub(super) const HUGETLB_PAGE: Granule = Granule::SIZE_2M;
-/// The most models that are held at once.
+/// The most models that are in memory at once.
 const MODELS_MAX: usize = 1024;
-/// This part of them is for root and for the server's own user.
+/// The number of these that only root and the server's own user can have.
 const MODELS_RESERVED: usize = 16;
 
-/// What one user may have: half of everything, and of memory half of what others do not have, unless
+/// The limits of one user: half of each resource, and of memory half of what others do not have, unless
 /// the options say otherwise. Root and the server's own user are not limited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
@@ -31,14 +31,14 @@ pub(super) struct Limits {
     pub(super) clients: usize,
     /// Models that are being loaded at once.
     pub(super) loads: usize,
-    /// Models that all users may have.
+    /// Models of all users together.
     pub(super) models: usize,
     /// Bytes of models.
     pub(super) memory_bytes: u64,
-    /// The memory of which each user leaves a part to others; `None` if the options say what one user
-    /// may have.
+    /// The memory of which each user leaves a part to others; `None` if the options limit the memory of
+    /// a user.
     shared_bytes: Option<u64>,
-    /// What each model is rounded up to.
+    /// The page size to which the length of each model is rounded up.
     page_bytes: u64,
 }
 
@@ -48,7 +48,7 @@ impl Limits {
         Self::with_pool(options, is_pool.then(pool_bytes).flatten())
     }
 
-    /// As [`Self::of`], with so many bytes in the hugetlb pool; `None` if they do not limit anything.
+    /// As [`Self::of`], with this many bytes in the hugetlb pool; `None` if the pool is no limit.
     fn with_pool(options: &Options, pool_bytes: Option<u64>) -> Self {
         let (memory_bytes, shared_bytes) = match options.memory_per_user {
             Some(bytes) => (bytes, None),
@@ -72,7 +72,8 @@ impl Limits {
         len_bytes.div_ceil(self.page_bytes).saturating_mul(self.page_bytes)
     }
 
-    /// Returns what one user may have while others have these many bytes: as much as it leaves free.
+    /// Returns the bytes that one user may have while others have `others_bytes`: as much as it leaves
+    /// free.
     fn share_bytes(&self, others_bytes: u64) -> u64 {
         let left = |all: u64| all.saturating_sub(others_bytes) / 2;
         self.shared_bytes.map_or(self.memory_bytes, |all| self.memory_bytes.min(left(all)))
@@ -123,7 +124,7 @@ impl Core {
             }
             let held_bytes = in_use_bytes.saturating_add(released_bytes);
             let needed_bytes = held_bytes.saturating_add(wanted_bytes);
-            // What is loaded already takes no more memory.
+            // A model that is loaded already takes no more memory.
             let own_bytes = if existing.is_some() { needed_bytes } else { held_bytes };
             let others_bytes = self.all_bytes().saturating_sub(own_bytes);
             let limit_bytes = match existing.is_some() && held_bytes == 0 {
@@ -181,11 +182,11 @@ impl Core {
         }
     }
 
-    /// Checks that a user may have one model more: `existing`, which is held, or another one. Frees
+    /// Checks that a user may have one model more: `existing`, which is in memory, or another one. Frees
     /// unused models if that is enough for it, those of this user first.
     ///
     /// A user may have no more models than it leaves free. It is charged as with memory, also for models
-    /// that are held already, and may always share one if it has nothing else.
+    /// that are in memory already, and may always share one if it has nothing else.
     pub(super) fn may_hold_another(
         &mut self,
         user: User,
@@ -232,7 +233,7 @@ impl Core {
         }
     }
 
-    /// Returns the memory that a user is charged with.
+    /// Returns the memory that is charged to a user.
     fn charged(&self, user: User) -> Charged {
         let of_user = self.connections.values().filter(|connection| connection.user == user);
         let ids: BTreeSet<u64> = of_user.filter_map(Connection::model).collect();
@@ -265,13 +266,13 @@ impl Core {
         charged
     }
 
-    /// Returns whether a model is being loaded that this user began to load, and that no client wants any
-    /// more. The load was cancelled, and has its memory until it ends.
+    /// Returns `true` if this user began to load the model, and no client wants it any more. The load
+    /// was cancelled, and has its memory until it ends.
     fn is_loaded_for_nobody(&self, id: u64, model: &Model<Memory>, user: User) -> bool {
         model.is_abandoned && self.loads.get(&id).is_some_and(|load| load.user == user)
     }
 
-    /// The memory of all models, as users are charged with it: also of those that clients keep, and of
+    /// Returns the memory of all models, as charged to users: including models that clients keep, and
     /// loads that hang.
     fn all_bytes(&self) -> u64 {
         let held = self.shelf.iter().map(|(_, model)| model.found.len_bytes);
@@ -280,49 +281,49 @@ impl Core {
         all.map(|bytes| self.limits.charge(bytes)).fold(hung_bytes, u64::saturating_add)
     }
 
-    /// Bytes of models that the server gave up and clients keep, and of loads that hang.
+    /// Returns the bytes of models that the server gave up and clients keep, and of loads that hang.
     pub(super) fn kept_bytes(&self) -> u64 {
         let gone = self.lingering.iter().map(|gone| gone.len_bytes);
         gone.fold(self.jobs.hung_bytes(None), u64::saturating_add)
     }
 }
 
-/// The memory that a user is charged with.
+/// The memory that is charged to a user.
 #[derive(Debug)]
 struct Charged {
-    /// The models that are held.
+    /// The models in memory.
     ids: BTreeSet<u64>,
     /// The bytes of models that it has or waits for.
     in_use_bytes: u64,
     /// The bytes of other models that it was given and whose memory is not free again.
     released_bytes: u64,
-    /// How many of these are of models that no client has attached.
+    /// The bytes of these whose models no client has attached.
     unused_bytes: u64,
 }
 
-/// Returns whether no other user was given the memory of a model.
+/// Returns `true` if no other user was given the memory of a model.
 pub(super) fn is_only_of(model: &Model<Memory>, user: User) -> bool {
     model.memory.as_ref().is_some_and(|memory| memory.users.iter().all(|given| *given == user))
 }
 
-/// Returns whether a user was given the memory of a model.
+/// Returns `true` if a user was given the memory of a model.
 fn was_given(model: &Model<Memory>, user: User) -> bool {
     model.memory.as_ref().is_some_and(|memory| memory.users.contains(&user))
 }
 
-/// The memory that the machine and the control groups have for this process as it starts.
+/// Returns the memory that the machine and the control groups have for this process as it starts.
 fn available_bytes() -> u64 {
     let available = memory::available();
     let group_bytes = available.control_group.map(|(bytes, _)| bytes);
     available.machine_bytes.into_iter().chain(group_bytes).min().unwrap_or(u64::MAX)
 }
 
-/// The memory that the hugetlb pool has left as this process starts. `None` for an empty pool: pages may be
-/// added to it later.
+/// Returns the free memory of the hugetlb pool as this process starts, or `None` for an empty pool:
+/// pages may be added to it later.
 fn pool_bytes() -> Option<u64> {
     let pool = huge_pages::pool_2m().ok()?;
     let bytes = |pages: u64| pages.saturating_mul(HUGETLB_PAGE.bytes());
-    // These come from ordinary memory.
+    // Overcommitted pages come from ordinary memory.
     let more_bytes = bytes(pool.overcommit_pages).min(available_bytes());
     Some(bytes(pool.available_pages).saturating_add(more_bytes)).filter(|bytes| *bytes > 0)
 }
@@ -332,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hugetlb_pool_is_divided_if_it_is_smaller_than_what_the_server_may_hold() {
+    fn the_hugetlb_pool_is_divided_if_it_is_smaller_than_the_memory_limit() {
         let options = Options::new().heap(Heap::Hugetlb);
         for (memory_max, pool_bytes, all_bytes) in [
             (None, Some(400 << 20), 400 << 20),

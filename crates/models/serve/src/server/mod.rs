@@ -1,4 +1,4 @@
-//! The server: one thread that waits for clients and jobs and keeps the books, and threads that
+//! The server: one thread that waits for clients and jobs and updates the model cache, and threads that
 //! wait for disks.
 //!
 //! ```text
@@ -7,11 +7,12 @@
 //!   stop ──────┘      (books: shelf)    └── sweep: is it changed, or deleted? ────┘
 //! ```
 //!
-//! The thread that keeps the books never waits for a client or for a disk: sockets do not block, what
-//! a client leaves unread is bounded, and after a time it is disconnected. No more descriptors of memory
+//! The serving thread never waits for a client or for a disk: sockets do not block, the bytes that a
+//! client leaves unread are bounded, and after a time it is disconnected. No more descriptors of memory
 //! are in flight than there are connections, ended ones included: `unread`. Other threads close
-//! connections and the descriptors that clients sent, since closing those can block: `closers`. Calls
-//! that do not block can still be slow if a client likes, so each user has a part of the thread's time: `budget`.
+//! connections and the descriptors that clients sent, because closing those can block: `closers`. A
+//! client can make calls slow that do not block, so each user has a share of the thread's time:
+//! `budget`.
 
 mod asking;
 mod budget;
@@ -51,10 +52,10 @@ pub use events::{Event, LoadFailure, ServerProblem};
 pub use stop::Stop;
 pub use users::Users;
 
-/// How many descriptors a server must be allowed, so that each of its shares is enough for something.
+/// The fewest descriptors that a server needs, so that each of its shares is enough for something.
 const DESCRIPTORS_MIN: u64 = 256;
 
-/// What is served, and within which bounds.
+/// The files that a server serves, and its limits.
 ///
 /// ```
 /// use longshore_serve::{Keep, Options};
@@ -65,44 +66,44 @@ const DESCRIPTORS_MIN: u64 = 256;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Directories beneath which any file may be asked for. No symbolic link leads out of them, nor
-    /// into another mount: a mount beneath a root is served only if it is a root of its own.
+    /// The directories whose files may be attached. No symbolic link leads out of them, or into another
+    /// mount: a mount beneath a root is served only if it is a root of its own.
     pub roots: Vec<PathBuf>,
-    /// Files to be loaded at the start and kept for as long as the server runs. They and what is
-    /// beneath a root are all that is served.
+    /// Files to load at the start and keep for as long as the server runs. Only these and the files
+    /// beneath a root are served.
     pub files: Vec<PathBuf>,
-    /// What the files are taken for.
+    /// The format of the files.
     pub format: FormatChoice,
-    /// What their tensors are to begin at multiples of; `None` for where they are in the files.
+    /// The alignment of their tensors; `None` if they stay where they are in the files.
     pub align: Option<Granule>,
-    /// The most bytes that are held at once, loads included; `None` for what the machine has.
+    /// The most bytes of models in memory at once, loads included; `None` for the memory of the machine.
     pub memory_max: Option<u64>,
-    /// The most bytes of models that one user may have or wait for at once; `None` for as many as
-    /// the user leaves free of [`Self::memory_max`] or, without that, of the memory that is available
-    /// at the start: a half, if others have none. With [`Heap::Hugetlb`], the pages that the pool has
-    /// left at the start are divided, if [`Self::memory_max`] is not less. Models that the user released, and that no other
-    /// user has attached, count until their memory is free, except for the largest one that others
-    /// had as well.
+    /// The most bytes of models that one user may have or wait for at once. `None` for as many as the
+    /// user leaves free of [`Self::memory_max`] or, without that, of the memory that is available at the
+    /// start: a half, if others have none. With [`Heap::Hugetlb`], the free pages of the pool at the
+    /// start are divided, if [`Self::memory_max`] is not less. Models that the user released, and that
+    /// no other user has attached, count until their memory is free, except for the largest one that
+    /// others had as well.
     ///
     /// This limit, [`Self::clients_per_user`] and [`Self::loads_per_user`] do not apply to root and
     /// to the server's own user. The ids that a user owns in `/etc/subuid` count as that user.
     pub memory_per_user: Option<u64>,
     /// The most attachments of one user, those that wait for a model included.
     pub attachments_max: usize,
-    /// The most connections at once, of everyone.
+    /// The most connections of all users at once.
     pub clients_max: usize,
     /// The most connections of one user; `None` for half of [`Self::clients_max`]. A user never has
     /// more than are still free for others.
     pub clients_per_user: Option<usize>,
-    /// The most models that are being loaded at once for one user, at least 1; `None` for half of
-    /// those that are loaded at once at all, which is 1 of 2.
+    /// The most models that are loaded at once for one user, at least 1; `None` for half of those that
+    /// are loaded at once for all, which is 1 of 2.
     pub loads_per_user: Option<usize>,
-    /// How long what nobody has attached is kept.
+    /// The time for which models without attachments are kept.
     pub keep: Keep,
-    /// Where memory comes from. Its content must be sealable ([`Heap::seals_content`]).
+    /// The source of the memory. Its content must be sealable ([`Heap::seals_content`]).
     pub heap: Heap,
-    /// Who may open the memory by its name in `/proc/PID/fd`, as the permissions of a file; writing
-    /// is sealed off whatever they say. 0400: the server's own user.
+    /// The users that may open the memory by its name in `/proc/PID/fd`, as permissions of a file;
+    /// writing is prevented by a seal in any case. 0400 permits the server's own user.
     pub memory_mode: u32,
 }
 
@@ -127,7 +128,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Makes options that name nothing to serve.
+    /// Makes options without a file or directory to serve.
     pub fn new() -> Self {
         Self::default()
     }
@@ -144,52 +145,52 @@ impl Options {
         self
     }
 
-    /// Sets what the files are taken for ([`Self::format`]).
+    /// Sets the format of the files ([`Self::format`]).
     pub fn format(self, format: FormatChoice) -> Self {
         Self { format, ..self }
     }
 
-    /// Places tensors at multiples of this ([`Self::align`]).
+    /// Sets the alignment of tensors ([`Self::align`]).
     pub fn align(self, alignment: impl Into<Option<Granule>>) -> Self {
         Self { align: alignment.into(), ..self }
     }
 
-    /// Bounds the bytes that are held at once ([`Self::memory_max`]).
+    /// Limits the bytes in memory at once ([`Self::memory_max`]).
     pub fn memory_max(self, bytes: impl Into<Option<u64>>) -> Self {
         Self { memory_max: bytes.into(), ..self }
     }
 
-    /// Bounds the bytes that one user may have ([`Self::memory_per_user`]).
+    /// Limits the bytes that one user may have ([`Self::memory_per_user`]).
     pub fn memory_per_user(self, bytes: impl Into<Option<u64>>) -> Self {
         Self { memory_per_user: bytes.into(), ..self }
     }
 
-    /// Bounds the attachments of one user ([`Self::attachments_max`]).
+    /// Limits the attachments of one user ([`Self::attachments_max`]).
     pub fn attachments_max(self, count: usize) -> Self {
         Self { attachments_max: count, ..self }
     }
 
-    /// Bounds the connections of everyone ([`Self::clients_max`]).
+    /// Limits the connections of all users ([`Self::clients_max`]).
     pub fn clients_max(self, count: usize) -> Self {
         Self { clients_max: count, ..self }
     }
 
-    /// Bounds the connections of one user ([`Self::clients_per_user`]).
+    /// Limits the connections of one user ([`Self::clients_per_user`]).
     pub fn clients_per_user(self, count: impl Into<Option<usize>>) -> Self {
         Self { clients_per_user: count.into(), ..self }
     }
 
-    /// Bounds the models that are being loaded at once for one user ([`Self::loads_per_user`]).
+    /// Limits the models that are loaded at once for one user ([`Self::loads_per_user`]).
     pub fn loads_per_user(self, count: impl Into<Option<usize>>) -> Self {
         Self { loads_per_user: count.into(), ..self }
     }
 
-    /// Sets how long unused models are kept ([`Self::keep`]).
+    /// Sets the time for which unused models are kept ([`Self::keep`]).
     pub fn keep(self, keep: Keep) -> Self {
         Self { keep, ..self }
     }
 
-    /// Sets where memory comes from ([`Self::heap`]).
+    /// Sets the source of the memory ([`Self::heap`]).
     pub fn heap(self, heap: Heap) -> Self {
         Self { heap, ..self }
     }
@@ -200,19 +201,19 @@ impl Options {
     }
 }
 
-/// A server that has a socket and has not begun.
+/// A server that has a socket and is not running yet.
 #[derive(Debug)]
 pub struct Server {
     core: core::Core,
 }
 
 impl Server {
-    /// Makes a server of a socket. Nothing is loaded yet.
+    /// Makes a server on a socket. It loads nothing yet.
     ///
     /// # Errors
-    /// [`Error::NothingToServe`]; [`Error::CannotServe`] for a root or file that is none;
-    /// [`Error::Load`] for a heap that cannot be sealed; [`Error::TooFewDescriptors`]; [`Error::Kernel`] where
-    /// descriptors are exhausted.
+    /// [`Error::NothingToServe`]; [`Error::CannotServe`] for a root or file that cannot be served;
+    /// [`Error::Load`] for a heap that cannot be sealed; [`Error::TooFewDescriptors`]; [`Error::Kernel`]
+    /// if descriptors are exhausted.
     pub fn new(listener: Listener, options: Options, stop: Stop) -> Result<Self> {
         if options.roots.is_empty() && options.files.is_empty() {
             return Err(Error::NothingToServe);
@@ -224,7 +225,7 @@ impl Server {
         }
         let files = options.files.iter().map(|path| resolved(path)).collect::<Result<Vec<_>>>()?;
         let served = Arc::new(Served::new(&options.roots, &files)?);
-        // Before there is a descriptor of a client.
+        // Before the first descriptor of a client arrives.
         disposal::prepare();
         let limit = descriptors::raise_limit().unwrap_or_else(|_| descriptors::limit());
         if limit < DESCRIPTORS_MIN {
@@ -233,25 +234,25 @@ impl Server {
         // A descriptor for each client, as many again for everything else.
         let clients_max = options.clients_max.min(usize::try_from(limit / 2).unwrap_or(usize::MAX));
         let options = Options { files, clients_max, ..options };
-        // Of that, half for the files and the memory of models that are not those of root and of the
+        // Half of these are for the files and the memory of models, except those of root and of the
         // server's own user.
         let open_files_max = usize::try_from(limit / 4).unwrap_or(usize::MAX);
         Ok(Self { core: core::Core::new(listener, served, options, open_files_max, stop)? })
     }
 
-    /// Serves until it is stopped, and tells what happens to `observe`, on this thread. Then the
-    /// socket is gone, and the memory with the last client that has it.
+    /// Serves until it is stopped, and calls `observe` with each event, on this thread. Then the socket
+    /// is removed, and the memory is freed with the last client that has it.
     ///
     /// # Errors
-    /// Returns an error if a file that is to be held from the start cannot be loaded while the server is
-    /// not ready and has accepted no client of another user, if the kernel refuses to wait, and in a process
-    /// that was forked after the listener was made. No client of another user can bring that about.
+    /// Returns an error if a file of the start cannot be loaded while the server is not ready and has
+    /// accepted no client of another user, if the kernel refuses to wait, and in a process that was
+    /// forked after the listener was made. No client of another user can cause such an error.
     pub fn run(self, observe: impl FnMut(&Event)) -> Result<()> {
         self.core.run(observe)
     }
 }
 
-/// The absolute path of a file, without symbolic links but for its own name.
+/// Returns the absolute path of a file, without symbolic links except in its own name.
 fn resolved(path: &Path) -> Result<PathBuf> {
     let (Some(directory), Some(name)) = (parent(path), path.file_name()) else {
         return Err(not_a_file_name(path));
