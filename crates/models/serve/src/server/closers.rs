@@ -1,18 +1,17 @@
 //! Closing connections, and descriptors that clients sent.
 //!
 //! Closing a descriptor can block for as long as the client likes: in its file system (FUSE), or in a
-//! TCP socket of its own with `SO_LINGER` and a peer that does not read. Closing a connection closes
-//! the descriptors that are queued on it as well. So the serving thread closes nothing that came from
-//! a client.
+//! TCP socket of its own with `SO_LINGER` and a peer that does not read. Closing a connection also
+//! closes the descriptors that are queued on it. So the serving thread closes no descriptor of a client.
 //!
 //! Sockets, connections among them, go to threads that exit, in which sockets do not linger
 //! ([`longshore_sys::disposal`]). Connections without descriptors in their queues are closed by one such
 //! thread for all users. Only a file of FUSE in the queue of a socket can delay another one, so each user
 //! has a few of these threads. If all of them are delayed, one more holds all sockets that end later.
 //!
-//! Regular files are closed by a few threads for each user, which may wait. So may the closing of
-//! sockets where the kernel refuses [`longshore_sys::disposal`]. A user with too many files that wait
-//! is not listened to.
+//! Regular files are closed by a few threads for each user, which may block. These also close sockets if
+//! the kernel refuses [`longshore_sys::disposal`]. The server receives nothing from a user with too many
+//! files that wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;
@@ -27,39 +26,40 @@ use longshore_sys::{answering, packet_socket, thread_time};
 use super::budget::TimeBudget;
 use super::users::{Of, User};
 
-/// How many descriptors of one user may wait to be closed at most. A user with more is not listened
-/// to.
+/// The most descriptors of one user that may wait to be closed. The server receives nothing from a user
+/// with more.
 const WAITING_MAX: usize = 300;
-/// How many may wait while those of all users are at their limit.
+/// The most of one user that may wait while those of all users are at their limit.
 const WAITING_MIN: usize = 4;
-/// One user may have this part of those of all users.
+/// One user may have one part in this many of the descriptors of all users.
 const USERS: usize = 8;
-/// How many threads close descriptors of one user at once.
+/// The most threads that close descriptors of one user at once.
 const THREADS_PER_USER_MAX: usize = 16;
-/// When those that a user has must have closed nothing, so that another one is started. If they are merely
-/// slow, for example since they walk record locks, more of them would wait for each other, on all processors.
+/// The time after which another thread is started if a user's threads have closed nothing. If they are
+/// merely slow, for example because they walk record locks, more of them would only wait for each other,
+/// on all processors.
 const HANGS_AFTER: Duration = Duration::from_secs(1);
-/// How many threads close descriptors of all users at once, before each user has one at most.
+/// The most threads that close descriptors of all users at once, before each user has at most one.
 const THREADS_MAX: usize = 512;
-/// The processor time of a call with a connection that takes a hundredth of it if the client does not make it
-/// slow.
+/// The processor time from which a call with a connection counts as slow. It takes a hundredth of that
+/// if the client does not slow it down.
 const SLOW: Duration = Duration::from_millis(1);
 /// The stack of a thread that closes, in bytes: it calls little more than `close(2)`.
 const STACK_BYTES: usize = 64 << 10;
 
-/// What is being closed, by user.
+/// The descriptors that are being closed, by user.
 #[derive(Debug)]
 pub(super) struct Closers {
     waiting: Arc<Mutex<Waiting>>,
-    /// How many descriptors of all users may wait to be closed.
+    /// The most descriptors of all users that may wait to be closed.
     max: usize,
-    /// How many descriptors of one user may wait.
+    /// The most descriptors of one user that may wait.
     max_per_user: usize,
-    /// How many threads one user may have.
+    /// The most threads of one user.
     threads_per_user: usize,
-    /// `false` if the kernel refuses to dispose of sockets, so that threads may wait for them.
+    /// `false` if the kernel refuses to dispose of sockets, so that threads may block on them.
     disposes: bool,
-    /// What is done for a client takes the time of its user.
+    /// The time of the serving thread that each user has.
     pub(super) budget: TimeBudget,
 }
 
@@ -74,18 +74,18 @@ struct Waiting {
 /// The sockets and descriptors that are to be closed for one user.
 #[derive(Debug, Default)]
 struct OfUser {
-    /// For the threads that may wait.
+    /// For the threads that may block.
     queue: VecDeque<Item>,
-    /// How many descriptors that the user sent the queue and the threads have.
+    /// The number of descriptors in the queue and the threads that the user sent.
     descriptors: usize,
-    /// How many connections they have.
+    /// The number of connections in them.
     connections: usize,
-    /// How many descriptors of memory that the user was sent they have.
+    /// The number of descriptors in them of memory that the user was sent.
     memory: usize,
     threads: usize,
-    /// When a thread was started, or has closed something, last.
+    /// The last time at which a thread was started, or closed something.
     last_progress: Option<Instant>,
-    /// Sockets that were sent, and connections, that the kernel has no room to dispose of yet.
+    /// Sockets that were sent, and connections, which the kernel has no room to dispose of yet.
     sockets: Vec<OwnedFd>,
     /// Those that are being disposed of.
     disposals: Disposals,
@@ -99,7 +99,7 @@ struct Item {
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// It was sent by the user.
+    /// A descriptor that the user sent.
     Sent,
     /// A connection that is shut down, with the messages that were not received.
     Connection,
@@ -107,11 +107,11 @@ enum Kind {
     Memory,
 }
 
-/// The descriptors that a client sent and that were not received. One of them can be the client's own end,
-/// which would stay open as long as the connection.
+/// The descriptors that a client sent and the server did not receive. One of them can be the client's
+/// own end, which would stay open as long as the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
-    /// They are still to be closed.
+    /// They must still be closed.
     Full,
     /// There are none.
     Empty,
@@ -119,11 +119,11 @@ pub(super) enum Queue {
     BeingEmptied,
 }
 
-/// How long a call with a connection took.
+/// The speed of a call with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     Usual,
-    /// Its client has the kernel work.
+    /// The client slows the call down.
     Slow,
 }
 
@@ -140,9 +140,9 @@ impl Closers {
         }
     }
 
-    /// Returns whether this user may send descriptors. The server asks before it receives a message,
-    /// since what is received must be closed. Files on a disk are closed in a moment: a user that may not
-    /// send waits.
+    /// Returns `true` if this user may send descriptors. The server checks this before it receives a
+    /// message, because received descriptors must be closed. Files on a disk are closed in a moment: a
+    /// user that may not send waits.
     pub(super) fn may_send(&self, user: User) -> bool {
         let waiting = lock(&self.waiting);
         let Some(of_user) = waiting.users.get(&user) else { return true };
@@ -151,15 +151,15 @@ impl Closers {
         of_user.count() + of_user.disposals.held() < max
     }
 
-    /// Returns how many files of these users wait to be closed.
+    /// Returns the number of files of these users that wait to be closed.
     pub(super) fn files(&self, of: Of) -> usize {
         let waiting = lock(&self.waiting);
         let users = waiting.users.iter().filter(|(user, _)| of.contains(**user));
         users.map(|(_, of_user)| of_user.descriptors).sum()
     }
 
-    /// Returns whether connections may be accepted: each of them may have to be closed here. Files that
-    /// wait do not matter, since each user has few of them.
+    /// Returns `true` if connections may be accepted: each of them may have to be closed here. Waiting
+    /// files do not matter, because each user has few of them.
     pub(super) fn may_accept(&self) -> bool {
         let waiting = lock(&self.waiting);
         let of_users = waiting.users.values();
@@ -172,7 +172,7 @@ impl Closers {
         if descriptors.is_empty() {
             return;
         }
-        // To dispose of a file, its descriptor is closed on this thread, too, which walks the record locks.
+        // Disposing of a file also closes its descriptor on this thread, which walks the record locks.
         let is_socket = |file: &OwnedFd| {
             self.disposes && answering::is_disposable(file) && !answering::has_record_locks(file)
         };
@@ -196,8 +196,8 @@ impl Closers {
         self.start(&mut waiting, user);
     }
 
-    /// Shuts a connection of this user down and closes it with everything that is queued on it,
-    /// without waiting for it. If the user is to be left alone, another thread does all of that.
+    /// Shuts a connection of this user down and closes it with everything that is queued on it, without
+    /// waiting. If the user has used up its time, another thread does all of that.
     pub(super) fn end(&self, user: User, connection: OwnedFd) {
         self.budget.spend(user, || self.end_now(user, connection));
     }
@@ -224,7 +224,7 @@ impl Closers {
         }
     }
 
-    /// Shuts a connection down. If that is slow, so is everything else that is done with it.
+    /// Shuts a connection down. If that is slow, so is every other call with it.
     pub(super) fn shut_down(&self, connection: &OwnedFd) -> Pace {
         let begin = thread_time();
         packet_socket::shut_down(connection);
@@ -248,7 +248,7 @@ impl Closers {
         }
     }
 
-    /// Closes a connection of this user without doing anything else with it.
+    /// Closes a connection of this user without any other call.
     pub(super) fn dispose(&self, user: User, connection: OwnedFd) {
         let mut waiting = lock(&self.waiting);
         let of_user = waiting.users.entry(user).or_default();
@@ -256,8 +256,8 @@ impl Closers {
         of_user.disposals.dispose(&mut of_user.sockets);
     }
 
-    /// Goes on with what could not be closed before. Returns whether there is nothing to be tried
-    /// again.
+    /// Tries again to close what could not be closed before. Returns `true` if nothing is left to be
+    /// tried again.
     pub(super) fn retry(&self) -> bool {
         let mut waiting = lock(&self.waiting);
         disposal::dispose(&mut waiting.drained);
@@ -287,7 +287,7 @@ impl Closers {
         }
         let shared = Arc::clone(&self.waiting);
         let thread = thread::Builder::new().name("longshore-close".to_owned());
-        // Without a thread everything stays in the queue, and is counted, until there is one.
+        // Without a thread the descriptors stay in the queue, and are counted, until there is one.
         if thread.stack_size(STACK_BYTES).spawn(move || close_all(&shared, user)).is_ok() {
             of_user.threads += 1;
             of_user.last_progress = Some(Instant::now());
@@ -309,7 +309,7 @@ impl Closers {
 }
 
 impl OfUser {
-    /// Takes descriptors for the threads that may wait.
+    /// Queues descriptors for the threads that may block.
     fn add(&mut self, kind: Kind, files: Vec<OwnedFd>) {
         *self.count_of(kind) += files.len();
         self.queue.extend(files.into_iter().map(|file| Item { file, kind }));
@@ -323,7 +323,7 @@ impl OfUser {
         }
     }
 
-    /// How many descriptors wait here, those that threads are closing included.
+    /// Returns the number of descriptors that wait, including those that threads are closing.
     fn count(&self) -> usize {
         self.descriptors + self.connections + self.memory + self.sockets.len()
     }
@@ -333,7 +333,7 @@ impl OfUser {
     }
 }
 
-/// Closes what waits for this user, until nothing does.
+/// Closes the descriptors that wait for this user, until there are none.
 fn close_all(shared: &Mutex<Waiting>, user: User) {
     loop {
         let mut waiting = lock(shared);
@@ -356,8 +356,8 @@ fn close_all(shared: &Mutex<Waiting>, user: User) {
     }
 }
 
-/// What no thread could be had for is leaked: it must not be closed on this thread. The others are
-/// not waited for; they close what is left unless the process ends first.
+/// Leaks the descriptors for which no thread could be started: they must not be closed on this thread.
+/// It does not wait for the threads, which close the others unless the process ends first.
 impl Drop for Closers {
     fn drop(&mut self) {
         for of_user in lock(&self.waiting).users.values_mut() {

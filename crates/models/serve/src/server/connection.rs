@@ -1,4 +1,4 @@
-//! One client: its socket, how far it has come, and what is still to be sent to it.
+//! One client: its socket, its state, and the messages to send to it.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -18,11 +18,11 @@ use crate::peer::Peer;
 use crate::protocol::{MESSAGE_BYTES_MAX, Reply, Request};
 use crate::served::{Found, Layout, Shown};
 
-/// How long a client may take to say hello.
+/// The time for a client to send its first message.
 pub(super) const HELLO_TIME: Duration = Duration::from_secs(5);
-/// How long it may have nothing, want nothing and say nothing; or owe an answer.
+/// The time for which a client may be silent without a model, or owe a file.
 pub(super) const SILENT_TIME: Duration = Duration::from_secs(60);
-/// How long it may leave what is sent to it unread.
+/// The time for which a client may leave messages unread.
 pub(super) const UNREAD_TIME: Duration = Duration::from_secs(10);
 
 /// A client.
@@ -30,54 +30,54 @@ pub(super) const UNREAD_TIME: Duration = Duration::from_secs(10);
 pub(super) struct Connection {
     pub(super) socket: OwnedFd,
     pub(super) peer: Peer,
-    /// The user that it counts as.
+    /// The user to whom it is charged.
     pub(super) user: User,
     pub(super) phase: Phase,
-    /// The files that it asked for last, by the paths that it used. They keep no inodes in use.
+    /// The files that it requested last, by the paths that it used. They keep no inodes in use.
     pub(super) asked_for: Option<Arc<Found>>,
     outgoing: VecDeque<Outgoing>,
-    /// The length of all of them.
+    /// The bytes of all of these.
     outgoing_bytes: usize,
-    /// `true` if memory was sent, and the client was not seen to have received everything since.
+    /// `true` if memory was sent, and the client has not been seen to receive everything since.
     sent_memory: bool,
-    /// When it has been silent, or has left something unread, for too long.
+    /// The time at which the client has been silent, or has left messages unread, for too long.
     deadline: Option<Instant>,
     closers: Arc<Closers>,
 }
 
-/// How far a client has come.
+/// The state of a client.
 #[derive(Debug)]
 pub(super) enum Phase {
-    /// It has not said hello.
+    /// It has not sent its first message.
     Greeting,
-    /// It has nothing and wants nothing.
+    /// It has no model and no request.
     Idle,
-    /// The files that it wants are being looked for, and compared with those that it has shown.
+    /// The files that it requested are looked up, and compared with those that it has shown.
     Opening { asked: Asked, shown: Vec<ShownFile> },
-    /// It is to show the other files, the next of which is the last of `to_show`. None of them was
-    /// looked for yet.
+    /// It must show the other files; the next one is the last of `to_show`. None of them has been looked
+    /// up.
     Proving { asked: Asked, shown: Vec<ShownFile>, to_show: Vec<PathBuf> },
-    /// It waits until memory is free that its model needs.
+    /// It waits until memory for its model is freed.
     AwaitingRoom(Box<Found>),
     /// It waits for a model.
     Waiting(u64),
-    /// It wants a list. `attached` is what it has meanwhile.
+    /// It waits for a list. `attached` is the model that it has meanwhile.
     Listing { attached: Option<u64> },
     /// It has a model.
     Attached(u64),
 }
 
-/// What a client has asked to attach.
+/// A request to attach.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) path: PathBuf,
     pub(super) layout: Layout,
-    /// The number of the model, if it was asked for by that.
+    /// The number of the model, if the client gave it.
     pub(super) wanted_id: Option<u64>,
 }
 
-/// A file that a client has shown. While its descriptor is open, the number of its inode is given to
-/// no other file.
+/// A file that a client has shown. While its descriptor is open, no other file gets the number of its
+/// inode.
 #[derive(Debug)]
 pub(super) struct ShownFile {
     pub(super) shown: Shown,
@@ -98,7 +98,7 @@ struct Outgoing {
     memory: Option<Memory>,
 }
 
-/// A descriptor of memory that a client is sent.
+/// A descriptor of memory to send to a client.
 #[derive(Debug)]
 struct Memory {
     file: Option<OwnedFd>,
@@ -114,16 +114,16 @@ impl Drop for Memory {
     }
 }
 
-/// What came from a client.
+/// The result of receiving from a client.
 #[derive(Debug)]
 pub(super) enum Came {
     Nothing,
-    /// A message has a descriptor, and none is left for it.
+    /// A message has a descriptor, and the process has no room for it.
     NoRoom,
     /// It closed its end.
     End,
     Request(Request, Vec<OwnedFd>),
-    /// It is none of the protocol.
+    /// The message is not valid.
     Nonsense(ClientFault, Vec<OwnedFd>),
 }
 
@@ -151,15 +151,15 @@ impl Connection {
         }
     }
 
-    /// A client that has not taken its answer is not asked what it wants next. What nobody waits for
-    /// is not read.
+    /// Returns the events to wait for. No requests are read from a client that has not received its last
+    /// reply.
     pub(super) fn watch(&self) -> Watch<'_> {
         let has_unsent = !self.outgoing.is_empty();
         let listing = matches!(self.phase, Phase::Listing { .. });
         Watch { fd: self.socket.as_fd(), read: !has_unsent && !listing, write: has_unsent }
     }
 
-    /// The model that it has.
+    /// Returns the model that it has.
     pub(super) fn attached(&self) -> Option<u64> {
         match self.phase {
             Phase::Attached(id) | Phase::Listing { attached: Some(id) } => Some(id),
@@ -167,7 +167,7 @@ impl Connection {
         }
     }
 
-    /// The model that it has or waits for.
+    /// Returns the model that it has or waits for.
     pub(super) fn model(&self) -> Option<u64> {
         match self.phase {
             Phase::Waiting(id) => Some(id),
@@ -175,7 +175,7 @@ impl Connection {
         }
     }
 
-    /// Whether it has a model, or has asked for one and was not yet told no.
+    /// Returns `true` if it has a model, or has requested one and was not refused.
     pub(super) fn has_or_awaits_model(&self) -> bool {
         match self.phase {
             Phase::Greeting | Phase::Idle | Phase::Listing { attached: None } => false,
@@ -185,8 +185,8 @@ impl Connection {
         }
     }
 
-    /// How many descriptors it has the server keep: files that it has shown or was asked to show, and
-    /// memory that it has not read.
+    /// Returns the number of descriptors that the server keeps for it: files that it has shown or must
+    /// show, and memory that it has not read.
     pub(super) fn kept_descriptors(&self) -> usize {
         let shown = match &self.phase {
             Phase::Opening { shown, .. } => shown.len(),
@@ -196,7 +196,7 @@ impl Connection {
         shown + self.outgoing.iter().filter(|outgoing| outgoing.memory.is_some()).count()
     }
 
-    /// How many files will be looked up when it has shown all that it was asked to show.
+    /// Returns the number of files to look up after it has shown all files.
     pub(super) fn files_to_prove(&self) -> Option<usize> {
         match &self.phase {
             Phase::Proving { shown, to_show, .. } => Some(shown.len() + to_show.len()),
@@ -214,7 +214,7 @@ impl Connection {
             _ if !self.outgoing.is_empty() => Some(UNREAD_TIME),
             Phase::Greeting => return,
             Phase::Idle | Phase::Proving { .. } => Some(SILENT_TIME),
-            // The server is the one that is waited for, or there is nothing to be said.
+            // The client waits for the server, or neither has anything to send.
             Phase::Opening { .. } | Phase::AwaitingRoom(_) | Phase::Waiting(_) => None,
             Phase::Listing { .. } | Phase::Attached(_) => None,
         };
@@ -225,7 +225,7 @@ impl Connection {
         self.deadline
     }
 
-    /// Why the client is disconnected, where its deadline is over.
+    /// Returns the reason for disconnecting a client after its deadline.
     pub(super) fn too_late(&self) -> ClientFault {
         match self.phase {
             _ if !self.outgoing.is_empty() => ClientFault::DoesNotRead,
@@ -235,7 +235,7 @@ impl Connection {
         }
     }
 
-    /// Takes one message.
+    /// Receives one message.
     pub(super) fn receive(&self) -> Came {
         let mut bytes = [0; MESSAGE_BYTES_MAX];
         let receive = || packet_socket::receive(&self.socket, &mut bytes);
@@ -304,23 +304,23 @@ impl Connection {
         self.sent_memory
     }
 
-    /// Drops all that was not sent, if that is memory and what belongs to it.
+    /// Drops all unsent messages, if they are memory and the messages that belong to it.
     pub(super) fn drop_unsent(&mut self) {
         self.outgoing.clear();
         self.outgoing_bytes = 0;
     }
 
-    /// Returns the length of all that the client has not taken yet.
+    /// Returns the bytes that the client has not received yet.
     pub(super) fn unsent_bytes(&self) -> usize {
         self.outgoing_bytes
     }
 
-    /// Sends a reply that nobody misses.
+    /// Sends a reply that may be left out.
     pub(super) fn send_if_idle(&mut self, reply: &Reply, now: Instant) -> io::Result<()> {
         if self.outgoing.is_empty() { self.send(reply, now) } else { Ok(()) }
     }
 
-    /// Sends what there is room for, unless its user is to be left alone.
+    /// Sends as much as there is room for, unless its user has used up its time.
     ///
     /// # Errors
     /// As [`Self::send`].

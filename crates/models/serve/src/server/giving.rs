@@ -1,4 +1,4 @@
-//! Loading what is wanted, handing it out, and taking it back.
+//! Loading requested models, giving them to clients, and taking them back.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,11 +25,12 @@ use crate::reason::Reason;
 use crate::served::Found;
 use crate::shelf::{Model, NoRoom};
 
-/// How often clients hear of a load that has not begun. They give a server up after a minute.
+/// The interval at which clients get a message about a load that has not begun. They give up after a
+/// minute.
 pub(super) const BEAT_EVERY: Duration = Duration::from_secs(10);
 
 impl Core {
-    /// Gives a client what it has shown that it may read: at once, or when it is loaded.
+    /// Gives a client a model whose files it has shown: at once, or when it is loaded.
     pub(super) fn give(&mut self, id: u64, found: Found, now: Instant) -> Told {
         self.give_until(id, found, None, now)
     }
@@ -45,7 +46,7 @@ impl Core {
         let Some(user) = self.connections.get(&id).map(|connection| connection.user) else {
             return Ok(());
         };
-        // Memory that is free by now counts no longer.
+        // Memory that was freed meanwhile no longer counts.
         self.say_freed();
         let given_up = self.lingering.given_up();
         if let Err(refusal) = self.may_hold(user, &found) {
@@ -81,16 +82,16 @@ impl Core {
         Ok(())
     }
 
-    /// Begins to load a model that is not held, in the turn of this user.
+    /// Begins to load a model that is not in memory, in the turn of this user.
     pub(super) fn load(&mut self, user: User, found: &Found, now: Instant) -> Result<u64, Refusal> {
         let wanted_bytes = found.len_bytes;
         if wanted_bytes == 0 {
             let message = format!("{} is empty: there is nothing to share", found.path.display());
             return Err(Refusal::new(Reason::Unreadable, message));
         }
-        // Otherwise those who ask for the model next would be refused with this user.
+        // Otherwise the next clients that request the model would be refused because of this user.
         self.jobs.may_load(user).map_err(|error| Refusal::of(&error))?;
-        // Another version of it that is held serves those who have it, and nobody else.
+        // An older version in memory stays for the clients that have it, and is given to no others.
         let older: Vec<u64> = self
             .shelf
             .iter()
@@ -142,7 +143,7 @@ impl Core {
             let needed_bytes = found.len_bytes.saturating_add(kept_bytes);
             match self.shelf.make_room(needed_bytes, |model| is_only_of(model, user)) {
                 Ok(gone) if gone.is_empty() => return Ok(()),
-                // If clients keep it, that made no room.
+                // If clients keep the memory, this made no room.
                 Ok(gone) => {
                     self.freed(gone);
                     self.check_dropped()?;
@@ -209,7 +210,7 @@ impl Core {
             model.is_pinned = true;
         }
         self.move_pin(id);
-        // All have it before one of them is found to be gone, with which it would go.
+        // Attach it for all before one of them is found to be gone, which could free it.
         let waiting = self.waiting_for(id);
         let attach = |client| Some((client, self.attach(client, id, now).err()?));
         let gone: Vec<_> = waiting.into_iter().filter_map(attach).collect();
@@ -227,7 +228,7 @@ impl Core {
     }
 
     fn on_load_failed(&mut self, id: u64, user: User, error: longshore_load::Error, now: Instant) {
-        // Once more, where others can go for it: fewer each time.
+        // Try again if other models can be freed for it: fewer each time.
         if let Some((bytes, page_bytes)) = missing_bytes(&error)
             && let Ok(gone) =
                 self.shelf.take_idle(bytes, page_bytes, |model| is_only_of(model, user))
@@ -255,7 +256,8 @@ impl Core {
         }
     }
 
-    /// Tells those who wait for a load that has to wait itself that the server is there.
+    /// Sends a message to clients whose load has not begun, so that they do not take the server for
+    /// dead.
     pub(super) fn beat(&mut self, now: Instant) {
         if now < self.next_beat {
             return;
@@ -270,7 +272,7 @@ impl Core {
         }
     }
 
-    /// What is kept for as long as the server runs is the newest version of a file.
+    /// Moves the pin to the newest version of a file.
     fn move_pin(&mut self, newest: u64) {
         let Some(model) = self.shelf.get(newest) else { return };
         let older: Vec<u64> = self
@@ -292,7 +294,7 @@ impl Core {
         }
     }
 
-    /// Hands a model out.
+    /// Gives a model to a client.
     fn attach(&mut self, client: u64, id: u64, now: Instant) -> Told {
         let user = self.connections.get(&client).map(|connection| connection.user);
         let may_open = user.map_or(Ok(()), |user| self.may_open(user, &OpenFiles::of_sending()));
@@ -305,8 +307,7 @@ impl Core {
         };
         let Some(connection) = self.connections.get_mut(&client) else { return Ok(()) };
         let Some(memory) = &mut model.memory else { return Ok(()) };
-        // Opened once more, so that each client has a file position of its own: a position that
-        // clients share is moved by each of them.
+        // Opened again, so that each client has a file position of its own.
         let own = match memory.buffer.memfd().map(file::reopen_read_only).transpose() {
             Ok(own) => own,
             Err(error) => {
@@ -319,7 +320,7 @@ impl Core {
             }
         };
         memory.users.insert(connection.user);
-        // A client is answered with the paths that it used.
+        // The reply has the paths that the client used.
         let asked_for = connection.asked_for.take();
         let found = asked_for.unwrap_or_else(|| Arc::new(model.found.without_inodes()));
         let files = &found.files;
@@ -335,7 +336,7 @@ impl Core {
             })
             .collect();
         memory.names.remember(connection.user, found);
-        // Booked before it is sent, so that a client that is gone by then gives it back.
+        // Counted before it is sent, so that a client that is gone by then releases it.
         let attachments = self.shelf.attach(id, now).unwrap_or(0);
         self.events.push(Event::Attached { id, peer: connection.peer, attachments });
         connection.enter(Phase::Attached(id), now);
@@ -357,7 +358,7 @@ impl Core {
         connection.drop_unsent();
         if let Some(id) = connection.attached() {
             let peer = connection.peer;
-            // It is freed at the end of the turn: other clients may be about to have it.
+            // The memory is freed at the end of the turn: other clients may be about to get it.
             let attachments = self.shelf.detach(id, now).unwrap_or(0);
             self.events.push(Event::Released { id, peer, attachments });
         }
@@ -367,15 +368,15 @@ impl Core {
         self.refuse(client, Refusal::new(Reason::TooMany, message.to_owned()), now)
     }
 
-    /// Books the end of an attachment, and frees what nobody has any longer.
+    /// Counts the end of an attachment, and frees models that no client has any longer.
     pub(super) fn release(&mut self, id: u64, peer: Peer, now: Instant) {
         let attachments = self.shelf.detach(id, now).unwrap_or(0);
         self.events.push(Event::Released { id, peer, attachments });
         self.free_expired(now);
     }
 
-    /// Takes back what a client that is gone had or waited for. With `has_unread_memory`, its connection
-    /// counts until it has read everything or closes its end.
+    /// Takes back the model that a disconnected client had or waited for. With `has_unread_memory`, its
+    /// connection counts until it has read everything or closes its end.
     pub(super) fn let_go(&mut self, connection: Connection, has_unread_memory: bool, now: Instant) {
         let peer = connection.peer;
         let (attached, waits_for) = (connection.attached(), connection.model());
@@ -404,12 +405,12 @@ impl Core {
         }
     }
 
-    /// Lets the users that want a load have it in their turns.
+    /// Sets the users in whose turns a load may begin: those whose clients wait for it.
     pub(super) fn set_users(&mut self, id: u64) {
         let waiting = self.waiting_for(id).into_iter().filter_map(|it| self.connections.get(&it));
         let mut users: BTreeSet<User> = waiting.map(|connection| connection.user).collect();
-        // With the failure of such a load the server ends. So it is never begun in the turn of a client,
-        // whose limits could have it fail.
+        // The server ends if such a load fails. So it never begins in the turn of a client, whose limits
+        // could make it fail.
         if self.jobs.start_models.contains(&id) {
             users = BTreeSet::from([self.users.own()]);
         }
@@ -440,9 +441,9 @@ impl Core {
     }
 }
 
-/// Returns how much memory has to be freed for a load that failed for a lack of it, and what the memory of
-/// each model is rounded up to. What the loads beside it are to take and is not available has to be freed,
-/// too.
+/// Returns the bytes of memory to free for a load that failed for a lack of memory, and the page size to
+/// which each model is rounded up. Memory that the loads beside it will take, and that is not available,
+/// must be freed, too.
 fn missing_bytes(error: &longshore_load::Error) -> Option<(u64, u64)> {
     use longshore_load::Error;
     if let Error::Heap(longshore_heap::Error::Unavailable {
@@ -467,7 +468,7 @@ fn missing_bytes(error: &longshore_load::Error) -> Option<(u64, u64)> {
     Some((needed_bytes.saturating_sub(*limit_bytes).saturating_add(of_others).max(1), 1))
 }
 
-/// Gives a model the next path by which it was asked for, since its own leads to another version of
+/// Gives a model the next path by which it was requested, because its own leads to another version of
 /// the file. If there is none, or the model is kept for its path, it is stale.
 fn lose_name(model: &mut Model<Memory>) {
     let memory = model.memory.as_mut().filter(|_| !model.is_pinned);

@@ -1,16 +1,17 @@
-//! Threads for all that may wait for a disk, beside the one that serves: they look for files, load
-//! them, and look at those that are held to see whether they are still there.
+//! Threads for all work that may wait for a disk: they look files up, load them, and check if the files
+//! of models in memory have changed.
 //!
-//! A look or a load that makes no progress for a few seconds loses its place, so that another one may
-//! begin. A look that does not come back in time is given up, and so is a load that makes no progress:
-//! its clients are refused. The same time is given to a look at the files of a model that is held. Its
-//! thread cannot be ended and is not waited for, but it is counted until it comes back, so that the
-//! number of such threads is bounded. What a load has of memory until then is charged to its user.
+//! A lookup or a load that makes no progress for a few seconds loses its place, so that another one may
+//! begin. A lookup that does not end in time is given up, and so is a load that makes no progress: its
+//! clients are refused. The same time limits a check of the files of a model. The thread cannot be ended
+//! and is not waited for, but it counts until it ends, so that the number of such threads is bounded.
+//! The memory of a load is charged to its user until then.
 //!
-//! The user that asks for a file is rarely the one that makes it hang: read permission is enough to lock
-//! a file against direct reads, and a directory against look-ups. So what hangs is not begun again for
-//! anybody: one file that hangs keeps one thread, or two, however many users ask for it. Nor are two
-//! looks at one path in progress at once, since both could hang. Other files are loaded as before.
+//! The user that requests a file is rarely the one that makes it hang: read permission is enough to lock
+//! a file against direct reads, and a directory against lookups. So work that hangs is not begun again
+//! for any user: one file that hangs keeps one thread, or two, however many users request it. Two
+//! lookups of one path are never in progress at once, because both could hang. Other files are loaded as
+//! before.
 
 mod hung;
 mod job;
@@ -40,14 +41,15 @@ use super::users::{Of, User};
 use crate::error::{Error, Result};
 use crate::served::Served;
 
-/// How many files are looked up at once: of all users, and of one.
+/// The numbers of lookups at once: of all users, and of one.
 pub(super) const LOOKING: Bounds = Bounds { max: 16, limited_max: 4, unlimited_max: 4 };
-/// How many models that are held are looked at at once. A user's are looked at by its paths.
+/// The numbers of models whose files are checked at once. A model is checked for the user whose path it
+/// has.
 const SWEEPING: Bounds = Bounds { max: 8, limited_max: 2, unlimited_max: 2 };
-/// How many models are loaded at once: a disk has enough with one, and two may be on two.
+/// The most models that are loaded at once: one keeps a disk busy, and two may be on two disks.
 pub(super) const LOADING_MAX: usize = 2;
 
-/// The threads, what waits for one, and what they have to say.
+/// The threads, the work that waits for one, and their results.
 #[derive(Debug)]
 pub(super) struct Jobs {
     served: Arc<Served>,
@@ -56,23 +58,23 @@ pub(super) struct Jobs {
     sender: Sender<Said>,
     receiver: Receiver<Said>,
     last_ticket: u64,
-    /// Looks that go on, by their ticket.
+    /// Running lookups, by their ticket.
     looking: BTreeMap<u64, Look>,
-    /// Looks and loads that were given up and have not come back, by their ticket.
+    /// Lookups and loads that were given up and have not ended, by their ticket.
     hung: BTreeMap<u64, Hung>,
-    /// Loads that go on, by the model.
+    /// Running loads, by the model.
     loading: BTreeMap<u64, Loading>,
     to_look: Queue<(Look, Job)>,
-    /// `false` if looks for files of the start take no place from others.
+    /// `false` if lookups of files of the start take no places from others.
     start_has_places: bool,
     to_load: Queue<Job>,
     to_sweep: Queue<(Look, Job)>,
-    /// Models that the server is to hold from the start and that are not loaded yet.
+    /// Models of the start that are not loaded yet.
     pub(super) start_models: BTreeSet<u64>,
-    /// Loads of these models, and looks at them, begin without a thread, as if it hung.
+    /// Loads of these models, and lookups of them, begin without a thread, as if it hung.
     #[cfg(test)]
     pub(super) hanging: BTreeSet<u64>,
-    /// All looks begin in this way.
+    /// All lookups begin like that.
     #[cfg(test)]
     hangs_looks: bool,
 }
@@ -107,7 +109,7 @@ impl Jobs {
         })
     }
 
-    /// Does it for this user, now or when a thread is free and it is the user's turn.
+    /// Begins a job for this user, now or when a thread is free and it is the user's turn.
     pub(super) fn begin(&mut self, user: User, job: Job, now: Instant) {
         match job {
             Job::Load { .. } => self.to_load.push(user, job),
@@ -148,17 +150,17 @@ impl Jobs {
         }
     }
 
-    /// Forgets a load that has not begun; whether it had not.
+    /// Forgets a load that has not begun; returns `true` if there was one.
     pub(super) fn forget_load(&mut self, model: u64) -> bool {
         self.to_load.retain(|job| !matches!(job, Job::Load { id, .. } if *id == model)) > 0
     }
 
-    /// Forgets what is to be looked for for a client that is gone.
+    /// Forgets the lookups for a client that has disconnected.
     pub(super) fn forget_client(&mut self, gone: u64) {
         self.to_look.retain(|(look, _)| look.purpose != Purpose::For(Asker::Client(gone)));
     }
 
-    /// Lets looks for files of the start go on without a place, so that those that hang take none from
+    /// Lets lookups of files of the start go on without a place, so that those that hang take none from
     /// clients.
     pub(super) fn free_start_places(&mut self) {
         self.start_has_places = false;
@@ -169,12 +171,12 @@ impl Jobs {
         self.spawn();
     }
 
-    /// How many loads have a place.
+    /// Returns the number of loads that have a place.
     pub(super) fn loading(&self) -> usize {
         self.to_load.running()
     }
 
-    /// Returns the number of files of each look for these users that has a place or waits for one.
+    /// Returns the number of files of each lookup for these users that has a place or waits for one.
     pub(super) fn looks(&self, of: Of) -> impl Iterator<Item = usize> {
         let waiting = self.to_look.waiting().map(|(look, _)| look);
         let looks = self.looking.values().filter(|look| look.has_place).chain(waiting);
@@ -182,18 +184,18 @@ impl Jobs {
         looks.filter(move |look| of.contains(look.user)).map(|look| look.files)
     }
 
-    /// Everything that was done since, and looks and loads that are given up now.
+    /// Returns the results since the last call, and the lookups and loads that are given up now.
     pub(super) fn done(&mut self, now: Instant) -> Vec<Done> {
-        // It is only a matter of being woken once more.
+        // An error only wakes the thread once more.
         let _ = event_fd::drain(&self.event);
         let mut done = Vec::new();
         while let Ok(Said { ticket, done: one }) = self.receiver.try_recv() {
             if self.hung.contains_key(&ticket) {
-                // Its clients were refused already, and may have asked for something else.
+                // Its clients were refused already, and may have other requests.
                 if !matches!(one, Done::Progress { .. }) {
                     self.hung.remove(&ticket);
                 }
-                // Its memory is dropped where that does not keep clients waiting.
+                // Its memory is dropped later, when clients need not wait for that.
                 if matches!(one, Done::Loaded { .. }) {
                     done.push(one);
                 }
@@ -221,14 +223,14 @@ impl Jobs {
             done.push(one);
         }
         done.extend(self.give_up(now));
-        // These come first: a client whose look has ended may want the same model for a user that may
+        // These come first: a client whose lookup has ended may want the same model for a user that may
         // load it.
         done.splice(0..0, self.refuse_loads());
         self.spawn();
         done
     }
 
-    /// Ends a look that went on, so that another may begin.
+    /// Ends a lookup, so that another may begin.
     fn end_look(&mut self, look: &Look) {
         match look.purpose.is_sweep() {
             _ if !look.has_place => {}
@@ -237,11 +239,11 @@ impl Jobs {
         }
     }
 
-    /// Takes the next look for which there is a place.
+    /// Takes the next lookup for which there is a place.
     fn next_look(&mut self) -> Option<(Look, Job)> {
         let looking = &self.looking;
         let slow = || looking.values().filter(|look| !look.has_place).map(|look| look.user);
-        // If a look hangs, others of the same target would, too, and each would keep a thread.
+        // If a lookup hangs, others of the same target would, too, and each would keep a thread.
         let goes_on = |look: &Look| looking.values().any(|other| other.is_as(look));
         let next =
             self.to_look.begin_if(|user| slow_has_room(slow(), user), |(look, _)| !goes_on(look));
@@ -264,12 +266,12 @@ impl Jobs {
     /// Checks that a load may begin in the turn of this user.
     ///
     /// # Errors
-    /// Too many loads hang that this user asked for.
+    /// Too many loads that this user requested hang.
     pub(super) fn may_load(&self, user: User) -> longshore_load::Result<()> {
         may_load(&self.hung, user).then_some(()).ok_or_else(|| hung::too_many_loads(user))
     }
 
-    /// Refuses the loads that may begin in the turn of none of the users that want them.
+    /// Refuses the loads that may not begin in the turn of any of the users that want them.
     fn refuse_loads(&mut self) -> Vec<Done> {
         let hung = &self.hung;
         let next = || self.to_load.take_unless(|user| may_load(hung, user));
@@ -330,7 +332,7 @@ impl Jobs {
         self.run(&job.without_result(), move |teller| job.run(&served, &how, mode, teller))
     }
 
-    /// Starts a thread. Returns the ticket that its outcome comes with.
+    /// Starts a thread. Returns the ticket of its result.
     fn run(
         &mut self,
         without: &WithoutResult,

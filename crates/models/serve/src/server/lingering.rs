@@ -1,5 +1,5 @@
-//! Memory that the server gave up, and that clients keep: by a descriptor that they did not close, or
-//! that they passed on.
+//! Memory that the server gave up, and that clients keep by a descriptor that they did not close or that
+//! they passed on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,25 +15,25 @@ use longshore_sys::last_reference::{self, LastReferences, Watched};
 
 use super::users::{Of, User};
 
-/// How long after the server gave memory up it is reported that clients keep it. A client that is
-/// about to exit releases its memory earlier, and is not reported.
+/// The time from giving up memory to the report that clients keep it. A client that is about to exit
+/// releases its memory earlier, and is not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(1);
 
 /// The time between two attempts to watch memory.
 const WATCH_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// How many models one user may keep, unless the kernel allows few watches.
+/// The most models that one user may keep, unless the kernel allows few watches.
 const KEPT_MAX: usize = 1024;
-/// How many at least.
+/// The fewest models that one user may keep.
 const KEPT_MIN: usize = 16;
-/// One user may have the kernel watch this part of the files that the server may watch.
+/// One user may use one part in this many of the server's watches.
 const USERS: usize = 16;
 
 /// Models whose memory clients may keep.
 #[derive(Debug)]
 pub(super) struct Lingering {
     freeing: Freeing,
-    /// How many models one user may keep.
+    /// The most models that one user may keep.
     kept_max: usize,
     /// `None` if the kernel has refused an inotify instance.
     references: Option<LastReferences>,
@@ -48,7 +48,7 @@ pub(super) struct Lingering {
     unreported: BTreeMap<Watched, Instant>,
 }
 
-/// A model that the server no longer holds.
+/// A model that the server has given up.
 #[derive(Clone, Debug)]
 pub(super) struct Gone {
     pub(super) id: u64,
@@ -111,22 +111,22 @@ impl Lingering {
         self.freeing.free(Box::new(memory));
     }
 
-    /// Returns how much memory was given up to now: how many times [`Self::free_later`] was called.
+    /// Returns the number of calls of [`Self::free_later`] so far.
     pub(super) fn given_up(&self) -> u64 {
         self.freeing.given
     }
 
-    /// Returns whether all memory is dropped that was given up until `given_up` was returned.
+    /// Returns `true` if all memory is dropped that was given up until `given_up` was returned.
     pub(super) fn is_dropped(&self, given_up: u64) -> bool {
         self.freeing.dropped.load(Ordering::Acquire) >= given_up
     }
 
-    /// Waits until all memory is dropped that was to be. From here on memory is dropped at once.
+    /// Waits until all memory is dropped. From here on memory is dropped at once.
     pub(super) fn wait_until_dropped(&mut self) {
         self.freeing.end();
     }
 
-    /// Returns how many models a user keeps, and how many it may keep.
+    /// Returns the number of models that a user keeps, and the most that it may keep.
     pub(super) fn kept_by(&self, user: User) -> (usize, usize) {
         (self.iter().filter(|gone| gone.users.contains(&user)).count(), self.kept_max)
     }
@@ -145,7 +145,7 @@ impl Lingering {
             return;
         }
         for (memory, gone) in std::mem::take(&mut self.unwatched) {
-            // A refusal keeps it for the next time.
+            // After a refusal the memory stays for the next attempt.
             let _ = self.give_up(memory, gone, now);
         }
     }
@@ -183,12 +183,12 @@ impl Lingering {
         due
     }
 
-    /// What to wait for; `None` if no memory is kept.
+    /// Returns the descriptor to wait for, or `None` if no memory is kept.
     pub(super) fn references(&self) -> Option<&LastReferences> {
         self.references.as_ref().filter(|_| !self.models.is_empty())
     }
 
-    /// How many descriptors of memory that these users had are open here, because it cannot be watched.
+    /// Returns the number of open descriptors of memory that these users had and that cannot be watched.
     pub(super) fn descriptors(&self, of: Of) -> usize {
         let is_of = |gone: &Gone| gone.users.iter().any(|user| of.contains(*user));
         self.unwatched.iter().filter(|(_, gone)| is_of(gone)).count()
@@ -200,7 +200,7 @@ impl Lingering {
     }
 }
 
-/// Memory, of whichever type.
+/// Memory of any type.
 type Droppable = Box<dyn Send>;
 
 /// A thread that drops memory.
@@ -239,7 +239,7 @@ impl Freeing {
     fn end(&mut self) {
         if let Some((sender, thread)) = self.thread.take() {
             drop(sender);
-            // It only drops memory.
+            // The thread only drops memory, so its result does not matter.
             let _ = thread.join();
         }
     }
