@@ -1,12 +1,13 @@
-//! How much processor time of the serving thread each user takes.
+//! The processor time that the serving thread spends for each user.
 //!
-//! A client can make calls of the kernel on its own connection slow: each message that is sent or received
+//! A client can make system calls on its own connection slow: each message that is sent or received
 //! there wakes every epoll that lists the client's end, a million if it likes, and each close of a file
-//! looks at all record locks of that file. So the serving thread measures what it does for a user, and
-//! leaves that user alone for eight times as long once it has used up its allowance. Nothing is
-//! refused: the requests of the user wait.
+//! walks all record locks of that file. So the serving thread measures its work for a user. Once the
+//! user has used up its allowance, the thread does nothing for that user for eight times as long. No
+//! request is refused: the requests of the user wait.
 //!
-//! Processor time is measured, because other programs decide how long the thread waits for a processor.
+//! Processor time is measured, because the time that the thread waits for a processor depends on other
+//! programs.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,8 +17,8 @@ use longshore_sys::thread_time;
 
 use super::users::User;
 
-/// How much time a user may take at once. An attachment takes the serving thread about 0.1 ms, and 7 ms if the
-/// model has 120 files.
+/// The time that a user may take at once. An attachment takes the serving thread about 0.1 ms, and 7 ms
+/// if the model has 120 files.
 pub(super) const ALLOWANCE: Duration = Duration::from_millis(250);
 /// A user whose allowance is used up gets this part of the thread's time.
 const PART: u32 = 8;
@@ -61,7 +62,7 @@ impl TimeBudget {
         done
     }
 
-    /// Returns `true` if this user is to be left alone at this time.
+    /// Returns `true` if this user has used up its time.
     pub(super) fn is_used_up(&self, user: User, now: Instant) -> bool {
         let state = self.lock();
         let running = match state.current {
@@ -72,7 +73,7 @@ impl TimeBudget {
         user.is_limited() && left + running > ALLOWANCE
     }
 
-    /// Returns when the next of the users has time again that are left alone at this time.
+    /// Returns the next time when one of the users that have used up their time has time again.
     pub(super) fn next_time(&self, now: Instant) -> Option<Instant> {
         let users = &mut self.lock().users;
         users.retain(|_, taken| !taken.left(now).is_zero());

@@ -1,4 +1,4 @@
-//! How many descriptors one user may have the server keep open, so that others can be served.
+//! The limits on the descriptors that the server keeps open for one user, so that others can be served.
 //!
 //! This counts all descriptors that requests for models cause: files that clients show, also while they
 //! wait to be closed, files that are looked up or loaded, inodes that are kept in use, and memory.
@@ -15,12 +15,13 @@ use super::users::{Of, User};
 use crate::reason::Reason;
 use crate::served::Found;
 
-/// How many descriptors a file of a model has while it is loaded, beside the one that keeps its inode
-/// in use: one for reads through the page cache, and one for direct reads.
+/// The number of descriptors of a file of a model while it is loaded, beside the one that keeps its
+/// inode in use: one for reads through the page cache, and one for direct reads.
 const PER_READ_FILE: usize = 2;
 /// Each user may have this part of what all users may have, whatever others have.
 const RESERVED: usize = 16;
-/// How many more a look or a load has for a moment: `/proc`, rings, a file that is being compared.
+/// The number of descriptors that a lookup or a load has for a moment: `/proc`, rings, a file that is
+/// compared.
 const MORE: usize = 4;
 
 /// Descriptors that are open, or will be.
@@ -28,24 +29,24 @@ const MORE: usize = 4;
 pub(super) struct OpenFiles {
     /// Those that stay open for as long as a client likes.
     kept: usize,
-    /// The number of files of each look that goes on or will begin.
+    /// The number of files of each lookup that goes on or will begin.
     looks: Vec<usize>,
     /// The number of files of each load that goes on or will begin.
     loads: Vec<usize>,
 }
 
 impl OpenFiles {
-    /// A client shows these many files, which are then looked up.
+    /// A client shows this many files, which are then looked up.
     pub(super) fn of_look(files: usize) -> Self {
         Self { kept: files, looks: vec![files], loads: Vec::new() }
     }
 
-    /// A client is sent memory, by a descriptor that stays here until it has been sent.
+    /// Memory is sent to a client, by a descriptor that is open until it has been sent.
     pub(super) fn of_sending() -> Self {
         Self { kept: 1, ..Self::default() }
     }
 
-    /// A model that is held: its inodes and its memory; and its files while it is loaded.
+    /// A model in memory: its inodes and its memory; and its files while it is loaded.
     fn of_model(found: &Found, is_loaded: bool) -> Self {
         let files = found.open_files();
         let loads = if is_loaded { Vec::new() } else { vec![files] };
@@ -64,7 +65,7 @@ impl OpenFiles {
         self
     }
 
-    /// Returns the most descriptors at once, if no more looks and loads go on at once than these.
+    /// Returns the most descriptors at once, if no more lookups and loads go on at once than these.
     fn count(mut self, looks_max: usize, loads_max: usize) -> usize {
         let largest = |counts: &mut Vec<usize>, max, of: fn(usize) -> usize| -> usize {
             counts.sort_unstable_by(|a, b| b.cmp(a));
@@ -76,17 +77,19 @@ impl OpenFiles {
     }
 }
 
-/// How many descriptors a load may have, beside those of its model.
+/// Returns the number of descriptors that a load may have, beside those of its model.
 pub(super) fn of_reading(files: usize) -> usize {
     PER_READ_FILE * files + MORE
 }
 
-/// How many descriptors a look at these many files may have, beside those that the client has sent.
+/// Returns the number of descriptors that a lookup of this many files may have, beside those that the
+/// client sent.
 pub(super) fn of_running_look(files: usize) -> usize {
     files + of_reading(files)
 }
 
-/// How many descriptors a load that was given up may have: its inodes, memory, and files.
+/// Returns the number of descriptors that a load which was given up may have: its inodes, memory, and
+/// files.
 pub(super) fn of_hung_load(files: usize) -> usize {
     files + 1 + of_reading(files)
 }
@@ -115,7 +118,7 @@ impl Core {
         models.fold(OpenFiles { kept, looks, loads: Vec::new() }, OpenFiles::and)
     }
 
-    /// Checks that so many more descriptors may be open for this user, and frees unused models if that
+    /// Checks that this many more descriptors may be open for this user, and frees unused models if that
     /// is enough for it, those of this user first.
     ///
     /// All users to whom the limits apply may have [`Self::open_files_max`], and one of them half of
@@ -153,7 +156,7 @@ impl Core {
         }
     }
 
-    /// Checks that so many more may be open for this user, whatever others have.
+    /// Checks that this many more may be open for this user, whatever others have.
     fn may_have_open(&self, user: User, more: &OpenFiles) -> Result<(), Refusal> {
         let max = self.open_files_max / 2;
         match self.count_with(Of::One(user), more) {
@@ -164,7 +167,7 @@ impl Core {
         }
     }
 
-    /// Returns how many descriptors these users cause, and how many it would be with more of them.
+    /// Returns the number of descriptors that these users cause, and the number with this many more.
     fn count_with(&self, of: Of, more: &OpenFiles) -> (usize, usize) {
         let (looks_max, loads_max) = match of {
             Of::One(user) if user.is_limited() => (LOOKING.limited_max, self.limits.loads),

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::users::User;
 
-/// How many items may be in progress at once.
+/// The most items that may be in progress at once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Those of all users.
+    /// The most of all users.
     pub(super) max: usize,
-    /// Those of one user to whom the limits apply.
+    /// The most of one user to whom the limits apply.
     pub(super) limited_max: usize,
-    /// Those of one user to whom they do not.
+    /// The most of one user to whom they do not apply.
     pub(super) unlimited_max: usize,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Bounds {
 pub(super) struct Queue<T> {
     bounds: Bounds,
     waiting: VecDeque<Waiting<T>>,
-    /// How many items of each user are in progress. No count is zero.
+    /// The number of items in progress of each user. No number is zero.
     running: BTreeMap<User, usize>,
     last: Option<User>,
 }
@@ -101,7 +101,7 @@ impl<T> Queue<T> {
         Some((*users.first()?, item))
     }
 
-    /// Removes the waiting items for which `keeps` is false. Returns how many they were.
+    /// Removes the waiting items for which `keeps` returns `false`. Returns their number.
     pub(super) fn retain(&mut self, mut keeps: impl FnMut(&T) -> bool) -> usize {
         let before = self.waiting.len();
         self.waiting.retain(|waiting| keeps(&waiting.item));
@@ -120,7 +120,7 @@ impl<T> Queue<T> {
         self.waiting.iter().map(|waiting| &waiting.item)
     }
 
-    /// Returns how many items are in progress.
+    /// Returns the number of items in progress.
     pub(super) fn running(&self) -> usize {
         self.running.values().sum()
     }

@@ -14,12 +14,12 @@ use super::users::User;
 use crate::reason::Reason;
 use crate::served::Found;
 
-/// How long a client may wait. It gives the server up after a minute without an answer.
+/// The time for a client to wait. It gives the server up after a minute without an answer.
 const TIME_MAX: Duration = Duration::from_secs(30);
-/// How often the memory that is being freed is looked at.
+/// The interval at which the memory that is being freed is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Those that wait.
+/// The clients and loads that wait.
 #[derive(Debug, Default)]
 pub(super) struct AwaitingRoom(Vec<Awaiting>);
 
@@ -28,7 +28,7 @@ struct Awaiting {
     what: What,
     /// The memory that must have been dropped.
     given_up: u64,
-    /// When it is refused in any case.
+    /// The time when it is refused in any case.
     deadline: Instant,
 }
 
@@ -41,7 +41,7 @@ enum What {
 }
 
 impl AwaitingRoom {
-    /// When to look again; `None` if nothing waits.
+    /// Returns the time of the next check; `None` if nothing waits.
     pub(super) fn next_time(&self) -> Option<Instant> {
         (!self.0.is_empty()).then(|| Instant::now() + LOOK_EVERY)
     }
@@ -73,7 +73,7 @@ impl Core {
         Ok(())
     }
 
-    /// Checks that all memory is dropped that was given up: what is not free then is kept by clients.
+    /// Checks that all memory is dropped that was given up: the rest is kept by clients.
     pub(super) fn check_dropped(&mut self) -> Result<(), Refusal> {
         if self.lingering.is_dropped(self.lingering.given_up()) {
             self.say_freed();
@@ -91,7 +91,7 @@ impl Core {
         self.end_waits_for_room(now);
     }
 
-    /// Goes on with those whose wait is over.
+    /// Goes on with the clients and loads whose wait is over.
     pub(super) fn end_waits_for_room(&mut self, now: Instant) {
         let lingering = &self.lingering;
         let is_over = |awaiting: &mut Awaiting| {

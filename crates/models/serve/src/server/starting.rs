@@ -1,4 +1,4 @@
-//! Files that are held from the start.
+//! The files of the start, which are kept for as long as the server runs.
 //!
 //! They are found before a client is served, so that no client takes the room that they need, and each of
 //! their loads is the server's own. But every user who can read a directory can make look-ups in it hang,
@@ -21,12 +21,12 @@ use crate::error::Error;
 use crate::reason::Reason;
 use crate::served::{Found, Layout, Looked};
 
-/// How long clients wait until all files of the start are found, and the server waits for loads of them that
-/// hang.
+/// The time that clients wait until all files of the start are found, and that the server waits for
+/// loads of them that hang.
 const START_TIME: Duration = Duration::from_secs(10);
 
 impl Core {
-    /// Begins to look for the files that are to be held from the start.
+    /// Begins to look up the files of the start.
     pub(super) fn begin_start(&mut self, now: Instant) {
         self.start_ends = Some(now + START_TIME);
         for (number, path) in self.options.files.clone().into_iter().enumerate() {
@@ -38,19 +38,19 @@ impl Core {
         }
     }
 
-    /// Returns whether clients wait until the files of the start are found.
+    /// Returns `true` if clients wait until the files of the start are found.
     pub(super) fn is_starting(&self) -> bool {
         !self.starting.is_empty() && !self.serves_early
     }
 
-    /// Returns whether clients can connect, and the files of the start are loaded or too slow.
+    /// Returns `true` if clients can connect, and the files of the start are loaded or too slow.
     pub(super) fn has_started(&self) -> bool {
         let is_over = self.start_ends.is_none();
         let is_awaited = |id: &u64| !is_over || self.jobs.keeps_pace(*id);
         !self.is_starting() && !self.jobs.start_models.iter().any(is_awaited)
     }
 
-    /// Serves clients from now on if files of the start were looked for too long.
+    /// Serves clients from now on if the lookups of files of the start take too long.
     pub(super) fn end_start(&mut self, now: Instant) {
         if self.start_ends.is_none_or(|end| now < end) {
             return;
@@ -86,7 +86,7 @@ impl Core {
         }
     }
 
-    /// A file that is to be held from the start.
+    /// A file of the start.
     pub(super) fn on_start_looked(&mut self, number: usize, looked: Looked, now: Instant) {
         let Some(path) = self.starting.remove(&number) else { return };
         let found = match looked {
@@ -98,7 +98,7 @@ impl Core {
                 let error = longshore_load::Error::Open { path: refused, source };
                 return self.fail_start(path, error.into());
             }
-            // It has to show nothing.
+            // The server itself has nothing to show.
             Looked::Unshown(_) => return,
         };
         self.hold_from_start(found, now);

@@ -1,10 +1,10 @@
-//! Looking after the files of models that are held: whether they were changed or deleted on the disk.
+//! Checks if the files of models in memory were changed or deleted on the disk.
 //!
-//! It is done at an interval and for clients that want a list, once at a time. At first a thread finds
+//! This sweep runs at an interval and for clients that want a list, once at a time. First a thread finds
 //! deleted files by the descriptors that keep their inodes in use, as far as the kernel knows of them
-//! without asking a file system. Then each model is looked at by its path, in the turn of the user that
-//! gave the path. A look that hangs is given up, and its model is left out until it comes back: it
-//! delays none of another user.
+//! without asking a file system. Then each model is looked up by its path, in the turn of the user that
+//! gave the path. A lookup that hangs is given up, and its model is left out until it ends: it delays no
+//! model of another user.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -17,16 +17,16 @@ use super::users::User;
 use crate::served::{Found, Freshness, is_same_path};
 use crate::shelf::Model;
 
-/// How often models are looked after. For about so long a deleted file may keep its blocks.
+/// The interval between sweeps. For about this long a deleted file may keep its blocks.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
-/// How long a client that wants a list waits for the looks. Then the list has the state that is known:
-/// every user can make looks at files of theirs hang.
+/// The time that a client which wants a list waits for the sweep. Then the list has the state that is
+/// known: every user can make lookups of files of theirs hang.
 const LIST_TIME: Duration = Duration::from_secs(1);
 
 /// When the files were and will be checked, and which clients wait for that.
 #[derive(Debug)]
 pub(super) struct Sweeps {
-    /// The sweep that goes on.
+    /// The running sweep.
     running: Option<Running>,
     next: Instant,
     /// Clients whose lists wait for the sweep that runs, and those that came while it ran and wait for
@@ -35,7 +35,7 @@ pub(super) struct Sweeps {
     then: BTreeMap<u64, Instant>,
 }
 
-/// A sweep that goes on.
+/// A running sweep.
 #[derive(Debug)]
 struct Running {
     since: Instant,
@@ -49,7 +49,7 @@ impl Sweeps {
         Self { running: None, next, now: BTreeMap::new(), then: BTreeMap::new() }
     }
 
-    /// Returns whether the sweep that goes on has yet to look at this model.
+    /// Returns `true` if the running sweep has yet to check this model.
     #[cfg(test)]
     pub(super) fn has_left(&self, id: u64) -> bool {
         let left = self.running.as_ref().map(|running| running.left.as_ref());
@@ -61,7 +61,7 @@ impl Sweeps {
         self.now.keys().next().copied()
     }
 
-    /// Forgets a client that is gone.
+    /// Forgets a client that has disconnected.
     pub(super) fn forget_client(&mut self, gone: u64) {
         self.now.remove(&gone);
         self.then.remove(&gone);
@@ -69,10 +69,10 @@ impl Sweeps {
 }
 
 impl Core {
-    /// Lists what is held for a client, when its files were looked after.
+    /// Lists the models for a client, after their files were checked.
     pub(super) fn list_after_sweep(&mut self, client: u64, now: Instant) {
         match &self.sweeps.running {
-            // A disk hangs: what is known has to do.
+            // A disk hangs: the list has the state that is known.
             Some(Running { since, .. }) if *since + LIST_TIME <= now => self.list(client, now),
             Some(_) => _ = self.sweeps.then.insert(client, now + LIST_TIME),
             None => {
@@ -82,7 +82,7 @@ impl Core {
         }
     }
 
-    /// When [`Self::sweep`] has something to do next.
+    /// Returns the next time when [`Self::sweep`] has something to do.
     pub(super) fn next_sweep(&self) -> Option<Instant> {
         let Sweeps { running, next, now, then } = &self.sweeps;
         let next = (running.is_none() && self.shelf.open_files() > 0).then_some(*next);
@@ -113,7 +113,7 @@ impl Core {
         self.jobs.begin(self.users.own(), Job::FindDeleted { models }, now);
     }
 
-    /// Goes on with a sweep when deleted files were looked for.
+    /// Goes on with a sweep after deleted files were found.
     pub(super) fn on_deleted(&mut self, deleted: Vec<u64>, now: Instant) {
         for id in deleted {
             if let Some(model) = self.shelf.get_mut(id) {
@@ -215,13 +215,13 @@ fn use_name(model: &mut Model<Memory>, (user, name): (User, Option<Arc<Found>>))
     }
 }
 
-/// The other paths of a model. One that is kept for its path has none.
+/// Returns the other paths of a model. A model that is kept for its path has none.
 fn other_names(model: &Model<Memory>) -> VecDeque<(User, Arc<Found>)> {
     let memory = model.memory.as_ref().filter(|_| !model.is_pinned);
     memory.into_iter().flat_map(|memory| memory.names.iter()).cloned().collect()
 }
 
-/// A file of this model is deleted. From here on its inode may become another file.
+/// Handles a deleted file of this model. From here on its inode may become another file.
 fn lose_inodes(model: &mut Model<Memory>) {
     model.is_stale = true;
     model.found.inodes = None;

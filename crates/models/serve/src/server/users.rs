@@ -1,4 +1,4 @@
-//! The users between whom a server divides what it has.
+//! The users between whom a server divides its resources.
 
 use std::fmt;
 use std::fs;
@@ -32,7 +32,7 @@ impl User {
         self.uid
     }
 
-    /// Returns whether the limits for one user apply to it.
+    /// Returns `true` if the limits for one user apply to it.
     pub(super) fn is_limited(self) -> bool {
         self.is_limited
     }
@@ -44,7 +44,7 @@ impl fmt::Display for User {
     }
 }
 
-/// Which ids belong to which user.
+/// The user to whom each id belongs.
 ///
 /// A user with a range in `/etc/subuid` can run processes under any id of that range. They all count
 /// as that user. The limits do not apply to root and to the server's own user, but they do apply to
@@ -75,12 +75,13 @@ impl Users {
         Self { own, ranges: subuid.lines().filter_map(range).collect() }
     }
 
-    /// Returns the id of the user that a process with this id counts as: its owner for a subordinate id.
+    /// Returns the id of the user to whom a process with this id is charged: the owner of a subordinate
+    /// id.
     pub fn owner_of(&self, uid: u32) -> u32 {
         self.of(uid).uid
     }
 
-    /// Returns the user that a process with this id counts as.
+    /// Returns the user to whom a process with this id is charged.
     pub(super) fn of(&self, uid: u32) -> User {
         if uid == 0 || uid == self.own {
             return User { uid, is_limited: false };
@@ -101,7 +102,7 @@ pub(super) enum Of {
     One(User),
     /// All users to whom the limits apply.
     Limited,
-    /// All users, the server itself, and nobody: models that are held without being attached.
+    /// All users, the server itself, and models in memory without attachments.
     All,
 }
 

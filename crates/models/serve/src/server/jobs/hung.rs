@@ -1,4 +1,4 @@
-//! Looks and loads that are given up, and the threads that they keep.
+//! Lookups and loads that are given up, and the threads that they keep.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,11 +15,11 @@ use crate::server::open_files::{of_hung_load, of_reading, of_running_look};
 use crate::server::users::Of;
 use crate::server::users::User;
 
-/// How long a look for a client may take, the time that it waits for a thread included. Clients give
-/// a server up after a minute.
+/// The time for a lookup for a client, including the wait for a thread. Clients give a server up after a
+/// minute.
 pub(super) const LOOK_TIME: Duration = Duration::from_secs(20);
-/// How long a load may go on without [`PROGRESS_BYTES`] of progress. Users can make it wait for that long:
-/// on a local file system, too, by a lock of the file that a page fault of theirs keeps.
+/// The time that a load may go on without [`PROGRESS_BYTES`] of progress. Users can make it wait that
+/// long, on a local file system, too, by a lock of the file that a page fault of theirs keeps.
 pub(super) const SILENT_TIME: Duration = Duration::from_secs(60);
 /// With fewer bytes in [`SILENT_TIME`], 51 KiB/s, a load makes no progress. A user can release the lock of
 /// a file now and then, so that a load of it gets some bytes and never ends.
@@ -31,30 +31,30 @@ pub(super) const STALL_TIME: Duration = Duration::from_secs(3);
 /// With fewer bytes in [`STALL_TIME`], 16 MiB/s, a load loses its place. Disks give several times as much,
 /// also to two loads at once.
 pub(super) const PACE_BYTES: u64 = 3 * (16 << 20);
-/// How many looks, and how many loads, go on without a place. More of them wait for these.
+/// The most lookups, and the most loads, that go on without a place. Further ones wait for these.
 const SLOW: Budget = Budget { max: 16, reserved: 4 };
-/// For so many bytes beyond those that it has read a load can have memory: the pages that are made ahead, and
-/// as much again for reads in progress, of which eight go on in 8 MiB each, and four more beside them.
+/// The bytes of memory that a load can have beyond those that it has read: the prefaulted pages, and as
+/// much again for reads in progress, eight of 8 MiB each, and four more beside them.
 const AHEAD_BYTES: u64 = 2 * POPULATE_AHEAD_DEFAULT_BYTES;
-/// How many looks that were given up may keep their threads, and how many loads.
+/// The most lookups, and the most loads, that were given up and may keep their threads.
 pub(super) const HUNG: Budget = Budget { max: 64, reserved: 4 };
-/// How many looks at models that are held may keep their threads after they were given up. They do not
-/// count for [`HUNG`]: clients may ask for files in other file systems.
+/// The most checks of models in memory that were given up and may keep their threads. They do not count
+/// for [`HUNG`]: clients may request files in other file systems.
 const HUNG_SWEEPS_MAX: usize = 16;
 const HUNG_SWEEPS_PER_USER_MAX: usize = 2;
 
 /// How many of something all users may have, and which part of it one of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
-    /// One user has never more than are still free for others.
+    /// A user never has more than are still free for others.
     pub(super) max: usize,
-    /// Each user may have so many whatever others have.
+    /// The number that each user may have, whatever others have.
     pub(super) reserved: usize,
 }
 
 impl Budget {
-    /// Returns whether a user may have one more beside those of these users. The budget does not apply to
-    /// users whom the server trusts.
+    /// Returns `true` if a user may have one more beside those of these users. The budget does not apply
+    /// to users whom the server trusts.
     fn has_room(self, users: impl Iterator<Item = User>, user: User) -> bool {
         let (mut all, mut own) = (0usize, 0usize);
         for other in users.filter(|user| user.is_limited()) {
@@ -65,7 +65,8 @@ impl Budget {
     }
 }
 
-/// Returns whether a look or a load of a user may begin beside those of these users that have no place.
+/// Returns `true` if a lookup or a load of a user may begin beside those of these users that have no
+/// place.
 pub(super) fn slow_has_room(slow: impl Iterator<Item = User>, user: User) -> bool {
     SLOW.has_room(slow, user)
 }
@@ -88,7 +89,7 @@ pub(super) enum Target {
 const LOOKING: &str = "looking for the file";
 const LOADING: &str = "loading the model";
 
-/// A look that was asked for.
+/// A requested lookup.
 #[derive(Clone, Debug)]
 pub(super) struct Look {
     pub(super) user: User,
@@ -96,18 +97,18 @@ pub(super) struct Look {
     pub(super) begun: Instant,
     /// What it looks for, unless at models that are held.
     pub(super) target: Option<Target>,
-    /// How many files a client has shown for it.
+    /// The number of files that a client has shown for it.
     pub(super) files: usize,
-    /// When it got a thread.
+    /// The time when it got a thread.
     pub(super) started: Instant,
-    /// Whether it is one of the looks of which only so many go on at once.
+    /// `true` if it has one of the places for lookups.
     pub(super) has_place: bool,
 }
 
-/// A load that goes on.
+/// A running load.
 #[derive(Debug)]
 pub(super) struct Loading {
-    /// The user that it counts for: one that wants it, if there is one.
+    /// The user to whom it is charged: one that wants it, if there is one.
     pub(super) user: User,
     pub(super) ticket: u64,
     pub(super) inodes: Vec<Inode>,
@@ -116,22 +117,22 @@ pub(super) struct Loading {
     pub(super) files: usize,
     pub(super) len_bytes: u64,
     pub(super) done_bytes: u64,
-    /// When it last had [`PROGRESS_BYTES`] more than before, and how many it had then.
+    /// The last time when it had [`PROGRESS_BYTES`] more than before, and its bytes at that time.
     pub(super) moved: Instant,
     pub(super) moved_bytes: u64,
-    /// Whether it is one of the loads of which only so many go on at once.
+    /// `true` if it has one of the places for loads.
     pub(super) has_place: bool,
-    /// When its pace is measured next, and how many bytes it must have by then to keep its place.
+    /// The time when its pace is measured next, and the bytes that it needs by then to keep its place.
     pub(super) pace: (Instant, u64),
 }
 
-/// A look or a load that was given up.
+/// A lookup or a load that was given up.
 #[derive(Debug)]
 pub(super) struct Hung {
     pub(super) user: User,
     /// The memory that it may have.
     pub(super) held_bytes: u64,
-    /// How many descriptors it may have.
+    /// The number of descriptors that it may have.
     pub(super) descriptors: usize,
     /// What it was for, if it was a look.
     pub(super) purpose: Option<Purpose>,
@@ -143,7 +144,7 @@ impl Look {
         Self { user, purpose, begun: now, target: None, files, started: now, has_place: true }
     }
 
-    /// Returns whether it looks for a file that the server is to hold from the start.
+    /// Returns `true` if it looks up a file of the start.
     pub(super) fn is_of_start(&self) -> bool {
         matches!(self.purpose, Purpose::For(Asker::Start(_)))
     }
@@ -153,30 +154,31 @@ impl Look {
         self.target.is_some() && self.target == other.target
     }
 
-    /// When it loses its place. Looks at models that are held, and those of the start, keep theirs.
+    /// Returns the time when it loses its place. Checks of models in memory, and lookups of files of the
+    /// start, keep theirs.
     fn place_ends(&self) -> Option<Instant> {
         let may_lose = matches!(self.purpose, Purpose::For(Asker::Client(_)));
         (may_lose && self.has_place).then(|| self.started + STALL_TIME)
     }
 
-    /// Returns whether it loses its place now.
+    /// Returns `true` if it loses its place now.
     fn loses_place(&mut self, now: Instant) -> bool {
         let loses = self.place_ends().is_some_and(|end| end <= now);
         self.has_place &= !loses;
         loses
     }
 
-    /// When it is given up. What the server is to hold from the start has all the time there is.
+    /// Returns the time when it is given up. Lookups of files of the start have no limit.
     pub(super) fn deadline(&self) -> Option<Instant> {
         (!self.is_of_start()).then(|| self.begun + LOOK_TIME)
     }
 
-    /// Returns why it does not begin beside those that hang, if it does not.
+    /// Returns the reason why it does not begin beside those that hang, if there is one.
     pub(super) fn refusal(&self, hung: &BTreeMap<u64, Hung>) -> Option<longshore_load::Error> {
         if self.purpose.is_sweep() {
             return (!may_sweep(hung, self.user)).then(|| too_many_hang(LOOKING, self.user));
         }
-        // What the server is to hold from the start is looked for in any case.
+        // Files of the start are looked up in any case.
         self.deadline()?;
         if self.target.is_some() && hung.values().any(|hung| hung.target == self.target) {
             return Some(still_hangs(LOOKING));
@@ -192,7 +194,7 @@ impl Look {
 }
 
 impl Loading {
-    /// Takes how far it has come.
+    /// Records its progress.
     pub(super) fn on_progress(&mut self, done_bytes: u64, now: Instant) {
         self.done_bytes = self.done_bytes.max(done_bytes);
         if self.done_bytes - self.moved_bytes >= PROGRESS_BYTES {
@@ -212,7 +214,7 @@ impl Loading {
         if is_whole { self.len_bytes } else { self.len_bytes.min(ahead_bytes) }
     }
 
-    /// Measures its pace, if it is time to. Returns whether it loses its place.
+    /// Measures its pace, if it is time to. Returns `true` if it loses its place.
     pub(super) fn loses_place(&mut self, now: Instant) -> bool {
         let (at, least_bytes) = self.pace;
         if !self.has_place || now < at {
@@ -231,7 +233,7 @@ impl Hung {
 }
 
 impl Jobs {
-    /// Returns whether a look at this model was given up and has not come back.
+    /// Returns `true` if a check of this model was given up and has not ended.
     pub(in crate::server) fn is_sweep_hung(&self, model: u64) -> bool {
         self.hung.values().any(|hung| hung.purpose == Some(Purpose::Sweep(model)))
     }
@@ -253,7 +255,7 @@ impl Jobs {
             + loads.map(|load| of_reading(load.files)).sum::<usize>()
     }
 
-    /// When the next look or load is given up.
+    /// Returns the time when the next lookup or load is given up.
     pub(in crate::server) fn next_deadline(&self) -> Option<Instant> {
         let waiting = self.to_look.waiting().chain(self.to_sweep.waiting());
         let waiting = waiting.map(|(look, _)| look);
@@ -271,12 +273,12 @@ impl Jobs {
         is_bounded.then(|| loading.moved + SILENT_TIME)
     }
 
-    /// Returns whether a load goes on and has kept its pace so far.
+    /// Returns `true` if a load goes on and has kept its pace so far.
     pub(in crate::server) fn keeps_pace(&self, model: u64) -> bool {
         self.loading.get(&model).is_some_and(|loading| loading.has_place)
     }
 
-    /// Gives up looks and loads that are late, and those that wait for threads which do not come back.
+    /// Gives up lookups and loads that are late, and those that wait for threads which do not end.
     pub(super) fn give_up(&mut self, now: Instant) -> Vec<Done> {
         let late: Vec<u64> =
             self.looking.iter().filter(|(_, look)| look.is_late(now)).map(|(id, _)| *id).collect();
@@ -316,7 +318,7 @@ impl Jobs {
         let mut done = Vec::new();
         for id in late {
             let Some(loading) = self.loading.remove(&id) else { continue };
-            // Its outcome is dropped, so it ends as soon as the file system answers.
+            // Its result is dropped, so it ends as soon as the file system answers.
             loading.cancel.cancel();
             let held_bytes = loading.held_bytes(&self.how.heap);
             let Loading { user, ticket, inodes, mode, files, has_place, .. } = loading;
@@ -348,7 +350,7 @@ impl Jobs {
     /// user who can read the file can make others wait for.
     ///
     /// # Errors
-    /// Why it does not begin.
+    /// The reason why it does not begin.
     pub(super) fn read_mode(
         &self,
         inodes: &[Inode],
@@ -377,7 +379,7 @@ impl Jobs {
     }
 }
 
-/// Returns whether a load may begin in the turn of this user, beside those that hang.
+/// Returns `true` if the load may begin in the turn of this user, beside those that hang.
 pub(super) fn may_load(hung: &BTreeMap<u64, Hung>, user: User) -> bool {
     let loads = hung.values().filter(|hung| matches!(hung.target, Some(Target::Load(..))));
     HUNG.has_room(loads.map(|hung| hung.user), user)
@@ -388,7 +390,7 @@ pub(super) fn too_many_loads(user: User) -> longshore_load::Error {
     too_many_hang(LOADING, user)
 }
 
-/// Returns whether a look at a model that is held may begin beside those that hang.
+/// Returns `true` if a check of a model in memory may begin beside those that hang.
 fn may_sweep(hung: &BTreeMap<u64, Hung>, user: User) -> bool {
     let sweeps = hung.values().filter(|hung| hung.is_sweep());
     let of_user = sweeps.clone().filter(|hung| hung.user == user).count();
@@ -400,7 +402,7 @@ pub(super) fn inodes_of(found: &Found) -> Vec<Inode> {
     found.files.iter().map(|(_, file)| (file.device, file.inode, file.born)).collect()
 }
 
-/// Returns whether a load failed because it hangs, or an earlier one of the same files.
+/// Returns `true` if a load failed because it hangs, or an earlier one of the same files.
 pub(in crate::server) fn is_hang(error: &longshore_load::Error) -> bool {
     use longshore_load::Error::Process;
     matches!(error, Process { operation: LOADING, source } if source.kind() == io::ErrorKind::TimedOut)

@@ -1,4 +1,4 @@
-//! What is done on threads: looking for files, loading them, and looking at those that are held.
+//! The jobs of threads: looking files up, loading them, and checking the files of models in memory.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,25 +16,25 @@ use crate::inodes::Inodes;
 use crate::served::{Found, Freshness, Layout, Looked, Served, Shown};
 use crate::server::users::User;
 
-/// For whom something is looked for.
+/// The requester of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) enum Asker {
     Client(u64),
-    /// What the server is to hold from the start.
+    /// A file of the start.
     Start(usize),
 }
 
-/// What a look is for.
+/// The purpose of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     For(Asker),
-    /// To find deleted files of all models that are held.
+    /// To find deleted files of all models in memory.
     FindDeleted,
-    /// To see whether this model is still there.
+    /// To check if the files of this model have changed.
     Sweep(u64),
 }
 
-/// A look at the files of a model that is held.
+/// A check of the files of a model in memory.
 #[derive(Clone, Debug)]
 pub(in crate::server) struct Sweep {
     pub(in crate::server) id: u64,
@@ -48,7 +48,7 @@ pub(in crate::server) struct Sweep {
     pub(in crate::server) without_index: Option<(User, Option<Arc<Found>>)>,
 }
 
-/// Something to be done.
+/// A job.
 #[derive(Debug)]
 pub(in crate::server) enum Job {
     /// `shown` is what the client has shown; the server itself shows nothing. `known` is a model that is
@@ -71,7 +71,7 @@ pub(in crate::server) enum Job {
     Sweep(Box<Sweep>),
 }
 
-/// The outcome of a job.
+/// The result of a job.
 #[derive(Debug)]
 pub(in crate::server) enum Done {
     Looked {
@@ -90,7 +90,7 @@ pub(in crate::server) enum Done {
     FoundDeleted {
         models: Vec<u64>,
     },
-    /// What a look at a model has shown; nothing if it was given up.
+    /// The result of a check of a model; `None` if it was given up.
     Swept {
         id: u64,
         swept: Option<(Box<Sweep>, Freshness)>,
@@ -101,7 +101,7 @@ pub(in crate::server) enum Done {
 #[derive(Debug)]
 pub(in crate::server) struct LoadedModel {
     pub(in crate::server) memory: SharedBuffer,
-    /// Where each file is in it.
+    /// The places of the files in it.
     pub(in crate::server) ranges: Vec<Range<u64>>,
     pub(in crate::server) elapsed: Duration,
     pub(in crate::server) pages: PageReport,
@@ -114,16 +114,16 @@ pub(in crate::server) struct How {
     pub(in crate::server) memory_mode: u32,
 }
 
-/// What became of a job that had no result.
+/// The end of a job that had no result.
 pub(super) type WithoutResult = Arc<dyn Fn(longshore_load::Error) -> Done + Send + Sync>;
 
 impl Purpose {
-    /// Returns whether models are looked at that are held.
+    /// Returns `true` if this was a check of models in memory.
     pub(super) fn is_sweep(self) -> bool {
         matches!(self, Self::FindDeleted | Self::Sweep(_))
     }
 
-    /// The outcome of a look that did not come to an end.
+    /// The result of a lookup that did not end.
     pub(super) fn without_result(self, error: longshore_load::Error) -> Done {
         match self {
             Self::FindDeleted => Done::FoundDeleted { models: Vec::new() },
@@ -134,7 +134,7 @@ impl Purpose {
 }
 
 impl Job {
-    /// Returns the model that it loads or looks at.
+    /// Returns the model that it loads or checks.
     #[cfg(test)]
     pub(super) fn model(&self) -> Option<u64> {
         match self {
@@ -144,7 +144,7 @@ impl Job {
         }
     }
 
-    /// What becomes of it where there is no thread to do it, or that thread does not end as it should.
+    /// Returns the result if there is no thread for the job, or the thread does not end as it should.
     pub(super) fn without_result(&self) -> WithoutResult {
         match self {
             Self::Look { asker, .. } => {
@@ -165,7 +165,7 @@ impl Job {
         }
     }
 
-    /// Does it on this thread. A load reads its files by `mode`.
+    /// Runs the job on this thread. A load reads its files by `mode`.
     pub(super) fn run(self, served: &Served, how: &How, mode: ReadMode, teller: &Teller) -> Done {
         match self {
             Self::Look { asker, path, layout, shown, known } => {

@@ -1,4 +1,4 @@
-//! How the thread of a job reports to the one that serves.
+//! The reports of a job's thread to the serving thread.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use longshore_sys::event_fd;
 
 use super::job::{Done, WithoutResult};
 
-/// What a job reports.
+/// A report of a job.
 #[derive(Debug)]
 pub(super) struct Said {
     pub(super) ticket: u64,
@@ -24,7 +24,7 @@ pub(super) struct Teller {
     pub(super) event: Arc<OwnedFd>,
 }
 
-/// That what became of a job is told, also where its thread panics: somebody waits for it.
+/// Makes sure that the end of a job is reported, also if its thread panics: clients wait for it.
 pub(super) struct Promise {
     pub(super) teller: Teller,
     pub(super) without: Option<WithoutResult>,
@@ -32,7 +32,7 @@ pub(super) struct Promise {
 
 impl Teller {
     pub(super) fn tell(&self, done: Done) {
-        // A server that has ended does not listen.
+        // A server that has ended receives no reports.
         if self.sender.send(Said { ticket: self.ticket, done }).is_ok() {
             let _ = event_fd::signal(&self.event);
         }
@@ -48,7 +48,8 @@ impl Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        // Without a thread there is no panic either: that is told by who wanted to start it.
+        // If there is no thread, there is no panic: the caller that wanted to start the thread reports
+        // the failure.
         if let Some(without) = self.without.take().filter(|_| thread::panicking()) {
             let source = io::Error::other("it panicked");
             let operation = "a thread of the server";
