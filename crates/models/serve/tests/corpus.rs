@@ -1,4 +1,4 @@
-//! What fuzzing has kept, replayed, and the same with messages at random.
+//! Replays the corpus that fuzzing has found, and random messages.
 
 #[path = "../../../../fuzz/src/replay.rs"]
 mod replay;

@@ -87,7 +87,7 @@ fn clients_come_and_die_and_nothing_is_left() {
         thread::sleep(Duration::from_millis(20));
         now = Rest::of(&server, &socket);
     }
-    // Its last words are what it counted.
+    // Its last line has its counts.
     drop(server.stdin.take());
     let mut counted = String::new();
     server.stderr.take().unwrap().read_to_string(&mut counted).unwrap();
@@ -105,7 +105,7 @@ fn clients_come_and_die_and_nothing_is_left() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "only the root is left");
 }
 
-/// What a server has while nobody is there.
+/// The state of a server without clients.
 #[derive(Debug, PartialEq, Eq)]
 struct Rest {
     held: usize,

@@ -56,7 +56,7 @@ impl Tree {
 }
 
 #[test]
-fn only_what_is_served_is_found_and_the_rest_is_all_the_same() {
+fn only_served_files_are_found_and_all_others_are_refused_alike() {
     let tree = tree();
     for name in ["root/model", "root/sub/deep", "root/./model", "single"] {
         assert_eq!(tree.found(name).files.len(), 1, "{name}");
@@ -244,7 +244,7 @@ fn headers_that_are_too_long_together_are_not_read() {
 }
 
 #[test]
-fn a_name_that_comes_to_lead_elsewhere_changes_nothing_of_what_was_found() {
+fn a_name_that_leads_elsewhere_later_does_not_change_the_found_file() {
     let tree = tree();
     let name = tree.path("root/drop");
     symlink("model", &name).unwrap();
@@ -260,7 +260,7 @@ fn a_name_that_comes_to_lead_elsewhere_changes_nothing_of_what_was_found() {
 }
 
 #[test]
-fn what_was_found_is_planned_unless_it_changed() {
+fn a_found_file_is_planned_unless_it_changed() {
     let tree = tree();
     let found = tree.found("root/model");
     assert_eq!(Served::plan(&found).unwrap().len_bytes(), 5);
@@ -309,7 +309,7 @@ fn a_file_that_is_deleted_is_the_same_as_no_other() {
 }
 
 #[test]
-fn what_is_no_directory_is_refused() {
+fn a_root_that_is_not_a_directory_is_refused() {
     let refused = Served::new(&["/no/such/directory".into()], &[]).unwrap_err().to_string();
     assert!(refused.contains("/no/such/directory cannot be served"), "{refused}");
     assert!(Served::new(&[], &["/".into()]).is_err());

@@ -1,4 +1,4 @@
-//! Clients that mean well.
+//! Clients that follow the protocol.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ use longshore_serve::{
 use crate::rig::{PATIENCE, Rig, content, refused};
 
 #[test]
-fn many_clients_load_once_and_the_memory_goes_with_the_last() {
+fn many_clients_cause_one_load_and_the_last_one_frees_the_memory() {
     let rig = Rig::new(Options::default());
     let expected = content(20_000_001, 1);
     let path = rig.file("model.bin", &expected);
@@ -112,7 +112,7 @@ fn the_end_of_several_paths_is_refused() {
 }
 
 #[test]
-fn a_file_that_changed_is_loaded_anew_and_the_old_stays_with_those_who_have_it() {
+fn a_changed_file_is_loaded_again_and_the_old_model_stays_with_its_clients() {
     let rig = Rig::new(Options::new().keep(Keep::Always));
     let path = rig.file("model.bin", b"old content");
     let old = rig.attach_path(&path).unwrap();
@@ -127,7 +127,7 @@ fn a_file_that_changed_is_loaded_anew_and_the_old_stays_with_those_who_have_it()
     let listing = rig.list();
     let stale: Vec<bool> = listing.held.iter().map(|held| held.is_stale).collect();
     assert_eq!(stale, [true, false]);
-    // Kept is what may still be asked for.
+    // The version that can still be requested is kept.
     let old_id = old.id();
     old.release().unwrap();
     assert_eq!(rig.wait_freed(), old_id);
@@ -159,7 +159,7 @@ fn a_renamed_file_is_the_same_model() {
 }
 
 #[test]
-fn a_file_that_changes_while_it_is_loaded_is_told() {
+fn a_file_that_changes_while_it_is_loaded_is_reported() {
     let rig = Rig::observed(Options::default(), |event, _| {
         if let Event::Loading { path, .. } = event {
             fs::OpenOptions::new().append(true).open(path).unwrap().write_all(b"!").unwrap();
@@ -195,7 +195,7 @@ fn no_more_memory_is_taken_than_allowed() {
 }
 
 #[test]
-fn what_nobody_has_goes_when_its_room_is_needed_the_longest_unused_first() {
+fn unused_models_are_freed_for_room_the_least_recently_used_first() {
     let options = Options::new().memory_max(50_000).keep(Keep::Always);
     let rig = Rig::new(options);
     let paths: Vec<_> =
@@ -210,7 +210,7 @@ fn what_nobody_has_goes_when_its_room_is_needed_the_longest_unused_first() {
 }
 
 #[test]
-fn what_nobody_has_is_kept_for_its_time() {
+fn unused_models_are_kept_for_the_idle_time() {
     let keep = Keep::Idle(Duration::from_millis(50));
     let rig = Rig::new(Options::new().keep(keep));
     let path = rig.file("model.bin", b"weights");
@@ -235,7 +235,7 @@ fn one_user_has_so_many_attachments_and_clients_are_bounded() {
 }
 
 #[test]
-fn who_waits_for_a_model_counts_as_if_they_had_it() {
+fn clients_that_wait_for_a_model_count_as_attached() {
     let rig = Rig::new(Options::new().attachments_max(1));
     let large = rig.path("large.bin");
     fs::File::create(&large).unwrap().set_len(1 << 28).unwrap();
@@ -250,7 +250,7 @@ fn who_waits_for_a_model_counts_as_if_they_had_it() {
 }
 
 #[test]
-fn a_load_that_nobody_wants_any_longer_is_given_up() {
+fn a_load_without_waiting_clients_is_given_up() {
     let rig = Rig::new(Options::default());
     // Large enough that it is heard of before it is over.
     let path = rig.path("large.bin");
@@ -314,7 +314,7 @@ fn files_named_at_the_start_are_held_and_a_new_version_takes_their_place() {
 }
 
 #[test]
-fn what_is_kept_from_the_start_stays_whoever_attaches_it_otherwise() {
+fn files_of_the_start_are_kept_if_clients_attach_another_layout() {
     let rig = Rig::new(Options::default());
     let path = rig.file("model.safetensors", &safetensors("weight", 7));
     let own = Rig::new(Options::new().file(path.clone()));

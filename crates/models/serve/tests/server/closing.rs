@@ -1,4 +1,4 @@
-//! Descriptors that take long to close. Neither the server nor another user waits for them.
+//! Descriptors whose close takes long. Neither the server nor another user waits for it.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, Read};
@@ -81,7 +81,7 @@ fn queue_lingering(rig: &Rig) -> Vec<(Raw, OwnedFd)> {
 }
 
 #[test]
-fn what_is_queued_on_refused_connections_does_not_block_the_server() {
+fn descriptors_queued_on_refused_connections_do_not_block_the_server() {
     let Some(mut server) = held_back() else { return };
     let refused = as_user(MALLORY, || (exceed(&server), queue_lingering(&server.rig)));
     server.go_on.send(()).unwrap();
@@ -93,7 +93,7 @@ fn what_is_queued_on_refused_connections_does_not_block_the_server() {
 }
 
 #[test]
-fn what_is_queued_on_connections_that_are_not_accepted_does_not_block_the_end() {
+fn descriptors_queued_on_connections_that_are_not_accepted_do_not_block_the_end() {
     let Some(mut server) = held_back() else { return };
     let _waiting = as_user(MALLORY, || (exceed(&server), queue_lingering(&server.rig)));
     server.rig.ask_to_stop();
@@ -103,7 +103,7 @@ fn what_is_queued_on_connections_that_are_not_accepted_does_not_block_the_end() 
 }
 
 #[test]
-fn what_is_queued_on_a_connection_takes_no_descriptors_of_the_server() {
+fn descriptors_queued_on_a_connection_take_no_descriptors_of_the_server() {
     /// In a message. A user may have no more in flight than a process may have open: often 1024.
     const COUNT: usize = 60;
     let Some(server) = held_back() else { return };
@@ -133,7 +133,7 @@ fn what_is_queued_on_a_connection_takes_no_descriptors_of_the_server() {
 }
 
 #[test]
-fn what_is_queued_behind_memory_that_is_not_read_does_not_block_the_server() {
+fn descriptors_queued_behind_unread_memory_do_not_block_the_server() {
     let Some(mut server) = held_back() else { return };
     let path = server.rig.path("mallory").canonicalize().unwrap().join("model.bin");
     let _peers = as_user(MALLORY, || {
@@ -315,9 +315,9 @@ fn models_of_one_user_do_not_take_all_descriptors() {
 }
 
 #[test]
-fn a_client_is_told_that_no_descriptors_are_left() {
+fn a_client_gets_an_error_if_no_descriptors_are_left() {
     if !is_child() {
-        let mut child = child("a_client_is_told_that_no_descriptors_are_left");
+        let mut child = child("a_client_gets_an_error_if_no_descriptors_are_left");
         let child = without_sockets(|| child.output()).unwrap();
         let said = String::from_utf8_lossy(&child.stdout);
         let failed = String::from_utf8_lossy(&child.stderr);

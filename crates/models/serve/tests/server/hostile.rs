@@ -1,4 +1,4 @@
-//! Clients that do not mean well. None gets what is not its own, and none harms another.
+//! Hostile clients. None gets a file that it may not read, and none harms another client.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
@@ -83,7 +83,7 @@ fn only_a_descriptor_that_can_read_the_file_gives_access() {
         client.attach(&path, file);
         assert_eq!(client.hear_refusal().0, Reason::NotServed, "{what}");
     }
-    // The words are those for a file that is not there.
+    // The message is that for a file that does not exist.
     let of = |name: &str| {
         client.attach(&root.join(name), open("other.bin", 0));
         client.hear_refusal().1.replace(name, "")
@@ -227,7 +227,7 @@ fn many_descriptors_are_closed() {
 }
 
 #[test]
-fn who_does_not_read_and_who_says_nothing_is_disconnected() {
+fn clients_that_do_not_read_or_send_nothing_are_disconnected() {
     let rig = Rig::new(Options::default());
     let silent = rig.raw();
     let deaf = rig.raw().greeted();

@@ -22,7 +22,7 @@ use crate::rig::Raw;
 const DIRECTORY: &str = "LONGSHORE_TEST_KILLED_DIRECTORY";
 /// A path whose look-up hangs. Without one, another process shares the descriptors.
 const HUNG: &str = "LONGSHORE_TEST_KILLED_HUNG";
-/// Longer than anything here takes, unless it never comes.
+/// A limit that is reached only by an event that never happens.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn server(dir: &Path) -> Result<(Server, Stop), Error> {

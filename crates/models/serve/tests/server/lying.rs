@@ -1,4 +1,4 @@
-//! Servers that lie. A client uses nothing of what they hand out.
+//! Servers that lie. A client uses no memory of theirs.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -147,7 +147,7 @@ fn answers_that_make_no_sense_are_refused() {
     untrusted(vec![(of(1), fd()), (Reply::End, None)]);
     assert!(matches!(attach(vec![(of(1), fd())]), Err(Error::ServerGone)));
     assert!(matches!(attach(vec![]), Err(Error::ServerGone)));
-    // What it says is shown without control characters.
+    // Its message is shown without control characters.
     let message = "\x1b[2Jno".to_owned();
     let refusal = Reply::Refused { reason: longshore_serve::Reason::Other, message };
     let Err(refused) = attach(vec![(refusal, None)]) else { panic!("it refuses") };
@@ -168,7 +168,7 @@ fn a_server_is_sent_no_file_that_was_not_meant() {
 }
 
 #[test]
-fn a_server_that_goes_on_talking_does_not_keep_who_has_given_up() {
+fn a_cancelled_client_does_not_wait_for_a_server_that_keeps_sending() {
     let progress = Reply::Progress { done_bytes: 3, total_bytes: 9, elapsed_ms: 0 };
     let replies = (0..100).map(|_| (progress.clone(), None)).collect();
     let cancel = CancelToken::new();
@@ -185,7 +185,7 @@ fn a_server_that_goes_on_talking_does_not_keep_who_has_given_up() {
 }
 
 #[test]
-fn a_server_that_does_not_answer_does_not_keep_who_has_given_up() {
+fn a_cancelled_client_does_not_wait_for_a_server_that_does_not_answer() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let _silent = packet_socket::listen(&socket, 0o600, 4).unwrap();

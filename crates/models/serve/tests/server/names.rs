@@ -1,4 +1,4 @@
-//! Names whose meaning another user decides.
+//! Names of models that another user can choose.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};

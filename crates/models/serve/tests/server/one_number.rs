@@ -98,7 +98,7 @@ fn answer_requests(mut device: File) {
         reply[4..8].copy_from_slice(&error.to_le_bytes());
         reply[8..16].copy_from_slice(&request[8..16]);
         reply.extend(body);
-        // A request that was interrupted is not waited for any more.
+        // The kernel does not wait for a request that was interrupted.
         let _ = device.write_all(&reply);
     }
 }

@@ -389,7 +389,7 @@ fn make_device(path: &Path) -> Result<(), String> {
 }
 
 #[test]
-fn what_was_not_shown_is_not_opened() {
+fn files_that_were_not_shown_are_not_opened() {
     let Some(rig) = shared(Options::default(), |_| {}) else { return };
     let alice = rig.path("alice").canonicalize().unwrap();
     let [pipe, file, device] = ["pipe", "model.bin", "device"].map(|name| alice.join(name));
@@ -426,7 +426,7 @@ fn what_was_not_shown_is_not_opened() {
 }
 
 #[test]
-fn a_path_does_not_show_which_directories_exist_where_its_user_cannot_search() {
+fn a_path_does_not_show_which_directories_exist_in_an_unsearchable_one() {
     let Some(rig) = shared(Options::default(), |_| {}) else { return };
     let alice = rig.path("alice").canonicalize().unwrap();
     as_user(ALICE, || {

@@ -20,7 +20,7 @@ use longshore_serve::{
 use longshore_sys::packet_socket;
 use longshore_sys::readiness::{self, Watch};
 
-/// Longer than anything here takes, unless it never comes.
+/// A limit that is reached only by an event that never happens.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Rig {
@@ -97,7 +97,7 @@ impl Rig {
         self.client().unwrap().list().unwrap()
     }
 
-    /// Waits for an event for which `is_it` says something.
+    /// Waits for an event for which `is_it` returns something.
     pub(crate) fn wait<T>(&self, mut is_it: impl FnMut(&Event) -> Option<T>) -> T {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -196,7 +196,7 @@ impl Drop for Rig {
     }
 }
 
-/// A client that says what it likes.
+/// A client that sends any message.
 pub(crate) struct Raw(pub(crate) OwnedFd);
 
 impl Raw {
@@ -216,7 +216,7 @@ impl Raw {
         self.say(&Request::Attach { target, format, align_bytes: 0 }, Some(file.as_fd()));
     }
 
-    /// The next answer; `None` where the server has closed.
+    /// Returns the next reply, or `None` if the server has closed the connection.
     pub(crate) fn hear(&self) -> Option<Reply> {
         self.hear_with().map(|(reply, _)| reply)
     }

@@ -1,4 +1,4 @@
-//! A user whose directory stops answering. The server still notices what becomes of others' files.
+//! A user whose directory stops answering. The server still notices changes of other users' files.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! Users who want more than their share. Each of the others is served as ever.
+//! Users who request more than their share. The others are served as usual.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -155,7 +155,7 @@ fn a_model_that_others_have_attached_does_not_count_for_a_user_that_released_it(
 }
 
 #[test]
-fn users_who_work_together_hold_no_more_than_their_shares() {
+fn users_who_work_together_keep_no_more_than_their_shares() {
     const SHARES: usize = 3;
     let options = Options::new().memory_max(4 << 20);
     let options = options.memory_per_user(500_000);
@@ -273,7 +273,7 @@ fn memory_that_another_user_keeps_does_not_keep_a_user_from_attaching_a_model_ag
 }
 
 #[test]
-fn memory_that_a_client_keeps_is_not_called_free_and_counts() {
+fn memory_that_a_client_keeps_is_not_reported_free_and_is_charged() {
     let options = Options::new().memory_max(1 << 20).memory_per_user(524_288);
     let Some(rig) = rig(options) else { return };
     let [first, second] = ["first", "second"].map(|name| sparse(&rig, name, 400_000));
@@ -340,7 +340,7 @@ fn unused_models_count_for_the_users_that_may_keep_their_memory() {
 }
 
 #[test]
-fn a_file_that_the_server_holds_anyway_is_charged_to_no_user() {
+fn a_file_that_the_server_keeps_anyway_is_charged_to_no_user() {
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED: another user cannot be tried without being root");
         return;

@@ -25,7 +25,7 @@ mod room;
 mod starting;
 mod time;
 
-/// A server that takes a turn only where it is told to, and its directory.
+/// A server that takes a turn only when the test calls it, and its directory.
 struct Still {
     core: Core,
     dir: TempDir,
@@ -57,7 +57,7 @@ impl Still {
         }
     }
 
-    /// A model that is said to be loaded, by nobody.
+    /// A model that is marked as being loaded, without a thread.
     fn load(&mut self, name: &str, len_bytes: usize, done_bytes: u64) -> u64 {
         let id = self.core.shelf.insert(self.found(name, len_bytes), self.now);
         self.core.loads.insert(
@@ -169,7 +169,7 @@ fn pool_lacks_pages(needed_pages: u64, available_pages: u64) -> longshore_load::
     })
 }
 
-/// All that a client was told.
+/// Returns all replies to a client.
 fn heard(client: &OwnedFd) -> Vec<Reply> {
     let mut bytes = [0; MESSAGE_BYTES_MAX];
     let next = || {
@@ -182,7 +182,7 @@ fn heard(client: &OwnedFd) -> Vec<Reply> {
 }
 
 #[test]
-fn who_waits_for_a_load_that_has_not_begun_hears_of_it() {
+fn clients_that_wait_for_a_load_that_has_not_begun_get_messages() {
     let mut still = Still::new();
     let (queued, begun) = (still.load("queued", 1000, 0), still.load("begun", 2000, 5));
     let clients = [still.waiter(queued), still.waiter(begun)];
@@ -218,7 +218,7 @@ fn a_waiter_that_is_gone_when_its_load_ends_has_nothing() {
 }
 
 #[test]
-fn a_sweep_closes_the_inodes_of_what_is_deleted_and_marks_what_changed() {
+fn a_sweep_closes_the_inodes_of_deleted_files_and_marks_changed_ones() {
     let mut still = Still::new();
     let ids = ["fresh", "written", "deleted"].map(|name| {
         let id = still.load(name, 1000, 0);
@@ -644,7 +644,7 @@ fn connections_that_end_with_unread_memory_count_until_it_is_read_or_closed() {
 }
 
 #[test]
-fn ended_connections_are_closed_when_nobody_connects_and_after_the_client_sent_its_own_end() {
+fn ended_connections_are_closed_without_new_ones_and_after_the_client_sent_its_own_end() {
     let mut still = Still::new();
     let found = still.held("model");
     let closed = still.ask_for(MALLORY, found.clone());

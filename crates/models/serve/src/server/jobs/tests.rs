@@ -1,4 +1,4 @@
-//! Looks and loads that end late or never.
+//! Lookups and loads that end late or never.
 
 use std::path::Path;
 use std::time::Duration;

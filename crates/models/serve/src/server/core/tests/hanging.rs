@@ -1,4 +1,4 @@
-//! Loads that hang, and what they leave to others.
+//! Loads that hang, and the resources that remain for other users.
 
 use longshore_load::ReadMode;
 
@@ -21,7 +21,7 @@ fn models_that_a_user_wants_do_not_wait_for_another_user_whose_load_hangs() {
 }
 
 #[test]
-fn a_load_counts_for_a_user_that_still_wants_it() {
+fn a_load_is_charged_to_a_user_that_still_wants_it() {
     let mut still = Still::new();
     still.core.jobs.hanging.insert(1);
     let found = still.found("shared", 1000);
@@ -35,7 +35,7 @@ fn a_load_counts_for_a_user_that_still_wants_it() {
 }
 
 #[test]
-fn loads_of_trusted_users_go_on_without_progress_and_keep_nobody_waiting() {
+fn loads_of_trusted_users_go_on_without_progress_and_delay_no_other_user() {
     let mut still = Still::new();
     still.core.jobs.hanging.extend([1, 2]);
     let hanging = ["first", "second"].map(|name| still.ask(0, name));
@@ -105,7 +105,7 @@ fn loads_that_trickle_delay_others_by_seconds_and_are_given_up_as_those_that_han
 }
 
 #[test]
-fn loads_that_are_slow_go_on_and_keep_nobody_waiting() {
+fn slow_loads_go_on_and_delay_no_other_user() {
     let mut slow = Slow::new(1 << 20);
     let wanted = slow.still.ask(ALICE, "wanted");
     slow.trickle_until(4);
@@ -248,7 +248,7 @@ fn a_load_beside_one_of_the_same_files_that_hangs_reads_through_the_page_cache()
 }
 
 #[test]
-fn files_that_hang_do_not_use_up_the_loads_of_those_who_ask_for_them() {
+fn files_that_hang_do_not_use_up_the_loads_of_users_that_request_them() {
     let mut still = Still::new();
     still.core.jobs.hanging.extend(1..=12);
     let _hanging: Vec<OwnedFd> =
