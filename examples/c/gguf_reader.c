@@ -58,7 +58,7 @@ static void wrong(struct reader *reader, const char *what) {
     }
 }
 
-/* A little-endian number of so many bytes; 0 once something is wrong. */
+/* A little-endian number of this many bytes; 0 after an error. */
 static uint64_t number(struct reader *reader, size_t bytes) {
     unsigned char raw[8];
     uint64_t value = 0;

@@ -10,8 +10,13 @@ use crate::repository::{Repository, TextFile};
 const EXCEPT: [&str; 2] = ["CHANGELOG.md", "xtask/src/phrases.rs"];
 
 /// A phrase in lower case, and words to use instead.
-const PHRASES: [(&str, &str); 10] = [
+const PHRASES: [(&str, &str); 15] = [
     ("told of", "reported, notified"),
+    ("is told", "is notified, gets"),
+    ("are told", "are notified, get"),
+    ("says so", "reports it, fails with an error"),
+    ("whoever", "the thread, the user, the client"),
+    ("so many bytes", "this number of bytes"),
     ("says of itself", "declares, reports"),
     ("say of itself", "declare, report"),
     ("whoever unmaps", "the unmapping thread"),
@@ -23,10 +28,35 @@ const PHRASES: [(&str, &str); 10] = [
     ("make pages", "prefault"),
 ];
 
-/// Returns the places of these phrases.
+/// Words with which the documentation of an item does not begin: the relative clause after them is no name
+/// for the item.
+const NO_BEGINNINGS: [&str; 6] = ["what", "whether", "who", "where", "that", "nobody"];
+
+/// Returns the places of these phrases, and of documentation that begins with one of these words.
 pub(crate) fn broken(repository: &Repository) -> Result<Vec<String>> {
     let files = repository.files.iter().filter(|file| !EXCEPT.contains(&file.path.as_str()));
-    Ok(files.flat_map(phrases_in).collect())
+    Ok(files.flat_map(|file| [phrases_in(file), beginnings_in(file)].concat()).collect())
+}
+
+fn beginnings_in(file: &TextFile) -> Vec<String> {
+    if !file.path.ends_with(".rs") {
+        return Vec::new();
+    }
+    let mut places = Vec::new();
+    let mut is_first = true;
+    for (index, line) in file.text.lines().enumerate() {
+        let text = line.trim_start().strip_prefix("///").map(str::trim);
+        let first = text.filter(|_| is_first).and_then(|text| text.split(' ').next());
+        let first = first.unwrap_or_default().to_lowercase();
+        if NO_BEGINNINGS.contains(&first.as_str()) {
+            let (path, number) = (&file.path, index + 1);
+            let instead = "begin with a verb, a noun, or \"`true` if\"";
+            places
+                .push(format!("{path}:{number}: documentation begins with '{first}' ({instead})"));
+        }
+        is_first = text.is_none();
+    }
+    places
 }
 
 fn phrases_in(file: &TextFile) -> Vec<String> {
@@ -56,6 +86,15 @@ fn has_words(line: &str, words: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_first_word_of_documentation_is_looked_at() {
+        let text = "/// What it has.\nfn a() {}\n    /// Returns\n    /// what it has.\n    fn b() {}\n// What\n";
+        let file = |path: &str| TextFile { path: path.to_owned(), text: text.to_owned() };
+        let found = beginnings_in(&file("a.rs"));
+        assert!(matches!(&found[..], [one] if one.starts_with("a.rs:1: ")), "{found:?}");
+        assert!(beginnings_in(&file("a.md")).is_empty());
+    }
 
     #[test]
     fn a_phrase_is_found_as_whole_words_in_any_case() {

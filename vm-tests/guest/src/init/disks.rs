@@ -21,7 +21,7 @@ const BY_NAME: &str = "/dev/disk";
 const APPEARANCE_LIMIT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Waits for every disk, creates its link, and mounts it if the plan says so.
+/// Waits for every disk, creates its link, and mounts it if the plan asks for it.
 pub(super) fn prepare(disks: &[DiskPlan]) -> Result<()> {
     let devices = wait_for(disks)?;
     fs::create_dir_all(BY_NAME).map_err(Error::system("creating", BY_NAME))?;

@@ -92,7 +92,7 @@ fn a_session_stays_within_the_segments_of_a_cursor() {
     }
 }
 
-/// A device outside this process is trusted if the builder says so. Then nothing is bounced.
+/// A device outside this process is trusted if the builder declares it. Then nothing is bounced.
 #[test]
 fn a_trusted_device_outside_the_process_gets_whole_granules() {
     let domain = |is_trusted: bool| {
