@@ -296,6 +296,7 @@ bench() {
 fuzzing() {
     local status=0 target corpus
     local -x CARGO_TARGET_DIR=${logs%/*}/fuzz
+    local -x LSAN_OPTIONS=suppressions=$repository/fuzz/suppressions.txt:print_suppressions=0
     cargo fuzz --version >/dev/null 2>&1 || cargo install --quiet --locked cargo-fuzz || return
     corpus=$(mktemp -d) || return
     for target in fuzz/fuzz_targets/*.rs; do

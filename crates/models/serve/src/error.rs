@@ -59,8 +59,8 @@ pub enum Error {
     },
     /// The server's socket may not be used by this user.
     #[error(
-        "this user may not use the socket {}; whoever runs the server can open it with \
-         --socket-mode", socket.display()
+        "this user may not use the socket {}; the user that runs the server can permit it \
+         with --socket-mode", socket.display()
     )]
     SocketDenied {
         /// The socket.

@@ -22,7 +22,7 @@ const ROLE: &str = "LONGSHORE_STRESS_ROLE";
 const CLIENTS: usize = 64;
 const MODELS: u64 = 6;
 const MODEL_BYTES: u64 = 24 << 20;
-/// Not all models fit at once, so that some clients are told no, and some have others make room.
+/// Not all models fit at once, so that some clients are refused, and others have models freed.
 const MEMORY_MAX_BYTES: u64 = 4 * MODEL_BYTES;
 
 #[test]

@@ -55,7 +55,7 @@ unsafe impl<A: Sync> Sync for ExternalLog<A> {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{len_bytes} bytes written at {at:#x} cannot all be marked: the shared dirty log has bits for \
-     {log_pages} pages of 4 KiB; whoever set it up must make it cover all memory"
+     {log_pages} pages of 4 KiB; the program that made the log must make it for all memory"
 )]
 #[non_exhaustive]
 pub struct BeyondLog {
@@ -444,8 +444,8 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "18446744073709551615 bytes written at 0xffffffffffffffff cannot all be marked: the \
-             shared dirty log has bits for 64 pages of 4 KiB; whoever set it up must make it cover \
-             all memory"
+             shared dirty log has bits for 64 pages of 4 KiB; the program that made the log must \
+             make it for all memory"
         );
         assert_eq!(words[0].load(Ordering::Relaxed), 0);
     }

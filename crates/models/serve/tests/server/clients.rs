@@ -294,7 +294,7 @@ fn files_named_at_the_start_are_held_and_a_new_version_takes_their_place() {
     let dir = tempfile::tempdir().unwrap();
     let named = dir.path().join("named.bin");
     fs::write(&named, b"first").unwrap();
-    // A link leads out of its folder: whoever runs the server named it.
+    // A link leads out of its folder: the user that runs the server named it.
     let link = dir.path().join("sub/link.bin");
     fs::create_dir(dir.path().join("sub")).unwrap();
     std::os::unix::fs::symlink("../named.bin", &link).unwrap();

@@ -36,7 +36,7 @@ struct HeldBack {
     go_on: Sender<()>,
 }
 
-/// A server with two connections per user. When the first is refused, its thread says so and waits.
+/// A server with two connections per user. When the first is refused, its thread reports that and waits.
 fn held_back() -> Option<HeldBack> {
     let (go_on, may_go_on) = mpsc::channel();
     let (held, is_held) = mpsc::channel();

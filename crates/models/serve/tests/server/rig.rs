@@ -132,7 +132,7 @@ impl Rig {
         })
     }
 
-    /// What happened and was not waited for.
+    /// Returns the events that no test has waited for.
     pub(crate) fn events(&self) -> Vec<Event> {
         self.events.lock().unwrap().try_iter().collect()
     }

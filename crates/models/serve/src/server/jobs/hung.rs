@@ -74,7 +74,7 @@ pub(super) fn slow_has_room(slow: impl Iterator<Item = User>, user: User) -> boo
 /// The device, number and time of birth of an inode. They are compared while it is in use.
 pub(super) type Inode = ((u32, u32), u64, Option<(i64, u32)>);
 
-/// What a look or a load asks a file system for. If one hangs, others of the same target would, too.
+/// The files that a look or a load asks a file system for. If one hangs, others of the same target would, too.
 ///
 /// A load is taken for the same as another only if it has the same files: which of several files hangs is
 /// not known, and a user can name the files of others beside one that hangs.
@@ -95,7 +95,7 @@ pub(super) struct Look {
     pub(super) user: User,
     pub(super) purpose: Purpose,
     pub(super) begun: Instant,
-    /// What it looks for, unless at models that are held.
+    /// The files that it looks for; `None` if it looks at models that are held.
     pub(super) target: Option<Target>,
     /// The number of files that a client has shown for it.
     pub(super) files: usize,
@@ -134,7 +134,7 @@ pub(super) struct Hung {
     pub(super) held_bytes: u64,
     /// The number of descriptors that it may have.
     pub(super) descriptors: usize,
-    /// What it was for, if it was a look.
+    /// The purpose of a look.
     pub(super) purpose: Option<Purpose>,
     pub(super) target: Option<Target>,
 }

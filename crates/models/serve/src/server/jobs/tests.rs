@@ -106,7 +106,7 @@ fn hang(jobs: &mut Jobs, user: User, begun: Instant) -> u64 {
     ticket
 }
 
-/// What comes until a look is over for that client.
+/// Returns the result of the look for this client, when it is over.
 fn looked_for(jobs: &mut Jobs, wanted: u64, now: Instant) -> Looked {
     loop {
         for one in jobs.done(now) {

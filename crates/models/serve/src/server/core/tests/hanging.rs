@@ -50,8 +50,8 @@ fn loads_of_trusted_users_go_on_without_progress_and_delay_no_other_user() {
     assert_eq!((still.core.jobs.loading(), still.core.jobs.hung_bytes(None)), (0, 0));
 }
 
-/// A server that loads a file of each of two users, whose file system gives so many bytes a second, and the
-/// clients.
+/// A server that loads a file of each of two users, whose file system gives this number of bytes a second, and
+/// the clients.
 struct Slow {
     still: Still,
     clients: [OwnedFd; 2],
