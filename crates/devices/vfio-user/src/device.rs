@@ -21,10 +21,13 @@ pub trait Device {
     /// that is read and written by messages only. The server calls this for each region and each client,
     /// before [`connected`](Self::connected) and before it answers the client.
     ///
-    /// A client keeps the file and its mappings after it has disconnected. So return a new file each
-    /// time ([`MappableFile::new`]), and write the part of the device's state into it that the client
-    /// may see. A file that was given to an earlier client is refused. From then on the device uses the
-    /// new file, also for messages that read and write the region.
+    /// A client keeps the file and its mappings after it has disconnected. So return a new file each time
+    /// ([`MappableFile::new`]), and write the part of the device's state into it that the client may see. A
+    /// file that a client was given before is refused. From then on the device uses a clone of the new file,
+    /// also for messages that read and write the region, by [`MappableFile::read`] and
+    /// [`MappableFile::write`]. It must not call `read(2)`, `write(2)`, `fallocate(2)`, `ftruncate(2)` or
+    /// `fchmod(2)` on the file, nor add seals to it (`F_ADD_SEALS`): they can wait for ever
+    /// ([`MappableFile`] says why).
     ///
     /// If the region is not [`writable`](crate::RegionDescription::writable), the client gets a
     /// read-only descriptor. A client with the user id of this process, or root, can still open the file

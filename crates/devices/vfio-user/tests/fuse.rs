@@ -4,8 +4,9 @@
 #![expect(unsafe_code, reason = "writes to memory whose pages do not come")]
 
 use std::fs::{File, OpenOptions};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -18,7 +19,10 @@ use longshore_access::Space;
 use longshore_mem::{AddrRange, FileOffset, Iova};
 use longshore_sys::memfd;
 use longshore_vfio_user::client::{Client, NoDmaMemory};
-use longshore_vfio_user::{DisconnectReason, DmaBacking, DmaMapping, DmaTarget, Server, SpaceDma};
+use longshore_vfio_user::{
+    Device, DeviceDescription, DisconnectReason, DmaBacking, DmaMapping, DmaTarget, Errno,
+    MappableFile, RegionDescription, Server, SpaceDma,
+};
 use rustix::event::epoll;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::Uid;
@@ -182,7 +186,21 @@ impl Absent {
         assert!(self.asked.iter().any(|request| request == READ), "no page fault came");
     }
 
-    /// Ends the file system, so that page faults fail, and then joins `holder`.
+    /// Holds the lock of a file on another thread: it is taken before the bytes are read from memory.
+    fn hold_lock_of(&self, memory: &OwnedFd) -> JoinHandle<()> {
+        let (memory, page) = (memory.try_clone().unwrap(), self.page);
+        let holder = thread::spawn(move || {
+            let page = ptr::with_exposed_provenance::<u8>(page);
+            // SAFETY: it lies in the mapping, which stays until this thread has ended, and which nothing
+            // else uses.
+            let bytes = unsafe { std::slice::from_raw_parts(page, 64) };
+            rustix::io::pwrite(&memory, bytes, 0).unwrap_err();
+        });
+        self.wait_for_fault();
+        holder
+    }
+
+    /// Ends the file system, so that what waits for the page fails, and then `holder`.
     fn end<T>(self, holder: JoinHandle<T>) -> T {
         let Hanging { opened, mounted, daemon } = self.file;
         drop(mounted);
@@ -195,24 +213,13 @@ impl Absent {
     }
 }
 
-/// A thread that writes to a file holds a lock of the file while its bytes are read from memory.
 #[test]
 fn a_held_lock_of_the_memorys_file_does_not_block_the_device() {
     let folder = tempfile::tempdir().unwrap();
     let Some(absent) = Absent::new(folder.path()) else { return };
     let memory = memfd::create("locked", memfd::Backing::Shmem).unwrap();
     memfd::set_len(&memory, 4096).unwrap();
-    let holder = {
-        let (memory, page) = (memory.try_clone().unwrap(), absent.page);
-        thread::spawn(move || {
-            let page = ptr::with_exposed_provenance::<u8>(page);
-            // SAFETY: it lies in the mapping, which stays until this thread has ended, and which no
-            // other code uses.
-            let bytes = unsafe { std::slice::from_raw_parts(page, 64) };
-            rustix::io::pwrite(&memory, bytes, 0).unwrap_err()
-        })
-    };
-    absent.wait_for_fault();
+    let holder = absent.hold_lock_of(&memory);
 
     let space = Space::new().unwrap();
     let mut dma = SpaceDma::new(space.clone());
@@ -235,8 +242,67 @@ fn a_held_lock_of_the_memorys_file_does_not_block_the_device() {
     assert_eq!(&written, b"written");
 }
 
-/// A thread that waits for an epoll holds a lock of it while the events are written to memory: for ever,
-/// if that memory is a page that never arrives.
+/// A device whose only region is memory of its client.
+struct Screen(Option<MappableFile>);
+
+impl Device for Screen {
+    fn description(&self) -> DeviceDescription {
+        DeviceDescription::new(vec![RegionDescription::new(4096)], Vec::new())
+    }
+
+    fn mappable(&mut self, _: u32) -> io::Result<Option<MappableFile>> {
+        self.0 = Some(MappableFile::new(4096)?);
+        Ok(self.0.clone())
+    }
+
+    fn region_read(&mut self, _: u32, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        Ok(self.0.as_ref().ok_or(Errno::EIO)?.read(offset, into)?)
+    }
+
+    fn region_write(&mut self, _: u32, offset: u64, from: &[u8]) -> Result<(), Errno> {
+        Ok(self.0.as_ref().ok_or(Errno::EIO)?.write(offset, from)?)
+    }
+
+    fn reset(&mut self) {}
+}
+
+#[test]
+fn a_region_whose_lock_the_client_holds_holds_nothing_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(absent) = Absent::new(folder.path()) else { return };
+    let connections = [(); 2].map(|()| UnixStream::pair().unwrap());
+    let (clients, servers): (Vec<_>, Vec<_>) = connections.into_iter().unzip();
+    let mut server = Server::new(Screen(None), SpaceDma::new(Space::new().unwrap())).unwrap();
+    let serving = thread::spawn(move || {
+        servers.into_iter().map(|end| server.serve(end).unwrap().refused_count).sum::<u64>()
+    });
+    let mut clients = clients.into_iter();
+    let first = clients.next().unwrap();
+    let mut client = Client::from_stream(first.try_clone().unwrap(), NoDmaMemory).unwrap();
+    let holder = absent.hold_lock_of(&client.region_info(0).unwrap().1.unwrap());
+
+    let (tell, told) = mpsc::channel();
+    let using = thread::spawn(move || {
+        let mut read = [0; 7];
+        client.region_write(0, 0x100, b"written").unwrap();
+        client.region_read(0, 0x100, &mut read).unwrap();
+        assert_eq!(&read, b"written");
+        // The threads of this process that close descriptors have both ends of the connection.
+        first.shutdown(Shutdown::Both).unwrap();
+        let mut next = Client::from_stream(clients.next().unwrap(), NoDmaMemory).unwrap();
+        next.region_read(0, 0x100, &mut read).unwrap();
+        assert_eq!(read, [0; 7]);
+        tell.send(()).unwrap();
+    });
+    let done = told.recv_timeout(PATIENCE);
+    absent.end(holder);
+    using.join().unwrap();
+    assert_eq!(serving.join().unwrap(), 0);
+    done.expect("the device waits for the lock of its client's file");
+}
+
+/// Whoever waits for an epoll holds a lock of it while the events are written to memory: for ever, if
+/// that is a page which does not come.
 #[test]
 fn a_held_lock_of_an_epoll_does_not_block_the_server() {
     let folder = tempfile::tempdir().unwrap();

@@ -4,16 +4,20 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::thread;
 
-use longshore_sys::memfd::{self, Backing, Seals};
+use longshore_access::{Region, RegionAccess, Space};
+use longshore_mem::{FileOffset, Iova};
+use longshore_pagetable::Prot;
+use longshore_sys::memfd::{self, Seals};
 use longshore_vfio_user::client::{Client, ClientError, NoDmaMemory};
 use longshore_vfio_user::wire::{HEADER_LEN_BYTES, RegionInfo, Request};
 use longshore_vfio_user::{
     Capabilities, ConnectionSummary, Device, DeviceDescription, Errno, MappableArea, MappableFile,
     MessageHeader, ReceivedFds, RegionDescription, Responder, Server,
 };
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::rig::{self, EXTRA_REGION, Shared, TestDevice, TestDma};
 
@@ -22,10 +26,10 @@ const LEN_BYTES: u64 = 0x4000;
 /// A device whose only region is mappable memory.
 struct Bar {
     is_read_only: bool,
-    /// The memory of the current client.
-    memory: Option<File>,
-    /// A file that is given to every client, which no device should do.
-    always: Option<File>,
+    /// That of the client.
+    memory: Option<MappableFile>,
+    /// Given to each client, as no device should.
+    always: Option<MappableFile>,
 }
 
 impl Bar {
@@ -44,20 +48,20 @@ impl Device for Bar {
 
     fn mappable(&mut self, region: u32) -> io::Result<Option<MappableFile>> {
         assert_eq!(region, 0);
-        let mut memory = MappableFile::new(LEN_BYTES)?;
-        if let Some(always) = &self.always {
-            memory.file = always.try_clone()?.into();
-        }
-        self.memory = Some(memory.file.try_clone()?.into());
+        let memory = match &self.always {
+            Some(always) => always.clone(),
+            None => MappableFile::new(LEN_BYTES)?,
+        };
+        self.memory = Some(memory.clone());
         Ok(Some(memory))
     }
 
     fn region_read(&mut self, _: u32, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
-        Ok(self.memory.as_ref().ok_or(Errno::EIO)?.read_exact_at(into, offset)?)
+        Ok(self.memory.as_ref().ok_or(Errno::EIO)?.read(offset, into)?)
     }
 
     fn region_write(&mut self, _: u32, offset: u64, from: &[u8]) -> Result<(), Errno> {
-        Ok(self.memory.as_ref().ok_or(Errno::EIO)?.write_all_at(from, offset)?)
+        Ok(self.memory.as_ref().ok_or(Errno::EIO)?.write(offset, from)?)
     }
 
     fn reset(&mut self) {}
@@ -139,9 +143,69 @@ fn the_file_of_a_read_only_region_is_read_only() {
     assert_eq!(bytes(&file), *b"device");
 }
 
-/// Returns the error of the server if each client is given this file.
-fn refused(server: &mut Server<Bar, TestDma>, file: impl Into<File>) -> String {
-    server.responder().device().always = Some(file.into());
+#[test]
+fn a_device_and_its_client_see_what_the_other_one_writes() {
+    const LAST: u64 = LEN_BYTES - 6;
+    let mut server = Bar::server(false);
+    let (served, client) = serve(&mut server, |client| {
+        let (file, start) = (map(client), FileOffset::new(0));
+        let mapping = Region::map_file(file, start, LEN_BYTES, RegionAccess::ReadWrite).unwrap();
+        let (space, mapping) = (Space::new().unwrap(), Arc::new(mapping));
+        space.attach(&mapping).unwrap();
+        space.map(Iova::new(0), &mapping, 0, LEN_BYTES, Prot::READ_WRITE).unwrap();
+        let (session, mut read) = (space.session(), [0; 6]);
+        client.region_write(0, LAST, b"device").unwrap();
+        session.read(Iova::new(LAST), &mut read).unwrap();
+        assert_eq!(&read, b"device");
+        session.write(Iova::new(1), b"client").unwrap();
+        client.region_read(0, 1, &mut read).unwrap();
+        assert_eq!(&read, b"client");
+    });
+    client.unwrap();
+    assert_eq!(served.unwrap().refused_count, 0);
+}
+
+#[test]
+fn a_hole_that_a_client_punches_is_read_as_zeros() {
+    let mut server = Bar::server(false);
+    let (served, read) = serve(&mut server, |client| {
+        let file = map(client);
+        file.write_all_at(&[7; LEN_BYTES as usize], 0).unwrap();
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, flags, 0, LEN_BYTES).unwrap();
+        let mut read = [1; 6];
+        client.region_read(0, 0x1ffd, &mut read).unwrap();
+        read
+    });
+    assert_eq!(served.unwrap().refused_count, 0);
+    assert_eq!(read.unwrap(), [0; 6]);
+}
+
+#[test]
+fn bytes_outside_of_the_memory_are_neither_read_nor_written() {
+    for len_bytes in [0, 1, 4095, 4096, LEN_BYTES] {
+        let memory = MappableFile::new(len_bytes).unwrap();
+        memory.write(0, &vec![1; len_bytes as usize]).unwrap();
+        memory.read(len_bytes, &mut []).unwrap();
+        for (at, count) in [(len_bytes, 1), (len_bytes + 1, 0), (u64::MAX, 1), (u64::MAX - 1, 9)] {
+            let mut bytes = vec![2; count];
+            let read = memory.read(at, &mut bytes).unwrap_err();
+            assert_eq!((read.kind(), &bytes), (ErrorKind::InvalidInput, &vec![2; count]));
+            assert!(read.to_string().contains("not inside"), "{read}");
+            assert_eq!(memory.write(at, &bytes).unwrap_err().kind(), ErrorKind::InvalidInput);
+        }
+        if let Some(last) = len_bytes.checked_sub(1) {
+            assert!(memory.write(last, &[2, 2]).is_err());
+            let mut byte = [0];
+            memory.read(last, &mut byte).unwrap();
+            assert_eq!(byte, [1]);
+        }
+    }
+}
+
+/// What serving fails with if each client is given this file.
+fn refused(server: &mut Server<Bar, TestDma>, file: MappableFile) -> String {
+    server.responder().device().always = Some(file);
     let (served, client) = serve(server, |_| {});
     assert!(client.is_err());
     let error = served.unwrap_err();
@@ -152,22 +216,11 @@ fn refused(server: &mut Server<Bar, TestDma>, file: impl Into<File>) -> String {
 #[test]
 fn files_that_a_client_must_not_have_are_refused() {
     let mut server = Bar::server(false);
-    let (_, given) = serve(&mut server, map);
-    let again = refused(&mut server, given.unwrap());
+    serve(&mut server, map).0.unwrap();
+    let given = server.responder().device().memory.clone().unwrap();
+    let again = refused(&mut server, given);
     assert!(again.contains("region 0: its file was given to a client before"), "{again}");
-
-    let memory = |len_bytes| {
-        let memory = memfd::create("vfio-user-test", Backing::Shmem).unwrap();
-        memfd::set_len(&memory, len_bytes).unwrap();
-        memory
-    };
-    let unsealed = memory(LEN_BYTES);
-    memfd::add_seals(&unsealed, Seals { grow: true, ..Seals::default() }).unwrap();
-    for file in [unsealed.into(), tempfile::tempfile().unwrap()] {
-        assert!(refused(&mut server, file).contains("sealed against shrinking"));
-    }
-    let short = memory(LEN_BYTES - 1);
-    memfd::add_seals(&short, Seals { shrink: true, grow: true, ..Seals::default() }).unwrap();
+    let short = MappableFile::new(LEN_BYTES - 1).unwrap();
     assert!(refused(&mut server, short).contains("ends before"));
     // Clients are served again when the device returns a valid file.
     server.responder().device().always = None;
@@ -189,15 +242,15 @@ fn a_region_is_mapped_by_its_client_in_parts() {
         MappableArea { offset: 0x1000, len_bytes: 0x1000 },
         MappableArea { offset: 0x3000, len_bytes: 0x1000 },
     ];
-    let mappable = MappableFile::new(0x5000).unwrap();
-    rustix::io::pwrite(&mappable.file, b"shared", 0x2000).unwrap();
-    let (device, dma) = device(MappableFile { offset: 0x1000, areas: areas.clone(), ..mappable });
+    let mappable = MappableFile::new(0x5000).unwrap().with_areas(areas.clone());
+    mappable.write(0x1000, b"shared").unwrap();
+    let (device, dma) = device(mappable);
     let mut server = Server::new(device, dma).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || server.serve(theirs).unwrap());
     let mut client = Client::from_stream(ours, NoDmaMemory).unwrap();
     let (info, file) = client.region_info(9).unwrap();
-    assert_eq!((info.offset, info.flags), (0x1000, 7));
+    assert_eq!((info.offset, info.flags), (0, 7));
     assert_eq!(info.areas, areas);
     let mut bytes = [0; 6];
     rustix::io::pread(file.unwrap(), &mut bytes, info.offset + areas[0].offset).unwrap();
