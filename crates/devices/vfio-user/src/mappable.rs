@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use longshore_mem::Granule;
 use longshore_mem::copy::copy_bytes;
 use longshore_mem::fault::FaultGuard;
+use longshore_sys::closing::{Disposable, User};
 use longshore_sys::mapping::{Access, Mapping};
 use longshore_sys::memfd::{self, Backing, Seals};
 use longshore_sys::{file, memory, page_size_bytes};
@@ -27,18 +28,20 @@ use crate::wire::{MappableArea, RegionInfo};
 /// file's inode. The client can keep that lock for ever, because it can write to the file from a page of a
 /// FUSE file system that does not answer. A thread that waits for the lock does not end by SIGKILL either. Nor
 /// must this process call `read(2)`, which takes the lock in some file systems. A page fault does not take
-/// it, so a device uses a mapping of the file.
+/// it, so a device uses a mapping of the file. Another thread closes the file, because `close(2)` walks all
+/// record locks that the client has set on it.
 #[derive(Clone, Debug)]
 pub struct MappableFile {
     memory: Arc<Memory>,
     areas: Vec<MappableArea>,
 }
 
-/// A file and a mapping of all of it.
+/// A file and a mapping of all of it. They are dropped in this order, so that unmapping is not the last close
+/// of the file.
 #[derive(Debug)]
 struct Memory {
     mapping: Mapping,
-    file: Arc<OwnedFd>,
+    file: Arc<Disposable<OwnedFd>>,
     is_given: AtomicBool,
     /// No seal guarantees that the kernel has a page for a hole that the client punches, or that a page is
     /// not lost in swap.
@@ -63,12 +66,8 @@ impl MappableFile {
         let guard = FaultGuard::install()?;
         let page = Granule::new(page_size_bytes() as u64).unwrap_or(Granule::SIZE_4K);
         let mapping = Mapping::of_file(&file, len_bytes, page, Access::ReadWrite)?;
-        let memory = Memory {
-            mapping,
-            file: Arc::new(file),
-            is_given: AtomicBool::new(false),
-            _guard: guard,
-        };
+        let file = Arc::new(Disposable::of_user(file, User::own()));
+        let memory = Memory { mapping, file, is_given: AtomicBool::new(false), _guard: guard };
         Ok(Self { memory: Arc::new(memory), areas: Vec::new() })
     }
 
@@ -102,8 +101,13 @@ impl MappableFile {
         unsafe { copy_bytes(from.as_ptr(), to, from.len()) }.map_err(io::Error::other)
     }
 
-    /// Checks the file for region `index`, and seals it for one client.
-    pub(crate) fn give(self, index: u32, region: &RegionDescription) -> io::Result<Mappable> {
+    /// Checks the file for region `index`, and makes of it what one client is given.
+    pub(crate) fn give(
+        self,
+        index: u32,
+        region: &RegionDescription,
+        client: User,
+    ) -> io::Result<Mappable> {
         let Self { memory, areas } = self;
         let refused = |reason| {
             let reason = format!("clients cannot map region {index}: {reason}");
@@ -118,9 +122,10 @@ impl MappableFile {
                  client and each region",
             );
         }
+        memory.file.set_user(client);
         let file = match region.writable {
             true => Arc::clone(&memory.file),
-            false => Arc::new(read_only(&memory.file)?),
+            false => Arc::new(Disposable::of_user(read_only(&memory.file)?, client)),
         };
         Ok(Mappable { file, areas })
     }
@@ -155,7 +160,7 @@ fn read_only(memfd: &OwnedFd) -> io::Result<OwnedFd> {
 /// The memory of a region that belongs to the client of this connection, and to no other.
 #[derive(Debug)]
 pub(crate) struct Mappable {
-    pub(crate) file: Arc<OwnedFd>,
+    pub(crate) file: Arc<Disposable<OwnedFd>>,
     areas: Vec<MappableArea>,
 }
 

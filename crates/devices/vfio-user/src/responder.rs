@@ -1,10 +1,10 @@
 //! The protocol without a socket: the server's reply to each message.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use longshore_sys::closing::Disposable;
+use longshore_sys::closing::{Disposable, User};
 
 use crate::Errno;
 use crate::description::DeviceDescription;
@@ -28,8 +28,15 @@ use crate::wire::{
 pub struct ReplyMessage {
     /// The whole message.
     pub bytes: Vec<u8>,
-    /// The descriptor that is sent with it.
-    pub fd: Option<Arc<OwnedFd>>,
+    file: Option<Arc<Disposable<OwnedFd>>>,
+}
+
+impl ReplyMessage {
+    /// Returns the descriptor that goes with it, to be sent and not to be used otherwise
+    /// ([`MappableFile`](crate::MappableFile)).
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(|file| file.as_fd())
+    }
 }
 
 /// A message that was refused.
@@ -127,11 +134,11 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         Some(match done {
             Ok(Answer { payload, file }) => {
                 let header = header.reply(payload.len()).encode();
-                ReplyMessage { bytes: [&header[..], &payload].concat(), fd: file }
+                ReplyMessage { bytes: [&header[..], &payload].concat(), file }
             }
             Err(errno) => {
                 let header = header.error_reply(errno.raw());
-                ReplyMessage { bytes: header.encode().to_vec(), fd: None }
+                ReplyMessage { bytes: header.encode().to_vec(), file: None }
             }
         })
     }
@@ -166,15 +173,16 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         &mut self.dma
     }
 
-    /// Asks the device for the memory that the next client can map, unless this was done already.
-    pub(crate) fn begin(&mut self) -> io::Result<()> {
+    /// Asks the device for the memory that the next client can map, unless that was done. Closing it is
+    /// counted for `client`.
+    pub(crate) fn begin(&mut self, client: User) -> io::Result<()> {
         if self.mappable.is_some() {
             return Ok(());
         }
         let mut mappable = Vec::new();
         for (index, region) in (0..).zip(&self.description.regions) {
             let file = self.device.mappable(index)?;
-            mappable.push(file.map(|file| file.give(index, region)).transpose()?);
+            mappable.push(file.map(|file| file.give(index, region, client)).transpose()?);
         }
         self.mappable = Some(mappable);
         Ok(())
@@ -236,7 +244,7 @@ impl<D: Device, M: DmaTarget> Responder<D, M> {
         let payload = match *request {
             Request::Version { major, minor, capabilities } => {
                 let settled = negotiate(&self.limits, (major, minor), capabilities)?;
-                self.begin()?;
+                self.begin(User::own())?;
                 let (minor, answer) = (settled.minor, &settled.answer);
                 let reply = Request::Version { major: VERSION_MAJOR, minor, capabilities: answer };
                 let reply = reply.encode();
@@ -421,5 +429,5 @@ enum Access {
 
 struct Answer {
     payload: Vec<u8>,
-    file: Option<Arc<OwnedFd>>,
+    file: Option<Arc<Disposable<OwnedFd>>>,
 }

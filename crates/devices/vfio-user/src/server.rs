@@ -120,7 +120,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
             );
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, reason));
         }
-        self.responder.begin()?;
+        self.responder.begin(stream.user())?;
         let Capabilities { transfer_bytes_max, message_fds_max, .. } = self.limits;
         let payload_bytes_max = transfer_bytes_max.saturating_add(PAYLOAD_OVERHEAD_BYTES);
         let link = Link::new(
@@ -161,7 +161,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
             false => self.responder.respond_to(&message.header, &message.payload, message.files),
         };
         if let Some(reply) = reply {
-            let file: Vec<_> = reply.fd.iter().map(AsFd::as_fd).collect();
+            let file: Vec<_> = reply.fd().into_iter().collect();
             link.send(&reply.bytes, &file)?;
         }
         if let (false, Some(client)) = (was_settled, self.responder.client_capabilities()) {

@@ -25,7 +25,6 @@ use longshore_vfio_user::{
 };
 use rustix::event::epoll;
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::process::Uid;
 
 #[expect(dead_code, reason = "the other tests use more of it")]
 #[path = "server/rig.rs"]
@@ -93,33 +92,16 @@ fn a_file_that_the_client_itself_serves_does_not_block_the_server() {
     hanging.end();
 }
 
-/// Returns two sockets whose other ends belong to this user, or `None` if that is not possible.
-fn pair_of(uid: u32) -> Option<(UnixStream, UnixStream)> {
-    let made = thread::spawn(move || {
-        let uid = Some(Uid::from_raw(uid));
-        // This changes the ids of this thread only, which ends.
-        rustix::thread::set_thread_res_uid(uid, uid, uid)?;
-        UnixStream::pair()
-    });
-    match made.join().unwrap() {
-        Ok(pair) => Some(pair),
-        Err(error) => {
-            println!("SKIPPED: a connection of user {uid} cannot be made: {error}");
-            None
-        }
-    }
-}
-
-/// Returns a client of this user, and a channel for the reason why its server ended.
+/// A client that is this user's, its server, and how serving it ended.
 fn served_to(uid: u32) -> (Client<NoDmaMemory>, Receiver<DisconnectReason>) {
-    served_over(pair_of(uid).expect("it was possible before"))
+    served_over(rig::pair_of(uid).expect("it was possible before"))
 }
 
 #[test]
 fn files_of_one_user_whose_close_blocks_delay_no_other_user() {
     const HOSTILE: u32 = 12_001;
     const OTHER: u32 = 12_002;
-    if pair_of(HOSTILE).is_none() {
+    if rig::pair_of(HOSTILE).is_none() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

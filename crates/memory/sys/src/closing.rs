@@ -25,6 +25,7 @@ use std::io;
 use std::mem::{self, ManuallyDrop};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -108,6 +109,12 @@ impl Drop for Receiving {
 #[doc(hidden)]
 pub fn has_files(user: User) -> bool {
     lock().files.has_any(user)
+}
+
+/// Has files of this user for which the kernel answers wait to be closed from now on, for tests.
+#[doc(hidden)]
+pub fn hold_files(user: User) {
+    lock().files.occupy(user);
 }
 
 /// Gives a user the maximum number of closes that never end, for tests.
@@ -239,7 +246,8 @@ fn take(files: &Mutex<Vec<OwnedFd>>) -> Vec<OwnedFd> {
 /// thread.
 pub struct Disposable<T: Into<OwnedFd>> {
     file: ManuallyDrop<T>,
-    user: User,
+    /// The number of the user.
+    uid: AtomicU32,
     /// `true` for a connection whose bytes out of band are received inline, and of which no other
     /// process has a descriptor, so that this cannot change.
     is_connection: bool,
@@ -249,21 +257,26 @@ impl<T: Into<OwnedFd> + AsFd> Disposable<T> {
     /// Takes a socket that this process has made or accepted, and counts its closing for the user at the
     /// other end.
     pub fn new(socket: T) -> Self {
-        let user = User::of_peer(&socket);
+        let uid = User::of_peer(&socket).uid().into();
         let is_connection = rustix::net::sockopt::set_socket_oobinline(&socket, true).is_ok();
-        Self { file: ManuallyDrop::new(socket), user, is_connection }
+        Self { file: ManuallyDrop::new(socket), uid, is_connection }
     }
 }
 
 impl<T: Into<OwnedFd>> Disposable<T> {
     /// Takes a descriptor, and counts its closing for `user`.
     pub fn of_user(descriptor: T, user: User) -> Self {
-        Self { file: ManuallyDrop::new(descriptor), user, is_connection: false }
+        Self { file: ManuallyDrop::new(descriptor), uid: user.uid().into(), is_connection: false }
     }
 
     /// Returns the user for whom the closing is counted.
     pub fn user(&self) -> User {
-        self.user
+        User::from_uid(self.uid.load(Ordering::Relaxed))
+    }
+
+    /// Counts the closing for `user` instead: the one to whom a file of this process is sent.
+    pub fn set_user(&self, user: User) {
+        self.uid.store(user.uid(), Ordering::Relaxed);
     }
 
     /// Returns the descriptor, which is then closed like any other.
@@ -296,12 +309,13 @@ impl<T: Into<OwnedFd> + fmt::Debug> fmt::Debug for Disposable<T> {
 
 impl<T: Into<OwnedFd>> Drop for Disposable<T> {
     fn drop(&mut self) {
+        let user = self.user();
         // SAFETY: the field is not used afterwards.
         let descriptor = unsafe { ManuallyDrop::take(&mut self.file) };
         let descriptor = descriptor.into();
         match self.is_connection {
-            true => close_connection(self.user, descriptor),
-            false => close_without_waiting(self.user, vec![descriptor]),
+            true => close_connection(user, descriptor),
+            false => close_without_waiting(user, vec![descriptor]),
         }
     }
 }

@@ -110,7 +110,6 @@ impl FileQueues {
 
     /// Makes the files of a user wait until [`Self::release`], as if a thread were closing others, for
     /// tests.
-    #[cfg(test)]
     pub(crate) fn occupy(&mut self, user: User) {
         self.by_user.insert(user, Queue::default());
     }

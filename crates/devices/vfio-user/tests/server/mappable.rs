@@ -1,8 +1,8 @@
 //! Memory of the device that its client maps: each client has a file of its own.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
@@ -10,6 +10,7 @@ use std::thread;
 use longshore_access::{Region, RegionAccess, Space};
 use longshore_mem::{FileOffset, Iova};
 use longshore_pagetable::Prot;
+use longshore_sys::closing::{self, User};
 use longshore_sys::memfd::{self, Seals};
 use longshore_vfio_user::client::{Client, ClientError, NoDmaMemory};
 use longshore_vfio_user::wire::{HEADER_LEN_BYTES, RegionInfo, Request};
@@ -72,7 +73,14 @@ fn serve<T: Send>(
     server: &mut Server<Bar, TestDma>,
     client: impl FnOnce(&mut Client<NoDmaMemory>) -> T + Send,
 ) -> (io::Result<ConnectionSummary>, Result<T, ClientError>) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
+    serve_over(UnixStream::pair().unwrap(), server, client)
+}
+
+fn serve_over<T: Send>(
+    (ours, theirs): (UnixStream, UnixStream),
+    server: &mut Server<Bar, TestDma>,
+    client: impl FnOnce(&mut Client<NoDmaMemory>) -> T + Send,
+) -> (io::Result<ConnectionSummary>, Result<T, ClientError>) {
     thread::scope(|scope| {
         let client = scope.spawn(move || {
             Client::from_stream(ours, NoDmaMemory).map(|mut connected| client(&mut connected))
@@ -141,6 +149,32 @@ fn the_file_of_a_read_only_region_is_read_only() {
     assert!(file.write_at(b"x", 0).is_err());
     server.responder().device().region_write(0, 0, b"device").unwrap();
     assert_eq!(bytes(&file), *b"device");
+}
+
+/// How many descriptors of this process are of this file.
+fn descriptors_of(inode: u64) -> usize {
+    let entries = fs::read_dir("/proc/self/fd").unwrap();
+    let files = entries.filter_map(|entry| fs::metadata(entry.unwrap().path()).ok());
+    files.filter(|file| file.ino() == inode).count()
+}
+
+/// A close walks all locks that the client has set on the file.
+#[test]
+fn the_memory_of_a_client_is_not_closed_on_the_thread_that_serves() {
+    const UID: u32 = 12_003;
+    closing::hold_files(User::from_uid(UID));
+    // The device's, and the one for reading only.
+    for (is_read_only, expected) in [(false, 1), (true, 2)] {
+        let Some(connection) = rig::pair_of(UID) else { return };
+        let mut server = Bar::server(is_read_only);
+        let (served, inode) =
+            serve_over(connection, &mut server, |client| map(client).metadata().unwrap().ino());
+        let inode = inode.unwrap();
+        assert_eq!(served.unwrap().refused_count, 0);
+        assert_eq!(descriptors_of(inode), expected);
+        drop(server);
+        assert_eq!(descriptors_of(inode), expected);
+    }
 }
 
 #[test]
@@ -286,7 +320,7 @@ fn a_device_without_a_server_is_asked_once_for_each_client() {
             let info = Request::DeviceGetRegionInfo { argsz: 32, index: EXTRA_REGION };
             let answer = ask(&mut responder, info);
             let info = RegionInfo::parse(&answer.bytes[HEADER_LEN_BYTES..]).unwrap();
-            assert_eq!(answer.fd.is_some(), expected);
+            assert_eq!(answer.fd().is_some(), expected);
             assert_eq!(info.flags & RegionInfo::MMAP != 0, expected);
         }
         responder.disconnect();

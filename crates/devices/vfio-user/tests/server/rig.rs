@@ -17,6 +17,7 @@ use longshore_vfio_user::{
     DmaMapping, DmaTarget, Errno, Link, MappableFile, MessageHeader, Migration, MigrationError,
     MigrationState, RegionDescription, Server,
 };
+use rustix::process::Uid;
 
 pub(crate) const BAR_BYTES: u64 = 0x2000;
 /// Writing here makes the device read 16 bytes of the client's memory on the server's thread.
@@ -59,6 +60,23 @@ pub(crate) struct TestDevice {
 }
 
 pub(crate) struct TestDma(Shared);
+
+/// Two sockets whose other ends are those of this user; `None` where that is not possible.
+pub(crate) fn pair_of(uid: u32) -> Option<(UnixStream, UnixStream)> {
+    let made = thread::spawn(move || {
+        let uid = Some(Uid::from_raw(uid));
+        // Of this thread only, which ends.
+        rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+        UnixStream::pair()
+    });
+    match made.join().unwrap() {
+        Ok(pair) => Some(pair),
+        Err(error) => {
+            println!("SKIPPED: a connection of user {uid} cannot be made: {error}");
+            None
+        }
+    }
+}
 
 pub(crate) fn device(noted: &Shared, extra: Vec<RegionDescription>) -> TestDevice {
     noted.lock().unwrap().registers = vec![0; BAR_BYTES as usize];
