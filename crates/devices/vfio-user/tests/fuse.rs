@@ -283,8 +283,8 @@ fn a_region_whose_lock_the_client_holds_holds_nothing_up() {
     done.expect("the device waits for the lock of its client's file");
 }
 
-/// Whoever waits for an epoll holds a lock of it while the events are written to memory: for ever, if
-/// that is a page which does not come.
+/// A thread that waits for an epoll holds a lock of it while the events are written to memory: for ever,
+/// if that memory is a page that never arrives.
 #[test]
 fn a_held_lock_of_an_epoll_does_not_block_the_server() {
     let folder = tempfile::tempdir().unwrap();

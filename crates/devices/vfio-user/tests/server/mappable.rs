@@ -27,7 +27,7 @@ const LEN_BYTES: u64 = 0x4000;
 /// A device whose only region is mappable memory.
 struct Bar {
     is_read_only: bool,
-    /// That of the client.
+    /// The memory of the client.
     memory: Option<MappableFile>,
     /// Given to each client, as no device should.
     always: Option<MappableFile>,
@@ -237,7 +237,7 @@ fn bytes_outside_of_the_memory_are_neither_read_nor_written() {
     }
 }
 
-/// What serving fails with if each client is given this file.
+/// Returns the error with which serving fails if each client is given this file.
 fn refused(server: &mut Server<Bar, TestDma>, file: MappableFile) -> String {
     server.responder().device().always = Some(file);
     let (served, client) = serve(server, |_| {});

@@ -280,12 +280,15 @@ impl Core {
 
     /// Returns the user for whom a job was done, if it was done for only one.
     fn asker_of(&self, done: &Done) -> Option<User> {
-        let client = match done {
-            Done::Looked { asker: Asker::Client(id), .. } => Some(*id),
-            Done::FoundDeleted { .. } | Done::Swept { .. } => self.sweeps.first_client(),
+        match done {
+            Done::Looked { asker: Asker::Client(id), .. } => {
+                self.connections.get(id).map(|connection| connection.user)
+            }
+            // The user that gave the path.
+            Done::Swept { swept: Some((sweep, _)), .. } => Some(sweep.name.0),
+            Done::FoundDeleted { .. } | Done::Swept { .. } => self.sweeps.asked_by(),
             Done::Looked { .. } | Done::Progress { .. } | Done::Loaded { .. } => None,
-        };
-        self.connections.get(&client?).map(|connection| connection.user)
+        }
     }
 
     fn take_done(&mut self, done: Done, now: Instant) {

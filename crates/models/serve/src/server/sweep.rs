@@ -39,6 +39,8 @@ pub(super) struct Sweeps {
 #[derive(Debug)]
 struct Running {
     since: Instant,
+    /// The user for whose list it was begun, also if that client has disconnected since.
+    asked_by: Option<User>,
     /// Models that are looked at, or will be; `None` while deleted files are looked for.
     left: Option<BTreeSet<u64>>,
 }
@@ -56,9 +58,9 @@ impl Sweeps {
         left.is_some_and(|left| left.is_none_or(|left| left.contains(&id)))
     }
 
-    /// Returns the client for whose list the sweep was begun, if it was begun for one.
-    pub(super) fn first_client(&self) -> Option<u64> {
-        self.now.keys().next().copied()
+    /// Returns the user for whose list the sweep was begun, if it was begun for one.
+    pub(super) fn asked_by(&self) -> Option<User> {
+        self.running.as_ref()?.asked_by
     }
 
     /// Forgets a client that has disconnected.
@@ -77,7 +79,7 @@ impl Core {
             Some(_) => _ = self.sweeps.then.insert(client, now + LIST_TIME),
             None => {
                 self.sweeps.now.insert(client, now + LIST_TIME);
-                self.begin_sweep(now);
+                self.begin_sweep(Some(client), now);
             }
         }
     }
@@ -101,12 +103,14 @@ impl Core {
         }
         let is_due = self.sweeps.next <= now && self.shelf.open_files() > 0;
         if is_due && self.sweeps.running.is_none() {
-            self.begin_sweep(now);
+            self.begin_sweep(None, now);
         }
     }
 
-    fn begin_sweep(&mut self, now: Instant) {
-        self.sweeps.running = Some(Running { since: now, left: None });
+    fn begin_sweep(&mut self, client: Option<u64>, now: Instant) {
+        let client = client.and_then(|client| self.connections.get(&client));
+        let asked_by = client.map(|connection| connection.user);
+        self.sweeps.running = Some(Running { since: now, asked_by, left: None });
         self.sweeps.next = now + SWEEP_EVERY;
         let inodes = self.shelf.iter().map(|(id, model)| Some((id, model.found.inodes.clone()?)));
         let models = inodes.flatten().collect();
@@ -196,8 +200,8 @@ impl Core {
         self.sweeps.running = None;
         let answered = std::mem::take(&mut self.sweeps.now);
         self.sweeps.now = std::mem::take(&mut self.sweeps.then);
-        if !self.sweeps.now.is_empty() {
-            self.begin_sweep(now);
+        if let Some(client) = self.sweeps.now.keys().next().copied() {
+            self.begin_sweep(Some(client), now);
         }
         for client in answered.into_keys() {
             self.list(client, now);
