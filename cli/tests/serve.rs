@@ -571,8 +571,13 @@ fn without_descriptors_clients_get_an_error_and_are_served_later() {
     let is_open = |number: &u64| {
         fs::symlink_metadata(format!("/proc/{}/fd/{number}", serving.child.id())).is_ok()
     };
-    let first_free = (0..).find(|number| !is_open(number)).unwrap();
-    rustix::process::prlimit(Some(pid), nofile, limit(first_free)).unwrap();
+    let mut first_free = 0;
+    wait_until(|| {
+        // Another thread of the server may be about to close the memory that the holder was sent.
+        first_free = (0..).find(|number| !is_open(number)).unwrap();
+        rustix::process::prlimit(Some(pid), nofile, limit(first_free)).unwrap();
+        fixture.client(&["ls"]).code == 32
+    });
     fixture.client(&["ls"]).expect(32, &["no descriptors left"]);
     // One is left for a connection, but none for the file that the client sends.
     rustix::process::prlimit(Some(pid), nofile, limit(first_free + 1)).unwrap();

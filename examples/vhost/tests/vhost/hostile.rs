@@ -42,9 +42,9 @@ fn invalid_messages_end_the_connection() {
         (raw(number::GET_FEATURES, 0x11, 0, &[]), "flags"),
         (raw(number::GET_FEATURES, 1, 513, &[0; 513]), "claims a payload of 513"),
         (raw(number::SET_MEM_TABLE, 1, u32::MAX, &[]), "claims a payload"),
-        (raw(0, 1, 0, &[]), "not known"),
-        (raw(26, 1, 0, &[]), "not known"),
-        (raw(u32::MAX, 1, 0, &[]), "not known"),
+        (raw(0, 1, 0, &[]), "is unknown, or was not negotiated"),
+        (raw(26, 1, 0, &[]), "is unknown, or was not negotiated"),
+        (raw(u32::MAX, 1, 0, &[]), "is unknown, or was not negotiated"),
         (raw(number::GET_FEATURES, 1, 8, &[0; 8]), "is not its length"),
         (raw(number::SET_FEATURES, 1, 4, &[0; 4]), "is not its length"),
         (raw(number::SET_VRING_ADDR, 1, 39, &[0; 39]), "is not its length"),
@@ -108,7 +108,7 @@ fn unexpected_descriptors_are_refused_and_closed() {
     // If no acknowledgement is requested, the connection ends.
     let mut frontend = Frontend::negotiated(&served);
     frontend.send(number::SET_MEM_TABLE, &region, &[], false);
-    served.ends_with("0 descriptors came");
+    served.ends_with("the message has 0 descriptors");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn invalid_rings_are_refused() {
     frontend.refused(number::SET_CONFIG, &config, &[]);
     assert_eq!(frontend.read(3, 512), (0, served.on_disk(3, 512)));
     frontend.send(number::GET_VRING_BASE, &state(7, 0), &[], false);
-    served.ends_with("ring 7 is none");
+    served.ends_with("no ring 7: the device has");
 }
 
 #[test]
