@@ -211,7 +211,7 @@ aarch64_tests() {
     local tests=(cargo_tests test --target aarch64-unknown-linux-gnu "${locked[@]}")
     "${tests[@]}" --package longshore-mem --package longshore-iov --package longshore-pagetable \
         --tests --no-fail-fast -- \
-        --show-output --skip processes:: --skip what_is_not_a_copy_dies \
+        --show-output --skip processes:: --skip faults_outside_of_copies \
         --skip keeps_its_handlers --skip a_failed_allocation_is_not_counted_as_used || status=1
     # The emulator accepts mappings of any length, and treats another process's addresses as the host's.
     "${tests[@]}" --package longshore-access --lib --test faults --test counts --test model \
