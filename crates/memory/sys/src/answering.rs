@@ -141,22 +141,18 @@ fn by_mount(file: BorrowedFd<'_>, status: &Statx) -> io::Result<Answers> {
 }
 
 fn by_magic(magic: u64) -> Answers {
-    let is_in = |all: &[(&[u8], u64)]| all.iter().any(|(_, known)| *known == magic);
-    if is_in(&LOCAL) {
-        Answers::Kernel
-    } else if is_in(&ON_DISK) {
-        Answers::KernelOnDisk
-    } else {
-        Answers::Others
-    }
+    by_type(|(_, known)| *known == magic)
 }
 
-/// Returns the server of the files of a file system of this type.
 fn by_name(name: &[u8]) -> Answers {
-    let is_in = |all: &[(&[u8], u64)]| all.iter().any(|(known, _)| *known == name);
-    if is_in(&LOCAL) {
+    by_type(|(known, _)| *known == name)
+}
+
+/// Returns the server of the files of a file system of the type for which `is_it` returns `true`.
+fn by_type(is_it: impl Fn(&(&[u8], u64)) -> bool) -> Answers {
+    if LOCAL.iter().any(&is_it) {
         Answers::Kernel
-    } else if is_in(&ON_DISK) {
+    } else if ON_DISK.iter().any(is_it) {
         Answers::KernelOnDisk
     } else {
         Answers::Others
