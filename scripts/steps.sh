@@ -1,12 +1,18 @@
 # Sourced by scripts that run tests in steps. Runs each step, counts its tests, and prints a table at the
-# end. The caller sets `logs`, the folder for the output of each step.
+# end. The caller sets `logs`, the folder for the output of each step. A step that takes longer than
+# `step_seconds`, or longer than what is left of `all_seconds`, is ended and has failed.
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # `logs` is the caller's.
+
+step_seconds=infinity
+all_seconds=infinity
 
 table=()
 skips=()
 failures=()
 passed=0 failed=0 skipped=0 tests=0 cpu_seconds=0
+# The process group of the step that runs, and the mark in the environment of its processes.
+step='' mark=''
 
 # --- Rust tests ---------------------------------------------------------------------------------
 
@@ -33,7 +39,7 @@ cargo_tests() {
         if [[ $place == before ]]; then ours+=("$argument"); else theirs+=("$argument"); fi
     done
     output=$(mktemp "$logs/output.XXXXXX") || return
-    "${bounded[@]}" cargo "${ours[@]}" -- "${theirs[@]}" 2>&1 | tee "$output"
+    cargo "${ours[@]}" -- "${theirs[@]}" 2>&1 | tee "$output"
     [[ ${PIPESTATUS[0]} -eq 0 ]] || status=1
     if [[ $(count "$output" passed) -eq 0 && $(count "$output" failed) -eq 0 ]]; then
         printf 'error: no test ran: cargo %s\n' "$*"
@@ -81,14 +87,21 @@ what_failed() {
         tail --lines=10 "$1"
 }
 
+# Prints the tests that had not ended when the step with the log $1 was ended.
+unfinished() {
+    awk '/has been running for over/ { slow[$2] }
+        /^test .* \.\.\. (ok|FAILED|ignored)/ { delete slow[$2] }
+        END { for (test in slow) print "error: " test " did not end" }' "$1"
+}
+
 # Prints the ten slowest tests, with their steps, from lines that name a test and end in seconds in angle
 # brackets.
 slowest() {
-    local log step
+    local log name
     for log in "$logs"/*.log; do
         [[ -e $log ]] || return
-        step=${log##*/}
-        sed -n "s/^test \(.*\) \.\.\. .*<\([0-9.]*\)s>.*/\2 ${step%.log}: \1/p" "$log"
+        name=${log##*/}
+        sed -n "s/^test \(.*\) \.\.\. .*<\([0-9.]*\)s>.*/\2 ${name%.log}: \1/p" "$log"
     done | sort --numeric-sort --reverse | head -n 10 |
         awk '{ seconds = $1; sub(/^[^ ]* /, ""); gsub(/_tests:/, ":"); printf "  %7.1f s  %s\n", seconds, $0 }'
 }
@@ -100,14 +113,95 @@ add_line() {
     table+=("$line")
 }
 
+# Prints the ids of the processes of the step that runs, also of those that left its process group. They
+# have `$mark` in their environment.
+processes_of_step() {
+    local file
+    # A process that waits for a file system can make this wait, too.
+    timeout --signal=KILL 10 grep --files-with-matches --no-messages --null-data --line-regexp \
+        "LONGSHORE_TEST_STEP=$mark" /proc/[0-9]*/environ | while IFS=/ read -r _ _ file _; do
+        printf '%s\n' "$file"
+    done
+}
+
+# Kills all processes of the step. New ones may start meanwhile, hence the rounds.
+end_step() {
+    local left
+    for _ in {1..20}; do
+        if [[ -n $step ]]; then kill -KILL -- "-$step" 2>/dev/null; fi
+        mapfile -t left < <(processes_of_step)
+        [[ ${#left[@]} -gt 0 ]] || return 0
+        kill -KILL "${left[@]}" 2>/dev/null
+        sleep 0.1
+    done
+    printf 'error: processes that cannot be killed: %s\n' "${left[*]}"
+    return 1
+}
+
+# Runs the function $1 with its output in the file $2, and shows it, for at most $3 seconds. The step is a
+# process group of its own, which can be killed as a whole.
+run_within() {
+    local name=$1 log=$2 limit=$3 ended status=0 shown clock left abort
+    mark=$name-$$
+    set -m
+    (export LONGSHORE_TEST_STEP=$mark && "$name") >>"$log" 2>&1 </dev/null &
+    step=$!
+    set +m
+    tail --follow --lines=+1 --sleep-interval=0.2 --pid="$step" "$log" &
+    shown=$!
+    sleep "$limit" &
+    clock=$!
+    wait -n -p ended "$step" "$clock" || status=$?
+    if [[ $ended == "$clock" ]]; then
+        status=1
+        # A test that serves a FUSE mount can hang in it, and cannot be killed then.
+        if [[ ${CI:-} == true ]]; then
+            for abort in /sys/fs/fuse/connections/*/abort; do
+                [[ ! -w $abort ]] || echo 1 >"$abort"
+            done
+            sleep 1
+        fi
+        # shellcheck disable=SC2094 # `unfinished` has read the log when it prints.
+        {
+            printf 'error: the step was ended after %s s\n' "$limit"
+            unfinished "$log"
+            mapfile -t left < <(processes_of_step)
+            if [[ ${#left[@]} -gt 0 ]]; then
+                timeout --signal=KILL 10 ps -o pid,ppid,stat,etime,wchan:24,args --pid "$(IFS=, && echo "${left[*]}")" | cut -c -160
+            fi
+        } >>"$log" 2>&1
+    fi
+    kill "$clock" 2>/dev/null
+    # Processes that the step left behind would disturb the next ones.
+    end_step >>"$log" 2>&1
+    step=
+    # The exit status of the step is known. These two waits collect what was killed.
+    wait "$clock" "$shown" 2>/dev/null
+    return "$status"
+}
+
+# Prints the seconds that the next step may take.
+seconds_left() {
+    local seconds=$all_seconds
+    if [[ $seconds != infinity ]]; then seconds=$((seconds - SECONDS)); fi
+    if [[ $seconds == infinity || ($step_seconds != infinity && $step_seconds -lt $seconds) ]]; then
+        seconds=$step_seconds
+    fi
+    printf '%s\n' "$seconds"
+}
+
 # Runs the function $1 as a step.
 run() {
-    local name=$1 log=$logs/$1.log began=$SECONDS status line cpu TIMEFORMAT='%U %S'
+    local name=$1 log=$logs/$1.log began=$SECONDS status=0 line cpu limit TIMEFORMAT='%U %S'
     printf '\n==> %s\n' "${name//_/ }"
-    { time {
-        "$name" 2>&1 </dev/null | tee "$log"
-        status=${PIPESTATUS[0]}
-    }; } 2>"$logs/time"
+    : >"$log"
+    limit=$(seconds_left)
+    if [[ $limit != infinity && $limit -le 0 ]]; then
+        printf 'error: not run, because all steps together took %s s\n' "$all_seconds" | tee "$log"
+        status=1 && printf '0 0\n' >"$logs/time"
+    else
+        { time run_within "$name" "$log" "$limit" || status=$?; } 2>"$logs/time"
+    fi
     cpu=$(awk '{ print int($1 + $2 + 0.5) }' "$logs/time")
     cpu_seconds=$((cpu_seconds + cpu))
     local here_passed here_failed here_skipped=()
@@ -149,7 +243,13 @@ skip() {
 
 # Prints the table, the skipped and the slowest tests, the failures, and the sum. It is the exit trap.
 finish() {
-    local status=$?
+    local status=$? line
+    # A signal that ended this script did not end the step.
+    if [[ -n $step ]]; then
+        end_step
+        line=${mark%-*}
+        add_line "${line//_/ }" ended '' '' ''
+    fi
     # An early exit is a failure too.
     [[ $status -eq 0 ]] || failed=$((failed + 1))
     printf '\n%-16s %-8s %6s %6s %7s\n' step '' s 'cpu s' tests
@@ -169,6 +269,7 @@ finish() {
 # Creates an empty folder for the logs, and sets `finish` as the exit trap.
 begin_steps() {
     trap finish EXIT
+    trap 'exit 130' INT TERM
     rm -rf "$logs"
     mkdir -p "$logs"
 }

@@ -11,7 +11,6 @@ steps() {
     # shellcheck disable=SC2016 # The inner shell expands it.
     env -i PATH="$PATH" logs="$work/logs" bash -c '
         set -uo pipefail
-        bounded=()
         . scripts/steps.sh
         cargo() { printf "%s\n" "test a::one ... ok <1.500s>" "test b::two ... ok <0.250s>" \
             "test result: ok. 2 passed; 0 failed; 0 ignored"; }
@@ -55,6 +54,14 @@ check 0 'skip a_step "no disk"' '^a step +skipped' '^  a step: no disk$'
 check 1 'a_tests() { printf "%s\n" "test x ... FAILED: gcc" "  and why" "test y ... ok" \
     "test result: FAILED. 1 passed; 1 failed; 0 ignored"; }; run a_tests' \
     '^  a tests: test x ... FAILED: gcc$' '^  a tests:   and why$'
+check 1 'step_seconds=1; a_tests() { echo "test a has been running for over 60 seconds"
+    setsid sleep 61 & sleep 62; }; run a_tests; pgrep -f "^sleep 6[12]$" && echo "still runs"
+    a_step() { echo "after it"; }; run a_step' '^  a tests: error: the step was ended after 1 s$' \
+    '^  a tests: error: a did not end$' '^  a tests: .* setsid sleep 61$|sleep 61$' '^after it$'
+check 0 'a_step() { setsid sleep 63 & }; run a_step; pgrep -f "^sleep 63$" || echo "nothing is left"' \
+    '^nothing is left$'
+check 1 'all_seconds=0; a_step() { echo "it runs"; }; run a_step' 'not run, because all steps together'
+check 1 'a_step() { kill $$; sleep 64; }; run a_step' '^a step +ended' '^0 passed, 1 failed'
 check 1 'exit 3' '^0 passed, 1 failed'
 
 # Whether the `compile_fail` test of a program with the error E0425 passes that names the error $1.
