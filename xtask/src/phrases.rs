@@ -10,7 +10,7 @@ use crate::repository::{Repository, TextFile};
 const EXCEPT: [&str; 2] = ["CHANGELOG.md", "xtask/src/phrases.rs"];
 
 /// A phrase in lower case, and words to use instead.
-const PHRASES: [(&str, &str); 15] = [
+const PHRASES: [(&str, &str); 27] = [
     ("told of", "reported, notified"),
     ("is told", "is notified, gets"),
     ("are told", "are notified, get"),
@@ -26,6 +26,18 @@ const PHRASES: [(&str, &str); 15] = [
     ("sets of instructions", "instruction sets"),
     ("past the caches", "non-temporal stores"),
     ("make pages", "prefault"),
+    ("as it should be", "with the expected result"),
+    ("asks for its words", "requests the message"),
+    ("does as it likes", "sends any message"),
+    ("do as they like", "send any message"),
+    ("harvest", "collect"),
+    ("harvests", "collections"),
+    ("has had enough", "has ended the connection"),
+    ("may have had enough", "may have ended the connection"),
+    ("takes its time", "takes long"),
+    ("the same words for", "the same message for"),
+    ("without anybody", "without a request, without a client"),
+    ("nobody wants", "no client waits for"),
 ];
 
 /// Words with which the documentation of an item does not begin: the relative clause after them is no name

@@ -28,7 +28,7 @@ pub(super) const ALLOWED: &[Allowed] = &[
     allowed("bench/src/main.rs", 25, TABLE),
     allowed("bindings/c/src/buffer.rs", 4, "C handles that are created from each other"),
     allowed(
-        "bindings/c/src/door.rs",
+        "bindings/c/src/ffi.rs",
         2,
         "an error is a handle, and functions of handles fail with it",
     ),
