@@ -25,6 +25,8 @@ fn front_ends_wait_while_no_descriptor_is_left() {
     let served = Served::new();
     assert_eq!(getrlimit(Resource::Nofile).current, Some(maximum), "a server raises the limit");
 
+    // The server has opened its own descriptors when it serves.
+    served.still_serves();
     let mut others = Vec::new();
     while let Ok(file) = File::open("/dev/null") {
         others.push(file);

@@ -22,7 +22,7 @@ use std::{
 
 use longshore_heap::Heap;
 use longshore_load::{Loader, Plan};
-use longshore_sys::dma_buf::{self, Bracket, CpuAccess};
+use longshore_sys::dma_buf::{self, CpuAccess, SyncPhase};
 use serde_json::{Value, json};
 
 use crate::{
@@ -137,11 +137,11 @@ fn play_check_content(told: &Value, fd: Option<OwnedFd>) -> Result<(), Box<dyn E
     let has_bytes = dma_buf::size_bytes(&dma_buf)?;
     let expected_bytes = len_bytes.next_multiple_of(4096);
     ensure!(has_bytes == expected_bytes, "the dma-buf has {has_bytes} bytes");
-    dma_buf::sync(dma_buf.as_fd(), CpuAccess::Read, Bracket::Start)?;
+    dma_buf::sync(dma_buf.as_fd(), CpuAccess::Read, SyncPhase::Start)?;
     let content = Mapped::new(&dma_buf, len_bytes)?.first_difference(number(told, "seed")?)?;
     let mut tail = vec![0; usize::try_from(has_bytes - len_bytes)?];
     Mapped::new(&dma_buf, has_bytes)?.view().read(usize::try_from(len_bytes)?, &mut tail)?;
-    dma_buf::sync(dma_buf.as_fd(), CpuAccess::Read, Bracket::End)?;
+    dma_buf::sync(dma_buf.as_fd(), CpuAccess::Read, SyncPhase::End)?;
     ensure!(content.is_none(), "byte {content:?} of {len_bytes} is not the file's");
     let dirty = tail.iter().position(|byte| *byte != 0);
     ensure!(dirty.is_none(), "byte {dirty:?} after the content is not zero");

@@ -19,7 +19,7 @@
 //!
 //! # Writes
 //!
-//! Writes through a lease are not observed. So while a writable lease lives, each harvest of a dirty log
+//! Writes through a lease are not observed. So while a writable lease lives, each collection of a dirty log
 //! and each read of the dirty bits reports all of its pages ([`Leases::written`]).
 
 use std::fmt;

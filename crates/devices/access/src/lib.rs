@@ -60,7 +60,7 @@
 //! logs, which this process or another one reads, by IOVA or by guest-physical address
 //! ([`Space::set_logs`], [`dirty`]); and dirty bits in the page tables, as hardware sets them
 //! ([`SpaceConfig::dirty_bits`]). The writes through a lease are not observed: while a writable lease
-//! lives, each harvest and each read of the dirty bits reports all of its pages as written.
+//! lives, each collection and each read of the dirty bits reports all of its pages as written.
 //!
 //! # Threads
 //!

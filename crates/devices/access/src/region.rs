@@ -10,9 +10,8 @@ use std::sync::Arc;
 use longshore_mem::fault::FaultGuard;
 use longshore_mem::{DmaMemory, FileOffset, Granule, GuestPhys};
 use longshore_mem::{VolatileSlice, VolatileSliceMut};
-use longshore_sys::file::{self, FileSystem};
+use longshore_sys::file;
 use longshore_sys::mapping::{self, Mapping};
-use longshore_sys::memfd;
 
 use crate::error::Error;
 use crate::fault::Reason;
@@ -192,8 +191,8 @@ impl Region {
     /// Makes a region of all of `memory`, which it keeps until it is dropped.
     ///
     /// If the memory is not [writable](DmaMemory::is_writable), the region is
-    /// [read-only](Self::is_read_only). If its file is in the hugetlb pool and another process could
-    /// punch a hole into it, copies are guarded as for [`map_file`](Self::map_file).
+    /// [read-only](Self::is_read_only). If it has a [file](DmaMemory::file), which another process may
+    /// have, copies are guarded as for [`map_file`](Self::map_file).
     ///
     /// # Errors
     /// [`Error::RegionAlignment`] if the memory does not consist of whole pages of 4 KiB;
@@ -204,10 +203,9 @@ impl Region {
         // `read_only` is set, and no reference exists that an access would contradict.
         let region = unsafe { Self::at(host.cast(), host.len() as u64, read_only) }?;
         let Memory::Host(start, _) = region.memory else { return Ok(region) };
-        // SAFETY: the file is only asked for its seals, and is not kept.
-        let file = unsafe { memory.file() };
-        let can_be_punched = file.is_some_and(|(file, _)| can_be_punched(file));
-        let guard = can_be_punched.then(FaultGuard::install).transpose();
+        // SAFETY: the descriptor is not used.
+        let has_file = unsafe { memory.file() }.is_some();
+        let guard = has_file.then(FaultGuard::install).transpose();
         let operation = "installing a handler of SIGBUS";
         let guard = guard.map_err(|source| Error::Io { operation, source })?;
         Ok(Self {
@@ -338,13 +336,6 @@ impl fmt::Debug for Region {
             .field("guarded", &self.is_guarded())
             .finish()
     }
-}
-
-/// Returns `true` if a file is in the hugetlb pool, which may have no page to fill a hole, and is not
-/// sealed against writing, which prevents holes.
-fn can_be_punched(of: BorrowedFd<'_>) -> bool {
-    matches!(file::file_system(of), Ok(FileSystem::Hugetlb { .. }))
-        && !memfd::seals(of).is_ok_and(|seals| seals.write)
 }
 
 /// Checks that a regular file is not shorter than the range to map, and returns `true` if it is regular.

@@ -72,12 +72,12 @@
 //! For a [`SessionMemory`] or [`SpaceMemory`], exactly the written bytes are logged: each of vm-memory's
 //! methods that write marks the bytes in the [`Logs`](crate::Logs) after the write. As with any memory
 //! of rust-vmm, writes through a raw pointer or an atomic reference (`ptr_guard_mut`, `get_atomic_ref`)
-//! are not observed: call `bitmap().mark_dirty()` after them, while the slice lives. Harvests wait for
+//! are not observed: call `bitmap().mark_dirty()` after them, while the slice lives. Collections wait for
 //! the end of the scope, or until the memory is dropped, so no write is lost before it is marked.
 //! `dirty_at` reads this process's log by IOVA, and returns `false` if there is none.
 //!
 //! For a [`PinnedMemory`] that permits writes, all of the range is logged when the pin or the lease
-//! ends, whether it was written or not; for a lease, also at each harvest. So use small ranges, or a
+//! ends, whether it was written or not; for a lease, also at each collection. So use small ranges, or a
 //! [`SessionMemory`], while writes are logged.
 //!
 //! Dirty bits in the page tables are set before any write: when writable slices are requested, when a

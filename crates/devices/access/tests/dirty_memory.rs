@@ -20,13 +20,13 @@ fn a_log_of_sixteen_tebibytes_takes_memory_only_for_marked_pages() {
     let before = resident_bytes();
     // 512 MiB of bits for pages, 8 MiB and 128 KiB of summaries.
     let log = DirtyLog::new(Granule::SIZE_4K, range).unwrap();
-    log.harvest(range, || {}, |_| {});
+    log.collect(range, || {}, |_| {});
     let untouched = resident_bytes() - before;
     assert!(untouched < 2 * MIB, "{untouched} bytes for a log without marks");
     for tebibyte in 0..16 {
         log.mark(GuestPhys::new((1 << 32) + (tebibyte << 40)), 8);
     }
-    let done = log.harvest(range, || {}, |_| {});
+    let done = log.collect(range, || {}, |_| {});
     assert_eq!((done.pages, done.page_words, done.middle_words), (16, 16, 16));
     // With transparent huge pages, each mark may touch 2 MiB of bits, and the first one all summaries.
     let touched = resident_bytes() - before;

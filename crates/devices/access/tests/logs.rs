@@ -77,9 +77,9 @@ fn pages_of<A: Address>(runs: &[AddrRange<A>], start: u64) -> BTreeSet<u64> {
     runs.iter().flat_map(pages).collect()
 }
 
-fn harvested<A: Address>(space: &Space, log: &DirtyLog<A>, start: u64) -> BTreeSet<u64> {
+fn collected<A: Address>(space: &Space, log: &DirtyLog<A>, start: u64) -> BTreeSet<u64> {
     let mut runs = Vec::new();
-    space.harvest(log, log.covers(), |run| runs.push(run)).unwrap();
+    space.collect(log, log.covers(), |run| runs.push(run)).unwrap();
     pages_of(&runs, start)
 }
 
@@ -95,20 +95,20 @@ fn writes_of_every_kind_are_logged_and_reads_are_not() {
         .with_guest_phys(Log::Internal(Arc::clone(&by_guest)));
     // The logs are off.
     write_in_each_way(&session);
-    assert!(harvested(&space, &by_iova, START).is_empty());
+    assert!(collected(&space, &by_iova, START).is_empty());
     // The logs are on, and the TLB has entries from before.
     space.set_logs(logs).unwrap();
     assert!(matches!(space.logs().by_iova, Log::Internal(_)));
     for _ in 0..3 {
         let expected = write_in_each_way(&session);
-        assert_eq!(harvested(&space, &by_iova, START), expected);
-        assert_eq!(harvested(&space, &by_guest, GUEST), expected);
-        assert!(harvested(&space, &by_iova, START).is_empty(), "the second harvest is empty");
+        assert_eq!(collected(&space, &by_iova, START), expected);
+        assert_eq!(collected(&space, &by_guest, GUEST), expected);
+        assert!(collected(&space, &by_iova, START).is_empty(), "the second collection is empty");
     }
     // The logs are off again.
     space.set_logs(Logs::default()).unwrap();
     write_in_each_way(&session);
-    assert!(harvested(&space, &by_iova, START).is_empty());
+    assert!(collected(&space, &by_iova, START).is_empty());
     assert_eq!(space.counters().unlogged, 0);
 }
 
@@ -137,7 +137,7 @@ fn writes_to_remote_regions_are_logged() {
     session.write(iova(1), &[1; 8]).unwrap();
     let slices = [std::io::IoSlice::new(b"some bytes")];
     session.write_iter(iova(3), &mut Cursor::<Source>::own_vec(&slices), 10).unwrap();
-    assert_eq!(harvested(&space, &log, GUEST), [1, 3].into());
+    assert_eq!(collected(&space, &log, GUEST), [1, 3].into());
     child.kill().unwrap();
     child.wait().unwrap();
 }
@@ -198,7 +198,7 @@ fn dirty_bits_are_set_as_hardware_sets_them() {
     let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
     space.set_logs(logs).unwrap();
     let expected = write_in_each_way(&session);
-    assert_eq!((harvested(&space, &log, START), read(true)), (expected.clone(), expected));
+    assert_eq!((collected(&space, &log, START), read(true)), (expected.clone(), expected));
 }
 
 fn internal(range: AddrRange<Iova>) -> (Arc<DirtyLog<Iova>>, Logs) {
@@ -213,7 +213,7 @@ fn read_dirty(space: &Space, clear: bool) -> BTreeSet<u64> {
 }
 
 #[test]
-fn each_harvest_reports_the_pages_of_live_writable_leases() {
+fn each_collection_reports_the_pages_of_live_writable_leases() {
     let space = space_of(&memory(), SpaceConfig::new());
     let session = space.session();
     let (log, logs) = internal(range(START, PAGES));
@@ -224,18 +224,18 @@ fn each_harvest_reports_the_pages_of_live_writable_leases() {
     let _read = session.lease(iova(7), 8, longshore_access::ReadOnly, OnUnmap::Wait).unwrap();
     for _ in 0..3 {
         lease.view().write(0, b"at any time").unwrap();
-        assert_eq!(harvested(&space, &log, START), [3, 4, 9].into());
+        assert_eq!(collected(&space, &log, START), [3, 4, 9].into());
     }
     lease.view().write(0, b"at the end").unwrap();
     drop(lease);
-    assert_eq!(harvested(&space, &log, START), [3, 4, 9].into());
-    assert_eq!(harvested(&space, &log, START), [9].into());
+    assert_eq!(collected(&space, &log, START), [3, 4, 9].into());
+    assert_eq!(collected(&space, &log, START), [9].into());
     // A log that is removed has the writes until then.
     before.view().write(0, b"once more").unwrap();
     log.clear(log.covers());
     space.set_logs(Logs::default()).unwrap();
     drop(before);
-    assert_eq!(harvested(&space, &log, START), [9].into());
+    assert_eq!(collected(&space, &log, START), [9].into());
 }
 
 #[test]
@@ -399,9 +399,9 @@ fn no_write_is_lost_between_reading_dirty_bits_and_unmapping() {
     });
 }
 
-/// Threads write growing numbers while this thread harvests and copies the reported pages. In the end
+/// Threads write growing numbers while this thread collects and copies the reported pages. In the end
 /// the copy must equal the memory.
-fn nothing_is_lost(config: SpaceConfig, mut harvest: impl FnMut(&Space, &mut dyn FnMut(u64))) {
+fn nothing_is_lost(config: SpaceConfig, mut collect: impl FnMut(&Space, &mut dyn FnMut(u64))) {
     let memory = vec![0u8; (PAGES as usize + 1) * PAGE as usize].leak();
     let bus = (memory.as_mut_ptr().expose_provenance() as u64 + PAGE - 1) & !(PAGE - 1);
     let space = Space::with_config(config).unwrap();
@@ -434,7 +434,7 @@ fn nothing_is_lost(config: SpaceConfig, mut harvest: impl FnMut(&Space, &mut dyn
         let (mut found, mut rounds) = (0, 0);
         while found < 8 * PAGES || rounds < 300 {
             rounds += 1;
-            harvest(space, &mut |page| {
+            collect(space, &mut |page| {
                 found += 1;
                 look(&mut copy, page);
             });
@@ -442,14 +442,14 @@ fn nothing_is_lost(config: SpaceConfig, mut harvest: impl FnMut(&Space, &mut dyn
         stop.store(true, Ordering::Relaxed);
         found
     });
-    harvest(space, &mut |page| look(&mut copy, page));
+    collect(space, &mut |page| look(&mut copy, page));
     let mut now = vec![0; copy.len()];
     (0..PAGES).for_each(|page| look(&mut now, page));
     assert_eq!(copy, now, "after {found} pages");
 }
 
 #[test]
-fn no_write_is_lost_between_harvests() {
+fn no_write_is_lost_between_collections() {
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, range(START, PAGES)).unwrap());
     let mut is_on = false;
     nothing_is_lost(SpaceConfig::new(), |space, look| {
@@ -460,7 +460,7 @@ fn no_write_is_lost_between_harvests() {
             is_on = true;
             (0..PAGES).for_each(&mut *look);
         }
-        let done = space.harvest(&log, log.covers(), |run| {
+        let done = space.collect(&log, log.covers(), |run| {
             pages_of(&[run], START).into_iter().for_each(&mut *look);
         });
         done.unwrap();

@@ -1,9 +1,9 @@
-//! Explores every interleaving of writers and a harvester of a dirty log with loom: `RUSTFLAGS="--cfg
+//! Explores every interleaving of writers and a collector of a dirty log with loom: `RUSTFLAGS="--cfg
 //! loom" cargo test -p longshore-access --release --test loom_dirty`.
 //!
 //! Each page is one cell, which is written and read `Relaxed`, so that a store may become visible as
-//! late as the language allows. Like a migration, the harvester keeps a copy of the memory: it copies
-//! each reported page. After a last harvest the copy must equal the memory.
+//! late as the language allows. Like a migration, the collector keeps a copy of the memory: it copies
+//! each reported page. After a last collection the copy must equal the memory.
 #![cfg(loom)]
 
 use std::collections::BTreeSet;
@@ -60,10 +60,10 @@ impl Model {
         }
     }
 
-    /// Harvests, copies the reported pages, and returns their numbers.
-    fn harvest(&self, copy: &mut [u64], grace: impl FnMut()) -> BTreeSet<u64> {
+    /// Collects the marks, copies the reported pages, and returns their numbers.
+    fn collect(&self, copy: &mut [u64], grace: impl FnMut()) -> BTreeSet<u64> {
         let mut told = BTreeSet::new();
-        self.log.harvest(self.log.covers(), grace, |run| {
+        self.log.collect(self.log.covers(), grace, |run| {
             let first = run.start().raw() / PAGE;
             for page in first..first + run.len() / PAGE {
                 assert!(told.insert(page));
@@ -75,9 +75,9 @@ impl Model {
         told
     }
 
-    /// Harvests once more after all writers have ended, and checks that the copy equals the memory.
+    /// Collects once more after all writers have ended, and checks that the copy equals the memory.
     fn compare(&self, mut copy: Vec<u64>) {
-        self.harvest(&mut copy, || self.grace());
+        self.collect(&mut copy, || self.grace());
         for (at, &copied) in copy.iter().enumerate() {
             let written = self.memory[at].load(Ordering::Relaxed);
             assert_eq!(copied, written, "page {} was lost", self.pages[at]);
@@ -109,7 +109,7 @@ fn one_page_twice(grace: impl Fn(&Model) + Sync + Send + 'static) {
         }
     });
     let mut copy = vec![0];
-    model.harvest(&mut copy, || grace(&model));
+    model.collect(&mut copy, || grace(&model));
     writer.join().unwrap();
     model.compare(copy);
 }
@@ -119,7 +119,7 @@ fn no_write_is_lost() {
     with_preemptions(4, || one_page_twice(Model::grace));
 }
 
-/// The control: without grace periods, the harvester reads the page too early, and no mark is left.
+/// The control: without grace periods, the collector reads the page too early, and no mark is left.
 #[test]
 fn without_the_grace_period_a_write_is_lost() {
     assert!(fails(|| one_page_twice(|_| {})));
@@ -151,7 +151,7 @@ fn two_writers(pages: [u64; 2]) {
             })
             .collect();
         let mut copy = vec![0; model.pages.len()];
-        model.harvest(&mut copy, || model.grace());
+        model.collect(&mut copy, || model.grace());
         for writer in writers {
             writer.join().unwrap();
         }
@@ -179,7 +179,7 @@ fn two_writers_below_one_top_word() {
     two_writers([0, 4096]);
 }
 
-/// The next harvest reports a write that has returned, even if it found the bit set by another writer
+/// The next collection reports a write that has returned, even if it found the bit set by another writer
 /// that had not set the summary bits yet.
 fn returned_writes_are_reported(grace: impl Fn(&Model, u64) + Sync + Send + 'static) {
     with_preemptions(2, move || {
@@ -196,7 +196,7 @@ fn returned_writes_are_reported(grace: impl Fn(&Model, u64) + Sync + Send + 'sta
         let mut copy = vec![0];
         let must = returned.load(Ordering::Acquire);
         let mut calls = 0;
-        let told = model.harvest(&mut copy, || {
+        let told = model.collect(&mut copy, || {
             grace(&model, calls);
             calls += 1;
         });
@@ -252,7 +252,7 @@ fn a_mark_reaches_the_top_itself(neighbour: u64, rounds: u64) {
             let must = round == rounds && returned.load(Ordering::Acquire);
             let mut calls = 0;
             told |= model
-                .harvest(&mut copy, || {
+                .collect(&mut copy, || {
                     if round == rounds && calls > 0 {
                         model.grace();
                     }
@@ -284,7 +284,7 @@ fn a_mark_reaches_a_top_that_is_being_cleared() {
     a_mark_reaches_the_top_itself(1, 2);
 }
 
-/// A harvest of a part may leave summary bits without set bits below them. The next one takes them, and
+/// A collection of a part may leave summary bits without set bits below them. The next one takes them, and
 /// finds or leaves the bit that a writer sets meanwhile.
 #[test]
 fn an_outdated_summary_hides_no_mark() {
@@ -293,18 +293,18 @@ fn an_outdated_summary_hides_no_mark() {
         model.write(0, 0, 1);
         let part = AddrRange::new(Iova::new(0), PAGE).unwrap();
         let mut copy = vec![0, 0];
-        model.log.harvest(part, || model.grace(), |_| copy[0] = 1);
+        model.log.collect(part, || model.grace(), |_| copy[0] = 1);
         let other = Arc::clone(&model);
         let writer = thread::spawn(move || other.write(0, 0, 2));
-        model.harvest(&mut copy, || model.grace());
+        model.collect(&mut copy, || model.grace());
         writer.join().unwrap();
         model.compare(copy);
     });
 }
 
-/// A harvest of a part leaves the marks of the rest and their summary bits.
+/// A collection of a part leaves the marks of the rest and their summary bits.
 #[test]
-fn a_part_is_harvested_beside_a_writer_of_the_rest() {
+fn a_part_is_collected_beside_a_writer_of_the_rest() {
     with_preemptions(3, || {
         let model = Model::new(&[0, 1], 1);
         model.write(0, 0, 1);
@@ -312,37 +312,37 @@ fn a_part_is_harvested_beside_a_writer_of_the_rest() {
         let writer = thread::spawn(move || other.write(0, 1, 2));
         let mut told = 0;
         let part = AddrRange::new(Iova::new(0), PAGE).unwrap();
-        model.log.harvest(part, || model.grace(), |run| told += run.len());
+        model.log.collect(part, || model.grace(), |run| told += run.len());
         assert_eq!(told, PAGE);
         writer.join().unwrap();
-        let left = model.harvest(&mut [0, 0], || model.grace());
+        let left = model.collect(&mut [0, 0], || model.grace());
         assert_eq!(left, BTreeSet::from([1]));
     });
 }
 
-/// Two harvesters: one of them reports each write after it was made.
+/// Two collectors: one of them reports each write after it was made.
 #[test]
-fn two_harvesters_share_the_marks() {
+fn two_collectors_share_the_marks() {
     with_preemptions(2, || {
         let model = Model::new(&[0], 1);
         model.write(0, 0, 1);
         let other = Arc::clone(&model);
-        let harvester = thread::spawn(move || {
+        let collector = thread::spawn(move || {
             let mut copy = vec![0];
-            let told = other.harvest(&mut copy, || other.grace());
+            let told = other.collect(&mut copy, || other.grace());
             (copy, told)
         });
         model.write(0, 0, 2);
         let (mut copy, mut told) = (vec![0], BTreeSet::new());
-        told.extend(model.harvest(&mut copy, || model.grace()));
-        let (copy_of_other, told_to_other) = harvester.join().unwrap();
+        told.extend(model.collect(&mut copy, || model.grace()));
+        let (copy_of_other, told_to_other) = collector.join().unwrap();
         assert!(told.contains(&0) || told_to_other.contains(&0));
         assert!(copy[0].max(copy_of_other[0]) == 2);
         model.compare(vec![2]);
     });
 }
 
-/// The next harvest finds the marks that a failed one has put back, while a writer may find the bit set.
+/// The next collection finds the marks that a failed one has put back, while a writer may find the bit set.
 #[test]
 fn marks_that_are_put_back_are_found() {
     with_preemptions(3, || {
@@ -354,7 +354,7 @@ fn marks_that_are_put_back_are_found() {
             model.grace();
             Ok(())
         };
-        let failed = model.log.try_harvest(model.log.covers(), grace, |_| Err(()));
+        let failed = model.log.try_collect(model.log.covers(), grace, |_| Err(()));
         assert_eq!(failed, Err(()));
         writer.join().unwrap();
         model.compare(vec![0]);

@@ -255,7 +255,7 @@ fn accesses_time_out_and_keep_few_threads_until_the_process_answers() {
     answers(&writable(&other).timeout(LONG));
     // The log marks all of the write, because the number of written bytes is unknown.
     let mut dirty = Vec::new();
-    space.harvest(&log, all, |run| dirty.push((run.start(), run.len()))).unwrap();
+    space.collect(&log, all, |run| dirty.push((run.start(), run.len()))).unwrap();
     assert_eq!(dirty, [(at(UNANSWERED), PAGE as u64)]);
 
     assert_eq!(peer.ask("answer"), "ok");

@@ -141,13 +141,13 @@ impl World {
     }
 
     /// Returns the pages that were written since the last call.
-    fn harvest(&self, log: &DirtyLog<Iova>) -> Vec<u64> {
+    fn collect(&self, log: &DirtyLog<Iova>) -> Vec<u64> {
         let mut pages = Vec::new();
         let visit = |run: AddrRange<Iova>| {
             let first = (run.start().raw() - START) / PAGE;
             pages.extend(first..first + run.len() / PAGE);
         };
-        self.space.harvest(log, log.covers(), visit).unwrap();
+        self.space.collect(log, log.covers(), visit).unwrap();
         pages
     }
 }
@@ -472,7 +472,7 @@ fn exactly_the_written_pages_of_a_scope_are_logged() {
         memory.write_obj(1u8, at(5, 0)).unwrap_err();
         memory.store(1u64, at(1, 4089), Ordering::Relaxed).unwrap_err();
     });
-    assert!(world.harvest(&log).is_empty());
+    assert!(world.collect(&log).is_empty());
     type Writes = fn(&SessionMemory<'_>) -> Result<(), GuestMemoryError>;
     let ways: [(Writes, &[u64]); 7] = [
         (|memory| memory.write_obj(1u16, at(1, 4094)), &[1]),
@@ -501,7 +501,7 @@ fn exactly_the_written_pages_of_a_scope_are_logged() {
     ];
     for (index, (write, pages)) in ways.into_iter().enumerate() {
         world.session.guest_memory(write).unwrap();
-        assert_eq!(world.harvest(&log), pages, "way {index}");
+        assert_eq!(world.collect(&log), pages, "way {index}");
     }
     assert_eq!(world.space.counters().unlogged, 0);
     world.space.set_logs(Logs::default()).unwrap();
@@ -510,7 +510,7 @@ fn exactly_the_written_pages_of_a_scope_are_logged() {
         let mut slices = memory.get_slices(at(1, 0), 1, Permissions::Read).unwrap();
         assert!(!slices.next().unwrap().unwrap().bitmap().dirty_at(0), "there is no log");
     });
-    assert!(world.harvest(&log).is_empty());
+    assert!(world.collect(&log).is_empty());
 }
 
 #[test]
@@ -523,17 +523,17 @@ fn all_of_a_pin_is_logged_when_it_ends() {
         assert_eq!(log.count(log.covers()), 0, "nothing is logged before that");
     });
     pinned.unwrap();
-    assert_eq!(world.harvest(&log), [1, 2]);
+    assert_eq!(world.collect(&log), [1, 2]);
     let lease = world.session.lease(iova(6), len, WriteOnly, OnUnmap::Wait).unwrap();
     let memory = PinnedMemory::from(lease);
     memory.write_obj(1u8, at(6, 0)).unwrap();
-    assert_eq!(world.harvest(&log), [6, 7], "a live lease is always reported");
+    assert_eq!(world.collect(&log), [6, 7], "a live lease is always reported");
     drop(memory);
-    assert_eq!(world.harvest(&log), [6, 7]);
+    assert_eq!(world.collect(&log), [6, 7]);
     let read = world.session.pin(iova(1), len, ReadOnly, |view| {
         PinnedMemory::from(view).read_obj::<u8>(at(1, 0)).unwrap()
     });
-    assert_eq!((read.unwrap(), world.harvest(&log)), (1, vec![]));
+    assert_eq!((read.unwrap(), world.collect(&log)), (1, vec![]));
 }
 
 #[test]
@@ -717,7 +717,7 @@ fn a_virtqueue_of_rust_vmm_is_served() {
     world.session.read(Iova::new(at(7, 1000).0), &mut read).unwrap();
     assert_eq!(read[..], reversed);
     // Only the used ring and the written buffers are logged.
-    assert_eq!(world.harvest(&log), [2, 3, 6, 7]);
+    assert_eq!(world.collect(&log), [2, 3, 6, 7]);
 
     // A queue whose used ring the device may not write to.
     queue.set_used_ring_address(Some(at(5, 0).0 as u32), None);

@@ -167,7 +167,7 @@ fn exactly_the_written_pages_are_logged() {
     let visit = |run: AddrRange<Iova>| {
         pages.push(((run.start().raw() - START) / PAGE, run.len() / PAGE));
     };
-    space.harvest(&log, log.covers(), visit).unwrap();
+    space.collect(&log, log.covers(), visit).unwrap();
     assert_eq!(pages, [(2, 2)]);
 }
 

@@ -267,9 +267,9 @@ fn writes_in_a_pin_around_a_call_are_logged() {
     let world = World::new();
     let covers = AddrRange::new(PINNED, PAGE).unwrap();
     let log = Arc::new(DirtyLog::new(Granule::SIZE_4K, covers).unwrap());
-    let harvest = || {
+    let collect = || {
         let mut pages = 0;
-        world.space.harvest(&log, covers, |run| pages += run.len() / PAGE).unwrap();
+        world.space.collect(&log, covers, |run| pages += run.len() / PAGE).unwrap();
         pages
     };
     let device = |session: &Session| {
@@ -284,10 +284,10 @@ fn writes_in_a_pin_around_a_call_are_logged() {
         let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
         world.space.set_logs(logs).unwrap();
     });
-    assert_eq!((harvest(), harvest()), (1, 0));
+    assert_eq!((collect(), collect()), (1, 0));
 }
 
-/// A thread that unmaps and then harvests gets all writes.
+/// A thread that unmaps and then collects gets all writes.
 #[test]
 fn the_writes_of_a_call_are_logged_when_its_unmapping_returns() {
     let world = World::new();
@@ -309,7 +309,7 @@ fn the_writes_of_a_call_are_logged_when_its_unmapping_returns() {
             world.client.wait_until_called(round);
             world.unmap(REMOTE);
             let mut pages = 0;
-            world.space.harvest(&log, covers, |_| pages += 1).unwrap();
+            world.space.collect(&log, covers, |_| pages += 1).unwrap();
             assert_eq!(pages, 1, "in round {round}");
         });
     }

@@ -18,7 +18,7 @@ use std::net::Shutdown;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,7 @@ use longshore_mem::Iova;
 use longshore_sys::account::Permit;
 use longshore_sys::closing::{Disposable, User};
 use longshore_sys::event_fd;
+use longshore_sys::in_flight::Stream;
 use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{kept_descriptors, packet_socket};
 
@@ -40,6 +41,10 @@ use crate::wire::{Command, DmaAccess, MessageHeader};
 /// The default limit for a client to answer all messages of an access, or to receive a message.
 pub const REPLY_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
+/// The interval at which a thread that sends a descriptor checks whether the client has received
+/// everything before.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
 /// The connection from a device to its client, for memory without a descriptor and for interrupts.
 ///
 /// Clones are handles of the same link. All methods may be called from any thread. They fail when the
@@ -49,7 +54,7 @@ pub struct Link(Arc<Shared>);
 
 struct Shared {
     /// The last close also closes the messages queued on it, which can have sockets whose close blocks.
-    stream: Disposable<UnixStream>,
+    stream: Stream,
     /// Wakes the thread that reads the socket, so that it checks the mailbox again.
     waker: OwnedFd,
     stop: Stop,
@@ -136,7 +141,7 @@ impl Link {
         packet_socket::pass_rights_alone(&stream)?;
         let permit = kept_descriptors::keep_anyway(stream.user(), 2);
         Ok(Self(Arc::new(Shared {
-            stream,
+            stream: Stream::new(stream),
             waker: event_fd::create()?,
             stop,
             sending: Mutex::new(()),
@@ -264,7 +269,7 @@ impl Link {
             inbox.enter(range).ok_or(DmaErrorKind::TooManyCommands)?
         };
         let header = MessageHeader::command(id, command, payload.len()).encode();
-        if self.send(&[&header[..], &payload].concat(), &[]).is_err() {
+        if self.send(&[&header[..], &payload].concat()).is_err() {
             self.0.mailbox.inbox().forget(id);
             return Err(DmaErrorKind::Disconnected);
         }
@@ -321,35 +326,75 @@ impl Link {
     }
 
     /// Sends a whole message. If that fails, the connection ends.
-    pub(crate) fn send(
+    pub(crate) fn send(&self, bytes: &[u8]) -> Result<(), DisconnectReason> {
+        self.or_end(self.send_locked(bytes))
+    }
+
+    /// Sends a whole message with a descriptor, after the client has received everything that was sent
+    /// before. Returns `false` without sending anything if too many descriptors are in flight. If
+    /// sending fails, the connection ends.
+    pub(crate) fn send_with(
         &self,
         bytes: &[u8],
-        files: &[BorrowedFd<'_>],
-    ) -> Result<(), DisconnectReason> {
-        let _one_at_a_time = self.0.sending.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(ended) = &self.0.mailbox.inbox().ended {
-            return Err(ended.clone());
-        }
-        let sent = self.send_all(bytes, files);
+        file: BorrowedFd<'_>,
+    ) -> Result<bool, DisconnectReason> {
+        self.or_end(self.try_send_with(bytes, file))
+    }
+
+    fn or_end<T>(&self, sent: Result<T, DisconnectReason>) -> Result<T, DisconnectReason> {
         if let Err(ended) = &sent {
             self.end(ended.clone());
         }
         sent
     }
 
-    fn send_all(
-        &self,
-        mut bytes: &[u8],
-        mut files: &[BorrowedFd<'_>],
-    ) -> Result<(), DisconnectReason> {
+    /// Waits until no other thread sends.
+    fn lock_sending(&self) -> Result<MutexGuard<'_, ()>, DisconnectReason> {
+        let one_at_a_time = self.0.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        match &self.0.mailbox.inbox().ended {
+            Some(ended) => Err(ended.clone()),
+            None => Ok(one_at_a_time),
+        }
+    }
+
+    fn send_locked(&self, bytes: &[u8]) -> Result<(), DisconnectReason> {
+        let _one_at_a_time = self.lock_sending()?;
+        self.send_all(bytes)
+    }
+
+    fn try_send_with(&self, bytes: &[u8], file: BorrowedFd<'_>) -> Result<bool, DisconnectReason> {
+        let shared = &*self.0;
+        let deadline = Instant::now() + shared.reply_timeout;
+        loop {
+            let one_at_a_time = self.lock_sending()?;
+            match shared.stream.send(bytes, &[file]) {
+                Ok(sent) => return self.send_all(&bytes[sent..]).map(|()| true),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(false),
+                Err(error) if packet_socket::has_too_many_in_flight(&error) => return Ok(false),
+                Err(error) => return Err(send_failure(&error)),
+            }
+            drop(one_at_a_time);
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(DisconnectReason::SendTimedOut);
+            }
+            // The kernel reports nothing when the client has received everything.
+            let look = Some(now + LOOK_EVERY);
+            match unix_socket::wait(shared.stop.as_fd(), Interest::Receive, &[], look) {
+                Ok(Ready::TimedOut) => {}
+                Ok(_) => return Err(DisconnectReason::Stopped),
+                Err(error) => return Err(DisconnectReason::Io(error.kind())),
+            }
+        }
+    }
+
+    fn send_all(&self, mut bytes: &[u8]) -> Result<(), DisconnectReason> {
         let shared = &*self.0;
         let deadline = Instant::now() + shared.reply_timeout;
         while !bytes.is_empty() {
-            match unix_socket::send(&*shared.stream, bytes, files) {
-                Ok(sent) => {
-                    bytes = &bytes[sent..];
-                    files = &[];
-                }
+            match unix_socket::send(&**shared.stream, bytes, &[]) {
+                Ok(sent) => bytes = &bytes[sent..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let socket = shared.stream.as_fd();
                     let stop = [shared.stop.as_fd()];
@@ -360,12 +405,7 @@ impl Link {
                         Err(error) => return Err(DisconnectReason::Io(error.kind())),
                     }
                 }
-                Err(error) => match error.kind() {
-                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                        return Err(DisconnectReason::ClosedByClient);
-                    }
-                    kind => return Err(DisconnectReason::Io(kind)),
-                },
+                Err(error) => return Err(send_failure(&error)),
             }
         }
         Ok(())
@@ -402,6 +442,15 @@ impl Link {
 
     fn events(&self) -> [BorrowedFd<'_>; 2] {
         [self.0.waker.as_fd(), self.0.stop.as_fd()]
+    }
+}
+
+fn send_failure(error: &io::Error) -> DisconnectReason {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+            DisconnectReason::ClosedByClient
+        }
+        kind => DisconnectReason::Io(kind),
     }
 }
 

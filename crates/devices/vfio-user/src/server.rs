@@ -156,13 +156,19 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     fn serve_one(&mut self, link: &Link) -> Result<(), DisconnectReason> {
         let message = link.next_request()?;
         let was_settled = self.responder.client_capabilities().is_some();
+        let header = message.header;
         let reply = match message.is_too_long {
-            true => self.responder.refuse(&message.header, Errno::EMSGSIZE),
-            false => self.responder.respond_to(&message.header, &message.payload, message.files),
+            true => self.responder.refuse(&header, Errno::EMSGSIZE),
+            false => self.responder.respond_to(&header, &message.payload, message.files),
         };
         if let Some(reply) = reply {
-            let file: Vec<_> = reply.fd().into_iter().collect();
-            link.send(&reply.bytes, &file)?;
+            let is_sent = match reply.fd() {
+                Some(file) => link.send_with(&reply.bytes, file)?,
+                None => link.send(&reply.bytes).map(|()| true)?,
+            };
+            if !is_sent && let Some(refusal) = self.responder.refuse(&header, Errno::ENOSPC) {
+                link.send(&refusal.bytes)?;
+            }
         }
         if let (false, Some(client)) = (was_settled, self.responder.client_capabilities()) {
             link.negotiate(&client, &self.limits);

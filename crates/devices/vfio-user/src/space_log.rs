@@ -78,7 +78,7 @@ impl DirtyLog for SpaceLog {
         let log = self.log.as_ref().ok_or(Errno::EINVAL)?;
         let Some(last_of_range) = range.last() else { return Ok(()) };
         let first_of_range = range.start();
-        self.space.harvest(log, range, |pages| {
+        self.space.collect(log, range, |pages| {
             let Some(last_of_pages) = pages.last() else { return };
             // The log's pages may be larger than `range`: mark the rest again, for a later report.
             if let Some(before @ 1..) = first_of_range.checked_offset_from(pages.start()) {

@@ -9,6 +9,7 @@
 //! * [`VolatileSlice`], [`VolatileSliceMut`]: views of memory that a device, a guest or another
 //!   process may change at any time, without ever forming a reference to it. [`Page`]: a page of
 //!   such memory.
+//! * [`ByteSize`]: a number of bytes in a message.
 //! * [`copy`]: bulk copies of such memory, by the best instructions of the machine ([`isa`]). They
 //!   survive if the memory vanishes while a `FaultGuard` lives ([`fault`]).
 //!
@@ -24,6 +25,7 @@ pub mod fault;
 pub mod isa;
 
 mod addr;
+mod byte_size;
 #[cfg(feature = "std")]
 mod dma_memory;
 mod granule;
@@ -32,6 +34,7 @@ mod range;
 mod volatile;
 
 pub use addr::{BusAddr, FileOffset, GuestPhys, HostAddr, Iova};
+pub use byte_size::ByteSize;
 #[cfg(feature = "std")]
 pub use dma_memory::{DmaMemory, SharedDmaMemory};
 pub use granule::{Granule, NotAPowerOfTwo};

@@ -17,7 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 
-use crate::{memfd, statmount};
+use crate::block_device::{self, BlockDevices, ManyDevices};
+use crate::{bounded, memfd, statmount};
 
 /// The magic number of the kernel's file system of DMA-bufs, which cannot be mounted (`linux/magic.h`).
 const DMA_BUF_MAGIC: u32 = 0x444d_4142;
@@ -26,9 +27,7 @@ const DMA_BUF_MAGIC: u32 = 0x444d_4142;
 ///
 /// The numbers are those of `linux/magic.h` and of OpenZFS (`sys/fs/zfs.h`). `devtmpfs` and `rootfs` are
 /// tmpfs or ramfs.
-const LOCAL: [(&[u8], u64); 8] = [
-    (b"bcachefs", 0xca45_1a4e),
-    (b"btrfs", 0x9123_683e),
+const LOCAL: [(&[u8], u64); 6] = [
     (b"devtmpfs", 0x0102_1994),
     (b"overlay", 0x794c_7630),
     (b"ramfs", 0x8584_58f6),
@@ -58,9 +57,13 @@ const ON_DISK: [(&[u8], u64); 14] = [
     (b"jfs", 0x3153_464a),
 ];
 
-/// The major numbers of block devices that a process or another machine may serve: loop devices, whose file
-/// can be on FUSE, and NBD (`linux/major.h`).
-const NO_DISKS: [u32; 2] = [7, 43];
+/// The names and magic numbers of file systems that the kernel serves itself from several block devices.
+///
+/// The numbers are those of `linux/magic.h` and of bcachefs (`bcachefs_format.h`).
+const ON_DISKS: [(&[u8], u64, ManyDevices); 2] = [
+    (b"bcachefs", 0xca45_1a4e, ManyDevices::Bcachefs),
+    (b"btrfs", 0x9123_683e, ManyDevices::Btrfs),
+];
 
 /// The maximum number of bytes of `/proc/self/mountinfo` that are read: enough for 5,000 mounts with
 /// names of 200 bytes. A user who may mount FUSE file systems can make the list as long as 47 MB.
@@ -69,11 +72,13 @@ const LIST_BYTES_MAX: u64 = 1 << 20;
 /// The server of the files of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answers {
-    /// The kernel itself, with or without a block device.
+    /// The kernel itself.
     Kernel,
-    /// The kernel itself if the files are on a block device. This is for the file systems of [`ON_DISK`],
+    /// The kernel itself if the files are on a local block device. This is for the file systems of [`ON_DISK`],
     /// and those that are not mounted in this process's mount namespace.
     KernelOnDisk,
+    /// The kernel itself if all block devices of the file system are local.
+    KernelOnDisks(ManyDevices),
     /// Another process or machine (FUSE, network file systems), or an unknown server.
     Others,
 }
@@ -84,11 +89,15 @@ enum Answers {
 ///
 /// It returns `true` for:
 /// * shared memory and the hugetlb pool,
-/// * files of bcachefs, Btrfs, overlayfs, ramfs, tmpfs and ZFS that are mounted in this process's mount
-///   namespace,
-/// * files on a block device, except loop devices and NBD, if their file system is ext2 to ext4, XFS, F2FS,
-///   FAT, exFAT, NTFS, ISO 9660, UDF, SquashFS, EROFS or JFS, or is not mounted in this process's mount
-///   namespace.
+/// * files of overlayfs, ramfs, tmpfs and ZFS that are mounted in this process's mount namespace,
+/// * files of bcachefs (Linux 6.9) and Btrfs that are mounted in this process's mount namespace, if all
+///   block devices of the file system are local,
+/// * files on a local block device, if their file system is ext2 to ext4, XFS, F2FS, FAT, exFAT, NTFS,
+///   ISO 9660, UDF, SquashFS, EROFS or JFS, or is not mounted in this process's mount namespace.
+///
+/// A block device is local if it is hardware, virtio, or memory, or if all devices below it are: those of
+/// a partition, or of device mapper, RAID or bcache. Loop devices, NBD, ublk and DRBD are not local. No
+/// device is if `/sys` is not mounted.
 ///
 /// It returns `false` for FUSE, network file systems and `/proc`, whose `/proc/PID/mem` may wait for a
 /// page-fault handler (`userfaultfd(2)`), and if the kernel does not report the mount of a file
@@ -97,9 +106,10 @@ enum Answers {
 /// If the kernel does not have `statmount(2)` (Linux 6.8) or refuses it, the mount is looked up in
 /// `/proc/self/mountinfo`. It returns `false` if the mount is not in the first MiB of that list.
 ///
-/// It does not detect two cases, for which only root can mount the file system: another block device that
-/// a process or another machine serves (ublk, iSCSI); and, in another mount namespace, FUSE on a block
-/// device (`fuseblk`) or a network file system whose device number looks like that of a disk.
+/// It does not detect these cases, for which only root can mount the file system: a disk that another
+/// machine serves (iSCSI, NVMe over fabrics, RBD); a loop device below ZFS or overlayfs, or one that holds
+/// only the journal of a file system; and, in another mount namespace, FUSE on a block device (`fuseblk`)
+/// or a network file system whose device number is that of a local disk.
 ///
 /// # Errors
 /// Those of `statx(2)`, and of reading `/proc/self/fd` and `/proc/self/mountinfo`.
@@ -118,8 +128,14 @@ pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
         Answers::Kernel => true,
         // File systems without a block device have device numbers with the major number 0.
         Answers::KernelOnDisk => {
-            status.stx_dev_major != 0 && !NO_DISKS.contains(&status.stx_dev_major)
+            let (major, minor) = (status.stx_dev_major, status.stx_dev_minor);
+            let is_local = move || BlockDevices::of_this_machine().is_local(major, minor);
+            major != 0 && bounded::look(is_local).unwrap_or(false)
         }
+        Answers::KernelOnDisks(kind) => block_device::name_of(kind, file).is_ok_and(|name| {
+            let are_local = move || BlockDevices::of_this_machine().are_local_in(kind, &name);
+            bounded::look(are_local).unwrap_or(false)
+        }),
         Answers::Others => false,
     })
 }
@@ -141,21 +157,22 @@ fn by_mount(file: BorrowedFd<'_>, status: &Statx) -> io::Result<Answers> {
 }
 
 fn by_magic(magic: u64) -> Answers {
-    by_type(|(_, known)| *known == magic)
+    by_type(|_, known| known == magic)
 }
 
 fn by_name(name: &[u8]) -> Answers {
-    by_type(|(known, _)| *known == name)
+    by_type(|known, _| known == name)
 }
 
 /// Returns the server of the files of a file system of the type for which `is_it` returns `true`.
-fn by_type(is_it: impl Fn(&(&[u8], u64)) -> bool) -> Answers {
-    if LOCAL.iter().any(&is_it) {
+fn by_type(is_it: impl Fn(&[u8], u64) -> bool) -> Answers {
+    if LOCAL.iter().any(|(name, magic)| is_it(name, *magic)) {
         Answers::Kernel
-    } else if ON_DISK.iter().any(is_it) {
+    } else if ON_DISK.iter().any(|(name, magic)| is_it(name, *magic)) {
         Answers::KernelOnDisk
     } else {
-        Answers::Others
+        let several = ON_DISKS.iter().find(|(name, magic, _)| is_it(name, *magic));
+        several.map_or(Answers::Others, |(.., kind)| Answers::KernelOnDisks(*kind))
     }
 }
 
@@ -337,7 +354,8 @@ mod tests {
             ("fuse.sshfs", 0x6573_5546, Answers::Others),
             ("fuseblk.ntfs-3g", 0x6573_5546, Answers::Others),
             ("virtiofs", 0x6573_5546, Answers::Others),
-            ("btrfs", 0x9123_683e, Answers::Kernel),
+            ("bcachefs", 0xca45_1a4e, Answers::KernelOnDisks(ManyDevices::Bcachefs)),
+            ("btrfs", 0x9123_683e, Answers::KernelOnDisks(ManyDevices::Btrfs)),
             ("ramfs", 0x8584_58f6, Answers::Kernel),
             ("overlay", 0x794c_7630, Answers::Kernel),
         ] {
@@ -357,7 +375,7 @@ mod tests {
         for (mount, expected) in [
             (27, Answers::KernelOnDisk),
             (30, Answers::Others),
-            (31, Answers::Kernel),
+            (31, Answers::KernelOnDisks(ManyDevices::Btrfs)),
             (32, Answers::Kernel),
             // Not in the list, because it is mounted in another mount namespace.
             (3, Answers::KernelOnDisk),

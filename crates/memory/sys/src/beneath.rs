@@ -85,6 +85,12 @@ pub fn is_loop(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::LOOP)
 }
 
+/// Returns `true` if [`locate`] failed because the name leads out of the directory, into another mount,
+/// or through a symbolic link that is not permitted.
+pub fn leads_out(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::LOOP | Errno::XDEV))
+}
+
 /// Finds a file without opening it.
 fn find(
     directory: BorrowedFd<'_>,

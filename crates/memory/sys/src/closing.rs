@@ -124,7 +124,9 @@ pub fn exhaust(user: User) {
     accounts.disposals.insert(user, Disposals::endless());
     let sockets = || std::os::unix::net::UnixStream::pair().map(|(one, _)| OwnedFd::from(one));
     let mut sockets = (0..=HELD_PER_USER_MAX).filter_map(|_| sockets().ok()).collect();
-    accounts.dispose(user, &mut sockets);
+    let copies = accounts.dispose(user, &mut sockets);
+    drop(accounts);
+    drop(copies);
 }
 
 /// Closes files of a user without blocking the caller. Regular files for which [`is_answered_by_kernel`]
@@ -140,7 +142,9 @@ pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
     let (mut disposable, mut others): (Vec<_>, Vec<_>) =
         others.into_iter().partition(|file| is_disposable(file));
     if !disposable.is_empty() {
-        lock().dispose(user, &mut disposable);
+        let copies = lock().dispose(user, &mut disposable);
+        // Other users need the lock, and closing the copies can take long.
+        drop(copies);
         others.append(&mut disposable);
     }
     if !others.is_empty() {
@@ -199,14 +203,20 @@ fn close_connection(user: User, connection: OwnedFd) {
     close_without_waiting(user, connection);
 }
 
+/// Receives and closes all messages in the queue of a connection that was shut down, in an exiting thread
+/// that counts for the user. Returns `false` if no thread is available for now.
+pub(crate) fn empty(user: User, connection: impl AsFd) -> bool {
+    lock().disposals.entry(user).or_default().empty(connection)
+}
+
 /// Returns `true` if a socket is a Unix stream that was shut down, at least in the direction to this
 /// process, and whose queue is empty. Nothing more can be sent to it.
-fn has_ended_empty(socket: &OwnedFd) -> bool {
+pub(crate) fn has_ended_empty(socket: impl AsFd) -> bool {
     use rustix::net::{AddressFamily, RecvFlags, SocketType, sockopt};
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let is_at_end = || rustix::net::recv(socket, &mut [0; 1], flags).map(|(count, _)| count == 0);
-    sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
-        && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
+    let is_at_end = || rustix::net::recv(&socket, &mut [0; 1], flags).map(|(count, _)| count == 0);
+    sockopt::socket_domain(&socket) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(&socket) == Ok(SocketType::STREAM)
         // If the connection was reset, the first call returns an error.
         && is_at_end().or_else(|_| is_at_end()) == Ok(true)
 }
@@ -412,7 +422,7 @@ pub(crate) mod tests {
             close_without_waiting(user, vec![ours.into()]);
         }
         wait_until(|| {
-            lock().dispose(user, &mut Vec::new());
+            drop(lock().dispose(user, &mut Vec::new()));
             !lock().disposals.contains_key(&user)
         });
     }
@@ -439,10 +449,10 @@ pub(crate) mod tests {
         lock().disposals.insert(user, Disposals::endless());
         let held = || lock().disposals[&user].held();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        assert!(!has_ended_empty(&ours.try_clone().unwrap().into()), "it is open");
+        assert!(!has_ended_empty(&ours), "it is open");
         io::Write::write_all(&mut &theirs, b"unread").unwrap();
         drop(theirs);
-        assert!(!has_ended_empty(&ours.try_clone().unwrap().into()));
+        assert!(!has_ended_empty(&ours));
         close_connection(user, ours.into());
         assert_eq!(held(), 1);
         let (ours, _theirs) = UnixStream::pair().unwrap();
@@ -467,10 +477,10 @@ pub(crate) mod tests {
             return println!("SKIPPED: the kernel has no bytes out of band on Unix sockets");
         }
         drop(theirs);
-        assert!(!has_ended_empty(&ours.try_clone().unwrap().into()));
+        assert!(!has_ended_empty(&ours));
         let mut byte = [0];
         assert_eq!(io::Read::read(&mut &*ours, &mut byte).unwrap(), 1);
-        assert!(byte == *b"x" && has_ended_empty(&ours.try_clone().unwrap().into()));
+        assert!(byte == *b"x" && has_ended_empty(&ours));
     }
 
     #[test]

@@ -28,14 +28,14 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    SendAncillaryMessage, SendFlags, SocketType, sockopt,
 };
 
 use crate::packet_socket::{self, DESCRIPTORS_MAX};
@@ -50,6 +50,9 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 
 /// The number of errors of a connection that are ignored while its queue is emptied.
 const ERRORS_MAX: u32 = 4;
+
+/// The number of bytes of a stream that are received at once while its queue is emptied.
+const STREAM_BYTES: usize = 4096;
 
 /// The interval at which a [`Holder`] checks whether another thread has ended.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -83,18 +86,74 @@ struct Receiver {
 struct Sent {
     /// The id of the thread that receives it, which that thread stores here.
     thread: Arc<AtomicU32>,
-    /// The state of a [`Holder`], if the message has its socket.
-    held: Option<Held>,
+    /// The thread exits only after the sender's copies of the descriptors are closed.
+    gate: Arc<Gate>,
+    /// The threads that were closing descriptors when a [`Holder`] was started, if the message has its
+    /// socket.
+    others: Option<Arc<[Disposal]>>,
 }
 
-/// The state that a [`Holder`] shares with its thread.
-#[derive(Clone, Debug)]
-struct Held {
-    /// The threads that were closing descriptors when the holder was started.
-    others: Arc<[Disposal]>,
-    /// `true` if the thread exits. The sender holds the lock until its copies of the descriptors are
-    /// closed.
-    is_closing: Arc<Mutex<bool>>,
+/// Makes a thread wait until the sender's copies of its descriptors are closed, so that the last close is
+/// never one of these.
+#[derive(Debug, Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    /// The number of sets of copies that are not closed yet.
+    copies: usize,
+    /// `true` if the thread exits.
+    is_closing: bool,
+}
+
+impl Gate {
+    /// Returns `None` if the thread exits.
+    fn open(self: &Arc<Self>) -> Option<OpenGate> {
+        let mut state = lock(&self.state);
+        if state.is_closing {
+            return None;
+        }
+        state.copies += 1;
+        Some(OpenGate(Arc::clone(self)))
+    }
+
+    fn is_closing(&self) -> bool {
+        lock(&self.state).is_closing
+    }
+
+    fn close(&self) {
+        let mut state = lock(&self.state);
+        state.is_closing = true;
+        let closed = self.changed.wait_while(state, |state| state.copies > 0);
+        drop(closed.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+#[derive(Debug)]
+struct OpenGate(Arc<Gate>);
+
+impl Drop for OpenGate {
+    fn drop(&mut self) {
+        lock(&self.0.state).copies -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// This thread's copies of descriptors that other threads close. Dropping it closes the copies. Drop it
+/// without a lock: each close walks the record locks of the file, which its owner can set. The other
+/// threads wait for it.
+#[derive(Debug, Default)]
+#[must_use = "drop it without a lock"]
+pub struct Copies(Vec<(Vec<OwnedFd>, OpenGate)>);
+
+impl Copies {
+    /// Adds other copies.
+    pub fn append(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
+    }
 }
 
 /// A set of descriptors that are closed by their own thread.
@@ -138,12 +197,16 @@ pub fn prepare() -> bool {
 /// This is for files of which only the last close can block. It does not help with FUSE files, whose
 /// closes can block even if they are not the last.
 pub fn dispose(descriptors: &mut Vec<OwnedFd>) -> Vec<Disposal> {
+    dispose_copies(descriptors, &mut Copies::default())
+}
+
+fn dispose_copies(descriptors: &mut Vec<OwnedFd>, copies: &mut Copies) -> Vec<Disposal> {
     let mut disposals = Vec::new();
     let Some(receiver) = receiver() else { return disposals };
     let most = room().clamp(1, DESCRIPTORS_MAX);
     while !descriptors.is_empty() {
         let first = descriptors.len().saturating_sub(most);
-        let Ok(disposal) = receiver.dispose(descriptors, first, CLOSE) else { break };
+        let Ok(disposal) = receiver.dispose(descriptors, first, CLOSE, copies) else { break };
         disposals.push(disposal);
     }
     disposals
@@ -167,7 +230,19 @@ impl Disposals {
 
     /// Closes descriptors like [`dispose`], with a bounded number of threads. Also continues with
     /// descriptors that are held, if threads have ended since.
-    pub fn dispose(&mut self, descriptors: &mut Vec<OwnedFd>) {
+    pub fn dispose(&mut self, descriptors: &mut Vec<OwnedFd>) -> Copies {
+        let mut copies = Copies::default();
+        self.dispose_copies(descriptors, &mut copies);
+        copies
+    }
+
+    /// Continues with descriptors that are held, if threads have ended since.
+    pub fn proceed(&mut self) {
+        // There are no copies without descriptors.
+        drop(self.dispose(&mut Vec::new()));
+    }
+
+    fn dispose_copies(&mut self, descriptors: &mut Vec<OwnedFd>, copies: &mut Copies) {
         let is_closing = self.holder.as_ref().is_some_and(Holder::is_closing);
         if self.threads.len() >= THREADS_MAX {
             self.forget_ended();
@@ -176,14 +251,14 @@ impl Disposals {
             self.threads.extend(self.holder.take().map(Holder::close));
         }
         if self.threads.len() < THREADS_MAX {
-            self.threads.extend(dispose(descriptors));
+            self.threads.extend(dispose_copies(descriptors, copies));
             return;
         }
         while !descriptors.is_empty() {
             let start = || Holder::start(&self.threads);
             let Some(mut holder) = self.holder.take().or_else(start) else { return };
             let before = descriptors.len();
-            holder.take(descriptors);
+            holder.take(descriptors, copies);
             match holder.is_full() {
                 true => self.threads.push(holder.close()),
                 false => self.holder = Some(holder),
@@ -197,18 +272,18 @@ impl Disposals {
     /// Receives all messages in the queue of a connection that was shut down, in an exiting thread,
     /// which closes the descriptors that came with them. The other end of the same connection can be one
     /// of them. The connection remains open here. Returns `false` if no thread is available for now.
-    pub fn empty(&mut self, connection: &OwnedFd) -> bool {
+    pub fn empty(&mut self, connection: impl AsFd) -> bool {
         if self.threads.len() >= THREADS_MAX {
             self.forget_ended();
         }
         if self.threads.len() >= THREADS_MAX {
             return false;
         }
-        // Dropping this copy does not block, because it is not the last one.
-        let copy = connection.try_clone().ok();
-        let disposal = receiver()
-            .zip(copy)
-            .and_then(|(receiver, copy)| receiver.dispose(&mut vec![copy], 0, EMPTY).ok());
+        // Dropping this copy does not block, because it is not the last one, and has no record locks.
+        let copy = connection.as_fd().try_clone_to_owned().ok();
+        let disposal = receiver().zip(copy).and_then(|(receiver, copy)| {
+            receiver.dispose(&mut vec![copy], 0, EMPTY, &mut Copies::default()).ok()
+        });
         let is_started = disposal.is_some();
         self.threads.extend(disposal);
         is_started
@@ -243,7 +318,7 @@ struct Holder {
     /// The maximum number of descriptors that it can take.
     max: usize,
     disposal: Disposal,
-    is_closing: Arc<Mutex<bool>>,
+    gate: Arc<Gate>,
 }
 
 impl Holder {
@@ -253,30 +328,30 @@ impl Holder {
         let (socket, theirs) = packet_socket::pair().ok()?;
         // The sockets of the holder and of the receiver take two.
         let max = room().saturating_sub(2);
-        let is_closing = Arc::<Mutex<bool>>::default();
-        let held = Held { others: others.into(), is_closing: Arc::clone(&is_closing) };
-        let disposal = receiver()?.dispose_as(&mut vec![theirs], 0, HOLD, Some(held)).ok()?;
-        Some(Self { socket, count: 0, max, disposal, is_closing })
+        let gate = Arc::<Gate>::default();
+        let (others, copies) = (Some(others.into()), &mut Copies::default());
+        let disposal =
+            receiver()?.dispose_as(&mut vec![theirs], 0, HOLD, copies, &gate, others).ok()?;
+        Some(Self { socket, count: 0, max, disposal, gate })
     }
 
     /// Returns `true` if the thread exits, and closes all descriptors that it was sent.
     fn is_closing(&self) -> bool {
-        *lock(&self.is_closing)
+        self.gate.is_closing()
     }
 
     /// Takes as many as possible out of `descriptors`: all of them, unless the holder is full or the
     /// kernel refuses them as in [`dispose`].
-    fn take(&mut self, descriptors: &mut Vec<OwnedFd>) {
-        // Hold the lock until the copies here are closed, so that the last close is never one of these.
-        let is_closing = lock(&self.is_closing);
-        while !*is_closing && !descriptors.is_empty() && self.count < self.max {
+    fn take(&mut self, descriptors: &mut Vec<OwnedFd>, copies: &mut Copies) {
+        while !descriptors.is_empty() && self.count < self.max {
+            let Some(open) = self.gate.open() else { return };
             let most = (self.max - self.count).min(DESCRIPTORS_MAX);
             let first = descriptors.len().saturating_sub(most);
             if send(&self.socket, &descriptors[first..], CLOSE).is_err() {
                 return;
             }
             self.count += descriptors.len() - first;
-            descriptors.truncate(first);
+            copies.0.push((descriptors.split_off(first), open));
         }
     }
 
@@ -304,14 +379,15 @@ fn receiver() -> Option<&'static Receiver> {
 }
 
 impl Receiver {
-    /// Sends the descriptors from `first` on to a new thread, and closes the copies here.
+    /// Sends the descriptors from `first` on to a new thread, and moves the copies here to `copies`.
     fn dispose(
         &self,
         descriptors: &mut Vec<OwnedFd>,
         first: usize,
         how: u8,
+        copies: &mut Copies,
     ) -> io::Result<Disposal> {
-        self.dispose_as(descriptors, first, how, None)
+        self.dispose_as(descriptors, first, how, copies, &Arc::default(), None)
     }
 
     fn dispose_as(
@@ -319,14 +395,19 @@ impl Receiver {
         descriptors: &mut Vec<OwnedFd>,
         first: usize,
         how: u8,
-        held: Option<Held>,
+        copies: &mut Copies,
+        gate: &Arc<Gate>,
+        others: Option<Arc<[Disposal]>>,
     ) -> io::Result<Disposal> {
-        // Hold the lock until the copies here are closed, so that the last close is never one of these.
+        let open = gate.open().ok_or(io::ErrorKind::Other)?;
+        let thread = Arc::new(AtomicU32::new(0));
+        let message = Sent { thread: Arc::clone(&thread), gate: Arc::clone(gate), others };
+        // Hold the lock for both, so that the messages and their descriptions have the same order.
         let mut sent = lock(&self.sent);
         send(&self.socket, &descriptors[first..], how)?;
-        let thread = Arc::new(AtomicU32::new(0));
-        sent.push_back(Sent { thread: Arc::clone(&thread), held });
-        descriptors.truncate(first);
+        sent.push_back(message);
+        drop(sent);
+        copies.0.push((descriptors.split_off(first), open));
         Ok(Disposal { thread })
     }
 }
@@ -408,40 +489,41 @@ fn receive_one(number: RawFd, sent: &Mutex<VecDeque<Sent>>, received: &SyncSende
     let socket = unsafe { BorrowedFd::borrow_raw(number) };
     let mut how = [CLOSE];
     let message = receive_kept(socket, &mut how);
-    let mut held = None;
+    let mut description = None;
     if message.is_ok() {
-        // The sender holds the lock until its copies of the descriptors are closed.
-        let sent = lock(sent).pop_front();
-        if let Some(sent) = sent {
+        description = lock(sent).pop_front();
+        if let Some(sent) = &description {
             let id = rustix::thread::gettid().as_raw_nonzero().get();
             sent.thread.store(id.unsigned_abs(), Ordering::Release);
-            held = sent.held;
         }
     }
-    // Only now may another thread receive a message, and take the next disposal.
+    // Only now may another thread receive a message, and take the next description.
     let _ = received.send(message.is_ok());
-    if let Ok((_, descriptors)) = message
-        && let Some(&number) = descriptors.first()
-    {
+    let (Ok((_, descriptors)), Some(description)) = (message, description) else { return };
+    if let Some(&number) = descriptors.first() {
         // SAFETY: the socket was received into this thread's table and remains open.
         let socket = unsafe { BorrowedFd::borrow_raw(number) };
-        match (how, held) {
-            ([HOLD], Some(held)) => {
-                hold(socket, &held.others);
-                *lock(&held.is_closing) = true;
-            }
+        match (how, description.others) {
+            ([HOLD], Some(others)) => hold(socket, &others),
             ([EMPTY], _) => empty(socket),
             _ => {}
         }
     }
+    description.gate.close();
 }
 
 /// Receives all messages of a connection that was shut down.
 fn empty(socket: BorrowedFd<'_>) {
+    let is_stream = sockopt::socket_type(socket) == Ok(SocketType::STREAM);
     let mut errors = 0;
     // A reset by the peer causes one error.
-    while errors < ERRORS_MAX && !packet_socket::drain(socket) {
-        errors += u32::from(receive_kept(socket, &mut [0]).is_err());
+    while errors < ERRORS_MAX && (is_stream || !packet_socket::drain(socket)) {
+        match receive_kept(socket, &mut [0; STREAM_BYTES]) {
+            // A stream has no empty messages.
+            Ok((0, _)) if is_stream => return,
+            Ok(_) => {}
+            Err(_) => errors += 1,
+        }
     }
 }
 
@@ -489,11 +571,6 @@ fn room() -> usize {
 /// others are not copied, so no descriptor has to be closed.
 fn leave_table(last: RawFd) -> io::Result<()> {
     close_range(last.unsigned_abs() + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE)
-}
-
-/// Gives this thread its own, empty descriptor table. The thread must not own any descriptors.
-pub(crate) fn leave_table_empty() -> io::Result<()> {
-    close_range(0, u32::MAX, libc::CLOSE_RANGE_UNSHARE)
 }
 
 /// Closes this thread's copies of the descriptors below `number`.

@@ -21,7 +21,7 @@ pub enum CpuAccess {
 
 /// The start or the end of a CPU access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bracket {
+pub enum SyncPhase {
     /// Before the first access. Writes of devices become visible to the CPU.
     Start,
     /// After the last access. Writes of the CPU become visible to devices.
@@ -40,13 +40,13 @@ const DMA_BUF_IOCTL_SYNC: libc::Ioctl = opcode::write::<Sync>(b'b', 0) as libc::
 /// # Errors
 /// `ENOTTY` if the descriptor is not a dma-buf; those of its exporter. `EINTR` and `EAGAIN` are retried,
 /// as the interface requires.
-pub fn sync(dma_buf: impl AsFd, access: CpuAccess, bracket: Bracket) -> io::Result<()> {
+pub fn sync(dma_buf: impl AsFd, access: CpuAccess, phase: SyncPhase) -> io::Result<()> {
     let direction = match access {
         CpuAccess::Read => 1,
         CpuAccess::Write => 2,
         CpuAccess::ReadWrite => 3,
     };
-    let request = Sync { flags: direction | if bracket == Bracket::End { 4 } else { 0 } };
+    let request = Sync { flags: direction | if phase == SyncPhase::End { 4 } else { 0 } };
     let fd = dma_buf.as_fd().as_raw_fd();
     retry_interrupted(|| {
         loop {
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn other_files_are_refused() {
         let file = tempfile::tempfile().unwrap();
-        let error = sync(&file, CpuAccess::Read, Bracket::Start).unwrap_err();
+        let error = sync(&file, CpuAccess::Read, SyncPhase::Start).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
     }
 

@@ -26,12 +26,17 @@
 //! | [`unix_socket`] | `sendmsg`, `recvmsg` with `SCM_RIGHTS`, `poll` |
 //! | [`packet_socket`] | `SOCK_SEQPACKET` with `SCM_RIGHTS` and `SO_PEERCRED` |
 //! | [`readiness`] | `poll` on any number of descriptors |
-//! | [`answering`] | `statx`, `statmount`, `/proc/self/mountinfo`: files whose operations may wait for another process |
+//! | [`answering`] | `statx`, `statmount`, `/proc/self/mountinfo`, `/sys/dev/block`: files whose operations may wait for another process |
 //! | [`file_handle`] | `name_to_handle_at`: the identity of a file in its file system |
 //! | [`beneath`] | `openat2`: files beneath a directory |
+//! | [`directory`] | directories by descriptor: `openat2`, `renameat2`, `unlinkat` |
+//! | [`tmpfs`] | `O_TMPFILE`, `linkat`, `fallocate`, `mount`: files in a tmpfs |
+//! | [`namespace`] | `unshare`: mount namespaces |
 //! | [`service_manager`] | sockets that a service manager passes on |
 //! | [`disposal`] | `close_range(CLOSE_RANGE_UNSHARE)`: closing files whose last close can block |
-//! | [`lock_file`] | a `flock` that is released when the process is killed, even if other threads are blocked |
+//! | [`lock_file`] | a lock file that names its process, and whether that process is dead |
+//! | [`in_flight`] | `SIOCOUTQ`: descriptors that were sent and not received |
+//! | [`socket_lock`] | the lock file beside the socket of a server |
 //! | [`descriptors`] | `RLIMIT_NOFILE` |
 //! | [`signals`] | `pthread_sigmask` |
 //! | [`event_fd`] | `eventfd`, also if an untrusted process shares it |
@@ -41,8 +46,11 @@ pub mod account;
 mod aio;
 pub mod answering;
 pub mod beneath;
+mod block_device;
+mod bounded;
 pub mod closing;
 pub mod descriptors;
+pub mod directory;
 pub mod disposal;
 pub mod dma_buf;
 pub mod dma_heap;
@@ -52,6 +60,7 @@ pub mod file;
 pub mod file_handle;
 mod file_queues;
 pub mod huge_pages;
+pub mod in_flight;
 mod ioctl;
 pub mod iommu;
 pub mod iommufd;
@@ -63,6 +72,7 @@ pub mod membarrier;
 pub mod memfd;
 pub mod memory;
 pub mod memory_pressure;
+pub mod namespace;
 pub mod packet_socket;
 pub mod page_cache;
 pub mod pages;
@@ -71,7 +81,9 @@ pub mod process_memory;
 pub mod readiness;
 pub mod service_manager;
 pub mod signals;
+pub mod socket_lock;
 mod statmount;
+pub mod tmpfs;
 pub mod udmabuf;
 pub mod unix_socket;
 pub mod uring;

@@ -1,43 +1,34 @@
-//! Lock files that are unlocked immediately when their process is killed.
+//! Lock files, and the question whether the process that has one is dead.
 //!
-//! A lock of `flock(2)` lasts until the last descriptor of the open file is closed. The kernel closes
-//! the descriptors of a killed process when the last thread that uses their table has exited, and a
-//! thread that waits for a file system (FUSE, NFS) may not exit before that file system answers. So a
-//! thread opens the lock file in a descriptor table of its own, and waits only for requests of this
-//! process:
-//!
-//! ```text
-//!   table of the process: sockets, files        table of the lock's thread: the lock file, nothing else
-//!   stays until its slowest thread has exited   ends with this thread, which SIGKILL ends at once
-//! ```
-//!
-//! If the thread cannot get its own table (in a sandbox, or before Linux 5.9), the lock lasts as long as
-//! the table of the process. A forked child does not share the lock.
+//! A lock of `flock(2)` lasts until the last descriptor of the open file is closed. The kernel closes the
+//! descriptors of a killed process when its last thread has exited, and a thread that waits for a file
+//! system (FUSE, NFS) may not exit before that file system answers. A forked child has the lock, too. So a
+//! lock that is held does not show that its owner is alive: [`Owner::is_dead`] looks at the threads of the
+//! process that the file names.
 
-use std::fs::{File, Metadata, TryLockError};
+use std::fmt;
+use std::fs::{self, File, Metadata, TryLockError};
 use std::io;
-use std::mem;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process;
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
-use std::thread::{self, JoinHandle};
 
-use crate::{disposal, file, signals};
+use rustix::io::Errno;
 
-/// The stack of the thread, in bytes.
-const STACK_BYTES: usize = 64 << 10;
+use crate::file;
+
 /// The maximum number of bytes of the content that are read.
 const CONTENT_BYTES_MAX: usize = 4096;
+/// The flag of a thread that exits, in `/proc/PID/task/TID/stat` (the kernel's `PF_EXITING`).
+const EXITING: u64 = 0x4;
+/// SIGKILL in the mask of pending signals.
+const KILLED: u64 = 1 << (9 - 1);
 
-type Request = Box<dyn FnOnce(&File) + Send>;
-
-/// A lock file that is held open by a thread. Dropping it closes the file.
+/// An open lock file.
 #[derive(Debug)]
 pub struct LockFile {
-    requests: Option<Sender<Request>>,
-    thread: Option<JoinHandle<()>>,
-    /// The process that started the thread.
+    file: File,
+    /// The process that opened it.
     pid: u32,
 }
 
@@ -45,15 +36,9 @@ impl LockFile {
     /// Opens the file at `path` like [`file::open_lock`], without locking it.
     ///
     /// # Errors
-    /// Those of [`file::open_lock`], and those of starting a thread.
+    /// Those of [`file::open_lock`].
     pub fn open(path: &Path) -> io::Result<Self> {
-        let (requests, to_do) = mpsc::channel();
-        let (opened, is_opened) = mpsc::sync_channel(1);
-        let path = path.to_owned();
-        let thread = thread::Builder::new().name("longshore-lock".to_owned());
-        let thread = thread.stack_size(STACK_BYTES).spawn(move || hold(&path, &opened, &to_do))?;
-        is_opened.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
-        Ok(Self { requests: Some(requests), thread: Some(thread), pid: process::id() })
+        Ok(Self { file: File::from(file::open_lock(path)?), pid: process::id() })
     }
 
     /// Returns `true` if this process itself opened it, and not a parent that forked this process.
@@ -61,16 +46,31 @@ impl LockFile {
         self.pid == process::id()
     }
 
-    /// Locks the file without waiting. Returns `false` if another process has locked it.
+    /// Locks the file without waiting. Returns `false` if another open file has the lock.
     ///
     /// # Errors
     /// Those of `flock(2)`.
     pub fn try_lock(&self) -> io::Result<bool> {
-        self.ask(|file| match file.try_lock() {
+        match self.file.try_lock() {
             Ok(()) => Ok(true),
             Err(TryLockError::WouldBlock) => Ok(false),
             Err(TryLockError::Error(error)) => Err(error),
-        })
+        }
+    }
+
+    /// Sets a record lock (`fcntl(2)`) on the file without waiting, which is independent of the other
+    /// lock. Returns `false` if another process has it. It ends when this process closes any descriptor
+    /// of the file.
+    ///
+    /// # Errors
+    /// Those of `fcntl(2)`.
+    pub fn try_lock_record(&self) -> io::Result<bool> {
+        let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        match rustix::fs::fcntl_lock(&self.file, operation) {
+            Ok(()) => Ok(true),
+            Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Returns the metadata of the file by `fstat(2)`.
@@ -78,7 +78,7 @@ impl LockFile {
     /// # Errors
     /// Those of `fstat(2)`.
     pub fn metadata(&self) -> io::Result<Metadata> {
-        self.ask(File::metadata)
+        self.file.metadata()
     }
 
     /// Returns the content, cut off after 4096 bytes.
@@ -86,12 +86,10 @@ impl LockFile {
     /// # Errors
     /// Those of `pread(2)`.
     pub fn content(&self) -> io::Result<Vec<u8>> {
-        self.ask(|file| {
-            let mut content = vec![0; CONTENT_BYTES_MAX];
-            let len_bytes = file.read_at(&mut content, 0)?;
-            content.truncate(len_bytes);
-            Ok(content)
-        })
+        let mut content = vec![0; CONTENT_BYTES_MAX];
+        let len_bytes = self.file.read_at(&mut content, 0)?;
+        content.truncate(len_bytes);
+        Ok(content)
     }
 
     /// Replaces the content.
@@ -99,65 +97,127 @@ impl LockFile {
     /// # Errors
     /// Those of `ftruncate(2)` and `pwrite(2)`.
     pub fn set_content(&self, content: &str) -> io::Result<()> {
-        let content = content.to_owned();
-        self.ask(move |file| {
-            file.set_len(0)?;
-            file.write_all_at(content.as_bytes(), 0)
-        })
-    }
-
-    /// Runs `act` with the file on the thread, and waits for the result.
-    fn ask<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&File) -> io::Result<T> + Send + 'static,
-    ) -> io::Result<T> {
-        let gone = || io::Error::other("the thread that has the lock file is in another process");
-        let requests = self.requests.as_ref().filter(|_| self.is_of_this_process());
-        let (answer, answered) = mpsc::sync_channel(1);
-        let request = move |file: &File| _ = answer.send(act(file));
-        requests.ok_or_else(gone)?.send(Box::new(request)).map_err(|_| gone())?;
-        answered.recv().unwrap_or_else(|_| Err(gone()))
+        self.file.set_len(0)?;
+        self.file.write_all_at(content.as_bytes(), 0)
     }
 }
 
-impl Drop for LockFile {
-    fn drop(&mut self) {
-        let (requests, thread) = (self.requests.take(), self.thread.take());
-        if !self.is_of_this_process() {
-            // A forked child does not have the thread, and would wait for it for ever.
-            return mem::forget((requests, thread));
+/// A process, as a lock file names it: identifier, start, and PID namespace. Another process that gets the
+/// same identifier later has another start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pid: u32,
+    /// The time of the start in clock ticks since the boot.
+    started: u64,
+    namespace: String,
+}
+
+impl Owner {
+    /// Returns this process, or `None` if `/proc` is not available.
+    pub fn this_process() -> Option<Self> {
+        let pid = process::id();
+        let started = Thread::read(&format!("/proc/{pid}"))?.started;
+        Some(Self { pid, started, namespace: pid_namespace()? })
+    }
+
+    /// Parses the text that [`fmt::Display`] writes.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (numbers, namespace) = text.trim_end().split_once(" in ")?;
+        let (pid, started) = numbers.split_once(" of ")?;
+        let (pid, started) = (pid.parse().ok()?, started.parse().ok()?);
+        Some(Self { pid, started, namespace: namespace.to_owned() })
+    }
+
+    /// Returns `true` if the process does not exist any more, dumps its core, or if each of its threads
+    /// has exited, exits or was killed. Returns `false` for a process of another PID namespace.
+    pub fn is_dead(&self) -> bool {
+        if pid_namespace().as_deref() != Some(&self.namespace) {
+            return false;
         }
-        // The thread ends when there can be no more requests.
-        drop(requests);
-        if let Some(thread) = thread {
-            // The thread returns nothing.
-            let _ = thread.join();
+        let process = format!("/proc/{}", self.pid);
+        match fs::metadata(&process) {
+            Ok(_) => {}
+            Err(error) => return error.kind() == io::ErrorKind::NotFound,
         }
+        // If the process ends meanwhile, the next look finds that it does not exist.
+        if Thread::read(&process).is_some_and(|thread| thread.started != self.started) {
+            return true;
+        }
+        if fs::read_to_string(format!("{process}/status")).is_ok_and(|status| dumps_core(&status)) {
+            return true;
+        }
+        let Ok(threads) = fs::read_dir(format!("{process}/task")) else { return false };
+        threads.flatten().all(|thread| is_dead_thread(&thread.path().to_string_lossy()))
     }
 }
 
-/// Opens the file in a descriptor table without other files, and runs requests on it.
-fn hold(path: &Path, opened: &SyncSender<io::Result<()>>, requests: &Receiver<Request>) {
-    if signals::block_all().is_ok() {
-        // If this fails, the file is in the table of the process.
-        let _ = disposal::leave_table_empty();
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} in {}", self.pid, self.started, self.namespace)
     }
-    let file = match file::open_lock(path) {
-        Ok(file) => File::from(file),
-        Err(error) => {
-            let _ = opened.send(Err(error));
-            return;
-        }
-    };
-    if opened.send(Ok(())).is_ok() {
-        requests.iter().for_each(|request| request(&file));
+}
+
+/// The fields of a `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
+#[derive(Debug, PartialEq, Eq)]
+struct Thread {
+    state: char,
+    flags: u64,
+    started: u64,
+}
+
+impl Thread {
+    fn read(directory: &str) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("{directory}/stat")).ok()?)
     }
+
+    fn parse(stat: &str) -> Option<Self> {
+        // The name in parentheses can have any characters.
+        let (_, fields) = stat.rsplit_once(") ")?;
+        let mut fields = fields.split(' ');
+        let state = fields.next()?.chars().next()?;
+        // proc_pid_stat(5) numbers the fields from 1; the state is the third.
+        let flags = fields.nth(9 - 4)?.parse().ok()?;
+        let started = fields.nth(22 - 10)?.parse().ok()?;
+        Some(Self { state, flags, started })
+    }
+}
+
+fn is_dead_thread(directory: &str) -> bool {
+    // A thread that is gone has exited.
+    let Some(thread) = Thread::read(directory) else { return true };
+    if matches!(thread.state, 'Z' | 'X') || thread.flags & EXITING != 0 {
+        return true;
+    }
+    let status = fs::read_to_string(format!("{directory}/status"));
+    status.is_ok_and(|status| is_killed(&status))
+}
+
+fn dumps_core(status: &str) -> bool {
+    value(status, "CoreDumping:") == Some("1")
+}
+
+/// Returns `true` if SIGKILL is pending for the thread with this `status`.
+fn is_killed(status: &str) -> bool {
+    let pending = value(status, "SigPnd:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+    pending.is_some_and(|mask| mask & KILLED != 0)
+}
+
+fn value<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// Returns the name of this process's PID namespace, or `None` if `/proc` is not available.
+fn pid_namespace() -> Option<String> {
+    let link = fs::read_link("/proc/self/ns/pid").ok()?;
+    Some(link.to_string_lossy().into_owned())
 }
 
 #[cfg(all(test, not(miri)))]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::MetadataExt;
+    use std::process::Command;
+    use std::thread;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -178,13 +238,35 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_in_no_table_of_the_process() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().canonicalize().unwrap().join("lock");
-        let lock = LockFile::open(&path).unwrap();
-        assert!(lock.try_lock().unwrap());
-        let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
-        let is_lock = |entry: &fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|to| to == path);
-        assert_eq!(open.filter(is_lock).count(), 0);
+    fn a_process_is_dead_when_it_is_a_zombie_or_gone_or_has_another_start() {
+        let own = Owner::this_process().unwrap();
+        assert!(!own.is_dead());
+        assert_eq!(Owner::parse(&format!("{own}\n")), Some(own.clone()));
+        assert_eq!(Owner::parse("1 in pid:[1]"), None);
+        assert!(Owner { started: own.started + 1, ..own.clone() }.is_dead());
+        assert!(!Owner { namespace: "pid:[1]".to_owned(), pid: 1, started: 0 }.is_dead());
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let started = Thread::read(&format!("/proc/{}", child.id())).unwrap().started;
+        let owner = Owner { pid: child.id(), started, ..own };
+        assert!(!owner.is_dead());
+        child.kill().unwrap();
+        let begin = Instant::now();
+        while !owner.is_dead() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "it does not exit");
+            thread::sleep(Duration::from_millis(1));
+        }
+        child.wait().unwrap();
+        assert!(owner.is_dead());
+    }
+
+    #[test]
+    fn the_state_of_a_process_is_parsed() {
+        assert!(dumps_core("Name:\tx\nState:\tS (sleeping)\nCoreDumping:\t1\n"));
+        assert!(!dumps_core("Name:\tx\nState:\tS (sleeping)\nCoreDumping:\t0\n"));
+        assert!(is_killed("SigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
+        assert!(!is_killed("SigPnd:\t0000000000000200\nShdPnd:\t0000000000000100\n"));
+        let stat = "7 (a) b) D 1 2 3 4 5 4194308 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22";
+        let thread = Thread { state: 'D', flags: 4_194_308, started: 19 };
+        assert_eq!(Thread::parse(stat), Some(thread));
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use longshore_mem::{FileOffset, Granule};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::file::{self, FileSystem};
 
@@ -36,9 +36,13 @@ pub enum Access {
     Read,
     /// Loads and stores.
     ReadWrite,
+    /// Loads and stores. A store copies its page into memory of this mapping alone (`MAP_PRIVATE`), and
+    /// no swap space is reserved for these copies (`MAP_NORESERVE`).
+    CopyOnWrite,
 }
 
-/// A shared mapping of a file, or of a part of it, which is unmapped on drop.
+/// A mapping of a file, or of a part of it, which is unmapped on drop. It is shared unless it is
+/// [`Access::CopyOnWrite`].
 ///
 /// The reserved addresses are rounded out to `alignment`, so that the partial huge pages at both ends
 /// can be huge pages, too. Touching memory beyond the last page of the file raises SIGBUS. A mapping of
@@ -111,13 +115,17 @@ impl Mapping {
         let span_bytes = reserved_bytes.checked_add(align_bytes).ok_or_else(too_long)?;
         let prot = match access {
             Access::Read => ProtFlags::READ,
-            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+            Access::ReadWrite | Access::CopyOnWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        let sharing = match access {
+            Access::Read | Access::ReadWrite => MapFlags::SHARED,
+            Access::CopyOnWrite => MapFlags::PRIVATE | MapFlags::NORESERVE,
         };
         let map_at = |at: *mut c_void, flags| {
             // SAFETY: without MAP_FIXED the kernel replaces no other mapping.
             let placed = unsafe {
                 let offset = offset.raw() - skip;
-                rustix::mm::mmap(at, reserved_bytes, prot, MapFlags::SHARED | flags, file, offset)
+                rustix::mm::mmap(at, reserved_bytes, prot, sharing | flags, file, offset)
             }?;
             // It is less than the alignment, which fits in a `usize`.
             let skip_bytes = skip as usize;
@@ -154,6 +162,19 @@ impl Mapping {
     pub fn start(&self) -> NonNull<u8> {
         // SAFETY: the requested bytes are in the mapping. For an empty mapping, `skip_bytes` is zero.
         unsafe { self.base.add(self.skip_bytes) }
+    }
+
+    /// Sets whether a child of `fork(2)` gets the mapping, too. A new mapping is inherited.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the process has reached its limit on mappings.
+    pub fn set_inherited(&self, inherited: bool) -> io::Result<()> {
+        if self.reserved_bytes == 0 {
+            return Ok(());
+        }
+        let advice = if inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+        // SAFETY: the advice changes nothing in this process, and the range is that of this mapping.
+        Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.reserved_bytes, advice) }?)
     }
 
     /// Returns the number of bytes of addresses that the mapping takes.
@@ -252,6 +273,45 @@ mod tests {
         let mut byte = [0];
         rustix::io::pread(&memfd, &mut byte, 4999).unwrap();
         assert_eq!(byte, [42]);
+    }
+
+    #[test]
+    fn a_write_to_a_copy_on_write_mapping_does_not_reach_the_file() {
+        let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
+        memfd::set_len(&memfd, 4096).unwrap();
+        let access = Access::CopyOnWrite;
+        let mapping = Mapping::of_file(&memfd, 4096, Granule::SIZE_4K, access).unwrap();
+        // SAFETY: the first byte is inside the mapping and the file.
+        unsafe { mapping.start().write_volatile(42) };
+        let mut byte = [1];
+        rustix::io::pread(&memfd, &mut byte, 0).unwrap();
+        assert_eq!(byte, [0]);
+        // SAFETY: as above.
+        assert_eq!(unsafe { mapping.start().read_volatile() }, 42);
+    }
+
+    #[test]
+    fn the_kernel_reports_whether_a_child_inherits_a_mapping() {
+        let memfd = memfd::create("map-test", Backing::Shmem).unwrap();
+        memfd::set_len(&memfd, 4096).unwrap();
+        let access = Access::ReadWrite;
+        let mapping = Mapping::of_file(&memfd, 4096, Granule::SIZE_4K, access).unwrap();
+        // "dc" is the flag VM_DONTCOPY in proc_pid_smaps(5).
+        let is_kept_back = || {
+            let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+            let start = format!("{:x}-", mapping.start().addr().get());
+            let entry = smaps.lines().skip_while(|line| !line.starts_with(&start));
+            let mut flags = entry.filter_map(|line| line.strip_prefix("VmFlags:"));
+            flags.next().unwrap().split_whitespace().any(|flag| flag == "dc")
+        };
+        for inherited in [false, true] {
+            mapping.set_inherited(inherited).unwrap();
+            assert_eq!(is_kept_back(), !inherited);
+        }
+        Mapping::of_file(&memfd, 0, Granule::SIZE_4K, access)
+            .unwrap()
+            .set_inherited(false)
+            .unwrap();
     }
 
     #[test]

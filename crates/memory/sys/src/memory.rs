@@ -136,14 +136,16 @@ fn group_directories(groups: &str, mounts: &str) -> Vec<(PathBuf, CgroupVersion)
 }
 
 /// Returns the bytes that a control group leaves, and the file with its limit. That is its limit minus
-/// its usage; inactive page cache counts as free, because the kernel drops it first. Returns an error if
-/// there is no limit.
+/// its usage; the page cache counts as free, also the part of it that the kernel calls active, because
+/// the kernel drops it before it ends a process. Returns an error if there is no limit.
 fn left_in(directory: &Path, version: CgroupVersion) -> io::Result<(u64, PathBuf)> {
-    let (limit_name, used_name, cache_field) = match version {
-        CgroupVersion::V2 => ("memory.max", "memory.current", "inactive_file "),
-        CgroupVersion::V1 => {
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
-        }
+    let (limit_name, used_name, cache_fields) = match version {
+        CgroupVersion::V2 => ("memory.max", "memory.current", ["inactive_file ", "active_file "]),
+        CgroupVersion::V1 => (
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            ["total_inactive_file ", "total_active_file "],
+        ),
     };
     let number = |name: &str| {
         let text = fs::read_to_string(directory.join(name))?;
@@ -152,10 +154,11 @@ fn left_in(directory: &Path, version: CgroupVersion) -> io::Result<(u64, PathBuf
     let limit = number(limit_name)?;
     let used = number(used_name)?;
     let stat = fs::read_to_string(directory.join("memory.stat"))?;
-    let droppable = stat
-        .lines()
-        .find_map(|line| line.strip_prefix(cache_field)?.trim().parse::<u64>().ok())
-        .unwrap_or(0);
+    let field = |name: &str| {
+        let value = |line: &str| line.strip_prefix(name)?.trim().parse::<u64>().ok();
+        stat.lines().find_map(value).unwrap_or(0)
+    };
+    let droppable = cache_fields.into_iter().map(field).fold(0, u64::saturating_add);
     // Version 1 writes "no limit" as a number close to 2^63.
     if limit >= 1 << 62 {
         return Err(io::ErrorKind::NotFound.into());
@@ -210,9 +213,13 @@ mod tests {
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         write("memory.max", "1000\n");
         write("memory.current", "700\n");
-        write("memory.stat", "anon 300\ninactive_file 400\n");
+        write("memory.stat", "anon 300\ninactive_file 300\nactive_file 100\n");
         let (left, path) = left_in(dir.path(), CgroupVersion::V2).unwrap();
         assert_eq!((left, path), (700, dir.path().join("memory.max")));
+        write("memory.limit_in_bytes", "1000\n");
+        write("memory.usage_in_bytes", "700\n");
+        write("memory.stat", "active_file 9\ntotal_inactive_file 300\ntotal_active_file 50\n");
+        assert_eq!(left_in(dir.path(), CgroupVersion::V1).unwrap().0, 650);
         write("memory.max", "max\n");
         assert!(left_in(dir.path(), CgroupVersion::V2).is_err());
     }

@@ -90,6 +90,12 @@ pub fn resident_prefix_bytes(memory: VolatileSlice<'_>) -> io::Result<usize> {
     Ok(present[..pages].iter().take_while(|page| **page & 1 == 1).count() * page_bytes)
 }
 
+/// Returns `true` if [`populate_write`] failed with `EFAULT`, as it does for a page whose access would
+/// raise SIGBUS.
+pub fn is_bad_address(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EFAULT)
+}
+
 #[cfg(test)]
 mod tests {
     use longshore_mem::Granule;

@@ -3,18 +3,35 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::driver::{Driver, SOURCE, TARGET};
 use longshore::vfio_user::client::NoDmaMemory;
 use longshore_device_example::layout::{opcode, outcome};
+
+/// The limit of each wait.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_longshore-device-example"))
 }
 
 fn run(args: &[&str]) -> (Output, String) {
-    let output = program().args(args).output().unwrap();
+    let mut command = program();
+    let mut child =
+        command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begin.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            panic!("the program does not exit: {args:?}");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     (output, said)
 }
@@ -22,7 +39,7 @@ fn run(args: &[&str]) -> (Output, String) {
 /// A running program that listens. It is killed when this is dropped.
 struct Running {
     child: Child,
-    lines: std::io::Lines<BufReader<ChildStdout>>,
+    lines: Receiver<String>,
 }
 
 impl Running {
@@ -30,17 +47,25 @@ impl Running {
         let mut command = program();
         command.arg("--socket").arg(path).arg("--trace").stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut running = Self { child, lines };
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (line, lines) = mpsc::channel();
+        thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).try_for_each(|it| line.send(it))
+        });
+        let running = Self { child, lines };
         running.read_until("listening at ");
         running
     }
 
     /// Reads lines up to one that starts with `beginning`, and returns that.
-    fn read_until(&mut self, beginning: &str) -> String {
-        let mut lines = self.lines.by_ref().map(Result::unwrap);
-        let found = lines.find(|line| line.starts_with(beginning));
-        found.unwrap_or_else(|| panic!("no line starts with {beginning:?}"))
+    fn read_until(&self, beginning: &str) -> String {
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) if line.starts_with(beginning) => return line,
+                Ok(_) => {}
+                Err(error) => panic!("no line starts with {beginning:?}: {error}"),
+            }
+        }
     }
 }
 
@@ -77,11 +102,9 @@ fn it_serves_one_client_after_the_other_and_can_be_started_again() {
     let path = folder.path().join("device.sock");
     for _ in 0..2 {
         // In the second round, the socket of the first program, which was killed, still exists.
-        let mut running = Running::start(&path);
+        let running = Running::start(&path);
         let (taken, said) = run(&["--socket", path.to_str().unwrap()]);
         assert!(taken.status.code() == Some(1) && said.contains("in use"), "{said}");
-        // The first client was the second program, which checked whether the socket is in use.
-        running.read_until("so far: ");
         for round in 1..=2 {
             let mut driver = Driver::over(UnixStream::connect(&path).unwrap(), NoDmaMemory);
             let found = driver.run(opcode::COPY, &[(SOURCE, 4096)], TARGET);

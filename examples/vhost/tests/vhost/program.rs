@@ -4,14 +4,31 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The limit of each wait.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_longshore-vhost-example"))
 }
 
 fn run(args: &[&str]) -> (Output, String) {
-    let output = program().args(args).output().unwrap();
+    let mut command = program();
+    let mut child =
+        command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begin.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            panic!("the program does not exit: {args:?}");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     (output, said)
 }
@@ -19,7 +36,7 @@ fn run(args: &[&str]) -> (Output, String) {
 /// A running program that listens. It is killed when this is dropped.
 struct Running {
     child: Child,
-    lines: std::io::Lines<BufReader<ChildStdout>>,
+    lines: Receiver<String>,
 }
 
 impl Running {
@@ -27,17 +44,25 @@ impl Running {
         let mut command = program();
         command.arg("--socket").arg(socket).arg("--disk").arg(disk).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut running = Self { child, lines };
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (line, lines) = mpsc::channel();
+        thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).try_for_each(|it| line.send(it))
+        });
+        let running = Self { child, lines };
         running.read_until("listening at ");
         running
     }
 
     /// Reads lines up to one that starts with `beginning`, and returns that.
-    fn read_until(&mut self, beginning: &str) -> String {
-        let mut lines = self.lines.by_ref().map(Result::unwrap);
-        let found = lines.find(|line| line.starts_with(beginning));
-        found.unwrap_or_else(|| panic!("no line starts with {beginning:?}"))
+    fn read_until(&self, beginning: &str) -> String {
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) if line.starts_with(beginning) => return line,
+                Ok(_) => {}
+                Err(error) => panic!("no line starts with {beginning:?}: {error}"),
+            }
+        }
     }
 }
 
@@ -90,15 +115,14 @@ fn it_serves_one_front_end_after_the_other_and_can_be_started_again() {
     fs::write(&disk, [0; 1024]).unwrap();
     for _ in 0..2 {
         // In the second round, the socket of the first program, which was killed, still exists.
-        let mut running = Running::start(&socket, &disk);
+        let running = Running::start(&socket, &disk);
         let args = ["--socket", socket.to_str().unwrap(), "--disk", disk.to_str().unwrap()];
         let (taken, said) = run(&args);
         assert!(taken.status.code() == Some(1) && said.contains("in use"), "{said}");
-        // The first client was the second program, which checked whether the socket is in use.
         for round in 1..=3 {
+            drop(UnixStream::connect(&socket).unwrap());
             let counts = running.read_until("so far: ");
             assert!(counts.starts_with(&format!("so far: clients={round} ")), "{counts}");
-            drop(UnixStream::connect(&socket).unwrap());
         }
     }
 }

@@ -15,6 +15,7 @@ use longshore_pagetable::Prot;
 use longshore_sys::closing::{self, User};
 use longshore_sys::memfd::{self, Backing, Seals};
 use longshore_vm_tests::pattern;
+use rustix::fs::FallocateFlags;
 
 use super::{Suite, Test};
 use crate::{
@@ -32,6 +33,7 @@ pub(super) const SUITE: Suite = Suite {
         Test { name: "hugetlb_by_iova", run: hugetlb_by_iova },
         Test { name: "udmabuf_by_iova", run: || by_iova(&Heap::Udmabuf) },
         Test { name: "hole_without_memory", run: hole_without_memory },
+        Test { name: "hole_in_a_shared_buffer_without_memory", run: hole_in_a_shared_buffer },
         Test { name: "unmapping_waits_for_no_epoll", run: unmapping_waits_for_no_epoll },
         Test { name: "system_heap_by_iova", run: || by_iova(&Heap::DmaHeap("system".to_owned())) },
     ],
@@ -50,8 +52,6 @@ fn hugetlb_by_iova() -> TestResult {
 
 /// A hole in a client's sealed file for which the kernel has no page is an error of the access.
 fn hole_without_memory() -> TestResult {
-    const OVERCOMMIT: &str = "/proc/sys/vm/overcommit_memory";
-    const RATIO: &str = "/proc/sys/vm/overcommit_ratio";
     let file = || -> io::Result<_> {
         let file = memfd::create("sealed", Backing::Shmem)?;
         memfd::set_len(&file, LEN)?;
@@ -68,18 +68,46 @@ fn hole_without_memory() -> TestResult {
         || (session.write(Iova::new(at.raw() + LEN / 2), &[1; 4]), log.mark(GuestPhys::new(0), 1));
     session.write(at, &[1; 4]).map_err(io::Error::other)?;
 
-    let [overcommit, ratio] = [fs::read_to_string(OVERCOMMIT)?, fs::read_to_string(RATIO)?];
-    fs::write("/proc/sys/vm/overcommit_kbytes", "1")?;
-    fs::write(OVERCOMMIT, "2")?;
-    let (written, marked) = look();
-    fs::write(OVERCOMMIT, overcommit)?;
-    fs::write(RATIO, ratio)?;
+    let (written, marked) = without_memory(look)?;
     let reason = written.map_err(|fault| fault.reason);
     ensure!(reason == Err(Reason::BackingLost), "the write's result is {reason:?}");
     ensure!(marked.is_err(), "the mark succeeded");
     let (written, marked) = look();
     ensure!(written.is_ok() && marked.is_ok(), "with memory: {written:?}, {marked:?}");
     Ok(Passed::Yes)
+}
+
+/// A hole in a shared buffer for which the kernel has no page is an error of the access.
+fn hole_in_a_shared_buffer() -> TestResult {
+    let shared = Arc::new(filled(&Heap::Memfd)?);
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(shared.memfd().ok_or("it has no memfd")?, mode, 0, LEN)?;
+    let view = shared.view()?;
+    let read = without_memory(|| view.read(5, &mut [0; 4]))?;
+    let is_lost = matches!(read, Err(longshore_heap::Error::Lost { offset: 5, .. }));
+    ensure!(is_lost, "the result of the read is {read:?}");
+    let (space, at) = (Space::new()?, Iova::new(0x1_0000));
+    let region = Arc::new(Region::from_memory(Arc::clone(&shared))?);
+    space.attach(&region)?;
+    space.map(at, &region, 0, LEN, Prot::READ_WRITE)?;
+    let session = space.session();
+    let reason = without_memory(|| session.write(at, &[1; 4]))?.map_err(|fault| fault.reason);
+    ensure!(reason == Err(Reason::BackingLost), "the result of the write is {reason:?}");
+    view.read(5, &mut [0; 4])?;
+    Ok(Passed::Yes)
+}
+
+/// Returns the result of `work`, during which the kernel refuses more memory.
+fn without_memory<T>(work: impl FnOnce() -> T) -> io::Result<T> {
+    const OVERCOMMIT: &str = "/proc/sys/vm/overcommit_memory";
+    const RATIO: &str = "/proc/sys/vm/overcommit_ratio";
+    let [overcommit, ratio] = [fs::read_to_string(OVERCOMMIT)?, fs::read_to_string(RATIO)?];
+    fs::write("/proc/sys/vm/overcommit_kbytes", "1")?;
+    fs::write(OVERCOMMIT, "2")?;
+    let result = work();
+    fs::write(OVERCOMMIT, overcommit)?;
+    fs::write(RATIO, ratio)?;
+    Ok(result)
 }
 
 /// The last close of a dma-buf waits for the lock of every epoll instance that contains it. A device

@@ -1,7 +1,7 @@
 //! The Unix socket of a server, and the queue of its waiting clients.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use longshore_sys::account::Permit;
 use longshore_sys::closing::{Disposable, User};
+use longshore_sys::socket_lock::{SocketLock, remove_same};
 use longshore_sys::unix_socket::{self, Interest, Ready};
 use longshore_sys::{descriptors, event_fd, kept_descriptors};
 
@@ -24,6 +25,8 @@ use crate::client::stop::Stop;
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// The interval at which the receive queues of waiting connections are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The number of connections that are accepted before the waiting ones are checked.
+const ACCEPTED_AT_ONCE_MAX: u32 = 16;
 /// The maximum number of waiting connections, in all and for each user.
 const WAITING_MAX: usize = 256;
 const WAITING_PER_USER_MAX: usize = 64;
@@ -41,6 +44,8 @@ pub struct Listener {
     /// The device and inode of the socket file.
     identity: (u64, u64),
     waiting: Mutex<Waiting>,
+    /// Released after the socket's file is removed.
+    lock: SocketLock,
 }
 
 /// The connections that were accepted and are not served yet.
@@ -66,18 +71,27 @@ struct WaitingClient {
 impl Listener {
     /// Makes a socket at `path`. Replaces an existing socket there on which no process listens.
     ///
+    /// A lock file beside the socket (`.lock`) belongs to this process, and is removed with the listener. It
+    /// shows that a server was killed even if the kernel still has its socket, because a thread of it
+    /// hangs.
+    ///
     /// # Errors
-    /// Those of `bind(2)`; `AddrInUse` if a process listens there, or if `path` is a file other than a
-    /// socket.
+    /// Those of `bind(2)` and of the lock file; `AddrInUse` if a process listens there, or if `path` is a
+    /// file other than a socket.
     pub fn bind(path: &Path) -> io::Result<Self> {
+        let lock = SocketLock::take(path)?;
         let bound = UnixListener::bind(path).or_else(|error| {
-            let is_socket = fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
             let is_deaf = || {
                 // Do not wait: connections that are not accepted may fill the backlog.
                 let tried = unix_socket::connect_at_once(path);
                 tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
             };
-            if error.kind() != io::ErrorKind::AddrInUse || !is_socket || !is_deaf() {
+            let is_dead = |there: Metadata| {
+                there.file_type().is_socket() && (lock.names(&there) || is_deaf())
+            };
+            if error.kind() != io::ErrorKind::AddrInUse
+                || !fs::symlink_metadata(path).is_ok_and(is_dead)
+            {
                 return Err(error);
             }
             fs::remove_file(path)?;
@@ -85,12 +99,14 @@ impl Listener {
         })?;
         bound.set_nonblocking(true)?;
         let name = fs::symlink_metadata(path)?;
+        lock.name(&name);
         let listener = Disposable::new(bound);
         Ok(Self {
             listener,
             path: path.to_owned(),
             identity: (name.dev(), name.ino()),
             waiting: Mutex::default(),
+            lock,
         })
     }
 
@@ -203,9 +219,13 @@ impl Listener {
 
     fn accept_all(&self, over: &Stop, arrived: &OwnedFd) -> io::Result<()> {
         let mut scratch = vec![0; UNSERVED_BYTES_MAX];
+        let mut accepted_count = 0;
         while !over.is_stopped() {
-            let is_accepting =
-                descriptors::has_room_for_message() || self.lock().clients.is_empty();
+            // A client may connect without a pause.
+            let is_turn_over = accepted_count == ACCEPTED_AT_ONCE_MAX;
+            let is_accepting = !is_turn_over
+                && (descriptors::has_room_for_message() || self.lock().clients.is_empty());
+            accepted_count += 1;
             let accepted = is_accepting.then(|| self.listener.accept());
             let is_short = match accepted {
                 Some(Ok((stream, _))) => {
@@ -221,8 +241,9 @@ impl Listener {
                     _ if unix_socket::is_for_now(&error) => true,
                     _ => return Err(error),
                 },
-                None => true,
+                None => !is_turn_over,
             };
+            accepted_count = 0;
             let ended = self.lock().take_those_with_descriptors(&mut scratch);
             drop(ended);
             self.lock().end_if_abandoned();
@@ -331,9 +352,8 @@ impl Drop for StopOnDrop<'_> {
 impl Drop for Listener {
     fn drop(&mut self) {
         // Another listener may have replaced the file.
-        let ours = fs::symlink_metadata(&self.path);
-        if ours.is_ok_and(|it| (it.dev(), it.ino()) == self.identity) {
-            let _ = fs::remove_file(&self.path);
+        if self.lock.is_of_this_process() {
+            remove_same(&self.path, self.identity);
         }
     }
 }
@@ -371,6 +391,27 @@ mod tests {
         thread::spawn(move || bound.send(Listener::bind(&path).map(drop)));
         let refused = is_bound.recv_timeout(PATIENCE).expect("it waits for room").unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn a_socket_that_the_kernel_keeps_for_a_killed_server_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, lock] = ["socket", "socket.lock"].map(|name| dir.path().join(name));
+        let [kept_path, kept_lock] = ["kept", "kept.lock"].map(|name| dir.path().join(name));
+        let listener = Listener::bind(&path).unwrap();
+        assert_eq!(Listener::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        // A hanging thread of the killed server still has the socket, but not the lock.
+        let _socket = listener.listener.try_clone().unwrap();
+        fs::hard_link(&path, &kept_path).unwrap();
+        fs::hard_link(&lock, &kept_lock).unwrap();
+        drop(listener);
+        assert!(!path.exists() && !lock.exists());
+        fs::rename(&kept_path, &path).unwrap();
+        fs::rename(&kept_lock, &lock).unwrap();
+        unix_socket::connect_at_once(&path).unwrap();
+        let listener = Listener::bind(&path).unwrap();
+        drop(listener);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A bitmap in three levels that loses no bit while threads set and harvest it concurrently.
+//! A bitmap in three levels that loses no bit while threads set and collect bits concurrently.
 //!
 //! ```text
 //!   top      one bit for a middle word    [ 1 0 0 … ]            262,144 pages a word
@@ -105,7 +105,7 @@ impl Bitmap {
 
     /// Returns `true` if the bit of `page` is set, and `false` if there is no such page.
     ///
-    /// The load is `Relaxed`, because the grace period of a harvest gives the ordering.
+    /// The load is `Relaxed`, because the grace period of a collection gives the ordering.
     #[inline]
     pub(crate) fn is_set(&self, page: usize) -> bool {
         let word = self.pages.get(page >> WORD_LOG2);

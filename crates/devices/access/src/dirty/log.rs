@@ -10,29 +10,29 @@ use std::sync::{Mutex, PoisonError};
 use longshore_mem::{AddrRange, Address, Granule};
 
 use crate::dirty::bitmap::{Bitmap, Taken};
-use crate::dirty::harvest::{self, CHUNK_WORDS, Harvest};
+use crate::dirty::collect::{self, CHUNK_WORDS, Collected};
 use longshore_sync::primitives::{AtomicBool, Ordering};
 
-/// A log of the pages of a range that were written since they were last harvested.
+/// A log of the pages of a range that were written since they were last collected.
 ///
 /// A page is a granule of 4 KiB or more. `A` is the type of the addresses: `Iova` or `GuestPhys`. Memory
 /// is used only when pages are first marked: at most 33 MiB for 1 TiB of 4 KiB pages.
 ///
 /// # Writing
-/// Copy first, then [`mark`](Self::mark), both in a section that the grace period of a harvest waits for
+/// Copy first, then [`mark`](Self::mark), both in a section that the grace period of a collection waits for
 /// (a session's busy slot). Marking a page that is already marked costs one load.
 ///
-/// # Harvesting
-/// [`harvest`](Self::harvest) takes marks, waits for a grace period and then reports the pages. No write
+/// # Collecting
+/// [`collect`](Self::collect) takes marks, waits for a grace period and then reports the pages. No write
 /// is lost:
 /// * A writer that found its page unmarked marks it. Its copy happens before the mark, the mark
-///   before the harvest that takes it, and that before the page is reported.
+///   before the collection that takes it, and that before the page is reported.
 /// * A writer that found its page marked began before the grace period, and has finished its copy before
 ///   the page is reported. A writer that begins after that finds the mark taken, and makes a new one for
-///   the next harvest.
+///   the next collection.
 ///
 /// Without the grace period, a write that found its page marked could be lost: its copy may become visible
-/// only after the harvester has read the page, and no mark is left to make it read the page again.
+/// only after the collector has read the page, and no mark is left to make it read the page again.
 ///
 /// # The grace period
 /// The function `grace` must wait until every access that was running when it was called has left its
@@ -47,7 +47,7 @@ pub struct DirtyLog<A> {
     running: AtomicBool,
     /// Locked while a start or stop is published.
     changing: Mutex<()>,
-    /// A buffer for harvests, so that they allocate only once. It is locked only to take the buffer out
+    /// A buffer for collections, so that they allocate only once. It is locked only to take the buffer out
     /// or to put it back.
     spare: Mutex<Vec<Taken>>,
     space: PhantomData<A>,
@@ -171,14 +171,14 @@ impl<A: Address> DirtyLog<A> {
     }
 
     /// Returns `true` if the page with the address `at` is marked. Returns `false` if the log does not
-    /// cover it, and while a harvest has taken the mark and not reported it yet.
+    /// cover it, and while a collection has taken the mark and not reported it yet.
     pub fn peek(&self, at: A) -> bool {
         let page = (at.raw() >> self.granule_log2).wrapping_sub(self.first);
         self.bitmap.is_set(page as usize)
     }
 
     /// Returns the number of marked pages that `range` touches. It is exact if no thread marks or
-    /// harvests meanwhile.
+    /// collections meanwhile.
     pub fn count(&self, range: AddrRange<A>) -> u64 {
         self.bitmap.count_set(self.pages_of(range))
     }
@@ -197,7 +197,7 @@ impl<A: Address> DirtyLog<A> {
     /// runs of adjacent pages that are as long as possible.
     ///
     /// It reports every page for which a call of [`mark`](Self::mark) by any thread has returned before
-    /// this call, unless another harvest has taken it. `grace` is called once at the beginning, and then
+    /// this call, unless another collection has taken it. `grace` is called once at the beginning, and then
     /// each time after marks were taken (up to 16 Ki words of 64 pages) and before they are reported.
     ///
     /// The time grows with the number of marked pages, plus one load for each 2^18 pages of the range (1
@@ -205,13 +205,13 @@ impl<A: Address> DirtyLog<A> {
     ///
     /// If `grace` or `visit` panics, every taken page for which `visit` has not returned is marked
     /// again.
-    pub fn harvest(
+    pub fn collect(
         &self,
         range: AddrRange<A>,
         mut grace: impl FnMut(),
         mut visit: impl FnMut(AddrRange<A>),
-    ) -> Harvest {
-        let Ok(done) = self.try_harvest::<Infallible>(
+    ) -> Collected {
+        let Ok(done) = self.try_collect::<Infallible>(
             range,
             || {
                 grace();
@@ -225,31 +225,31 @@ impl<A: Address> DirtyLog<A> {
         done
     }
 
-    /// Harvests like [`harvest`](Self::harvest), with a grace period and a visitor that may fail.
+    /// Collects like [`collect`](Self::collect), with a grace period and a visitor that may fail.
     ///
     /// # Errors
-    /// The first error of `grace` or `visit`, which ends the harvest. Every taken page for which `visit`
+    /// The first error of `grace` or `visit`, which ends the collection. Every taken page for which `visit`
     /// has not returned `Ok` is marked again, including those of the run with which it failed.
-    pub fn try_harvest<E>(
+    pub fn try_collect<E>(
         &self,
         range: AddrRange<A>,
         grace: impl FnMut() -> Result<(), E>,
         visit: impl FnMut(AddrRange<A>) -> Result<(), E>,
-    ) -> Result<Harvest, E> {
-        self.harvest_by_chunks(range, CHUNK_WORDS, grace, visit)
+    ) -> Result<Collected, E> {
+        self.collect_by_chunks(range, CHUNK_WORDS, grace, visit)
     }
 
-    pub(crate) fn harvest_by_chunks<E>(
+    pub(crate) fn collect_by_chunks<E>(
         &self,
         range: AddrRange<A>,
         chunk_words: usize,
         grace: impl FnMut() -> Result<(), E>,
         mut visit: impl FnMut(AddrRange<A>) -> Result<(), E>,
-    ) -> Result<Harvest, E> {
+    ) -> Result<Collected, E> {
         let mut spare = self.take_spare();
         let visit = |run| visit(self.range_of(run));
         let pages = self.pages_of(range);
-        let done = harvest::run(&self.bitmap, pages, chunk_words, &mut spare, grace, visit)?;
+        let done = collect::run(&self.bitmap, pages, chunk_words, &mut spare, grace, visit)?;
         self.put_spare(spare);
         Ok(done)
     }
@@ -264,7 +264,7 @@ impl<A: Address> DirtyLog<A> {
     /// already running.
     ///
     /// Other calls of `start` and [`stop`](Self::stop) on this log wait until `publish` returns, so
-    /// `publish` must not make one. Writers and harvests do not wait.
+    /// `publish` must not make one. Writers and collections do not wait.
     ///
     /// # Errors
     /// The error of `publish`. The log is not running then.
@@ -282,7 +282,7 @@ impl<A: Address> DirtyLog<A> {
     }
 
     /// Stops the log. `publish` must do the same as for [`start`](Self::start); after it, no page is
-    /// marked any more. Marked pages stay marked, and can be harvested. Returns `false` if the log was
+    /// marked any more. Marked pages stay marked, and can be collected. Returns `false` if the log was
     /// not running. Other calls wait for `publish` as for [`start`](Self::start).
     ///
     /// # Errors

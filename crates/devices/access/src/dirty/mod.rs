@@ -2,7 +2,7 @@
 //!
 //! | log | reader | marking of a write |
 //! | --- | --- | --- |
-//! | [`DirtyLog`] | this process, by [`DirtyLog::harvest`] | tests the bit, and sets it if it is clear |
+//! | [`DirtyLog`] | this process, by [`DirtyLog::collect`] | tests the bit, and sets it if it is clear |
 //! | [`ExternalLog`] | another process, which clears bits at any moment | always sets the bit |
 //!
 //! Writers cannot synchronise with another process that clears bits, so they set the bit after every
@@ -13,8 +13,8 @@
 //! grace periods wait for.
 
 mod bitmap;
+mod collect;
 mod external;
-mod harvest;
 mod log;
 mod words;
 
@@ -25,8 +25,8 @@ use std::sync::Arc;
 
 use longshore_mem::Address;
 
+pub use collect::Collected;
 pub use external::{BeyondLog, Burst, ExternalLog, LOG_PAGE};
-pub use harvest::Harvest;
 pub use log::{DirtyLog, LogError};
 
 /// The log in which writes are marked. `A` is the type of its addresses.

@@ -12,7 +12,7 @@ use longshore_mem::{AddrRange, Granule, GuestPhys, Iova};
 use proptest::prelude::*;
 
 use crate::dirty::bitmap::{STEP_WORDS_MAX, tests::ORS};
-use crate::dirty::{DirtyLog, ExternalLog, Harvest, Log, LogError};
+use crate::dirty::{Collected, DirtyLog, ExternalLog, Log, LogError};
 
 const PAGE: u64 = 4096;
 
@@ -32,11 +32,11 @@ fn mark(log: &DirtyLog<Iova>, first: u64, count: u64) {
     log.mark(Iova::new(first * PAGE), count * PAGE);
 }
 
-/// Returns the harvested pages. Checks that they come as ascending runs with gaps between them.
-fn harvested(log: &DirtyLog<Iova>, within: AddrRange<Iova>) -> BTreeSet<u64> {
+/// Returns the collected pages. Checks that they come as ascending runs with gaps between them.
+fn collected(log: &DirtyLog<Iova>, within: AddrRange<Iova>) -> BTreeSet<u64> {
     let mut told = BTreeSet::new();
     let mut end = None;
-    let done = log.harvest(within, || {}, |run| add(&mut told, &mut end, log, run));
+    let done = log.collect(within, || {}, |run| add(&mut told, &mut end, log, run));
     assert_eq!(done.pages, told.len() as u64);
     told
 }
@@ -80,9 +80,9 @@ fn small_logs_agree_with_a_set_exhaustively() {
                         let part = first + low..first + high;
                         let expected: BTreeSet<_> = part.filter(|&page| wanted(page)).collect();
                         assert_eq!(log.count(within), expected.len() as u64);
-                        assert_eq!(harvested(&log, within), expected);
+                        assert_eq!(collected(&log, within), expected);
                         let rest = all.filter(|page| wanted(*page) && !expected.contains(page));
-                        assert_eq!(harvested(&log, log.covers()), rest.collect());
+                        assert_eq!(collected(&log, log.covers()), rest.collect());
                     }
                 }
             }
@@ -90,7 +90,7 @@ fn small_logs_agree_with_a_set_exhaustively() {
     }
 }
 
-/// Marks and harvests begin and end at and beside every kind of edge.
+/// Marks and collections begin and end at and beside every kind of edge.
 #[test]
 fn edges_of_words_agree_with_a_set() {
     let edges: &[u64] =
@@ -106,10 +106,10 @@ fn edges_of_words_agree_with_a_set() {
             let within = pages(5 + from, to - from);
             let expected: BTreeSet<u64> = (5 + low.max(from)..5 + high.min(to)).collect();
             assert_eq!(log.count(within), expected.len() as u64);
-            assert_eq!(harvested(&log, within), expected);
+            assert_eq!(collected(&log, within), expected);
             assert_eq!(log.count(log.covers()), high - low - expected.len() as u64);
             log.clear(within);
-            let left = harvested(&log, log.covers());
+            let left = collected(&log, log.covers());
             assert_eq!(left.len() as u64, high - low - expected.len() as u64);
             assert!(left.is_disjoint(&expected));
         }
@@ -127,8 +127,8 @@ fn fail<E>(panics: bool, error: E) -> Result<(), E> {
 #[derive(Clone, Debug)]
 enum Step {
     Mark(u64, u64),
-    Harvest(u64, u64),
-    /// A harvest whose visitor fails at the run with the third number; the last is `true` for a panic.
+    Collect(u64, u64),
+    /// A collection whose visitor fails at the run with the third number; the last is `true` for a panic.
     Fail(u64, u64, u64, bool),
     Clear(u64, u64),
     Count(u64, u64),
@@ -141,7 +141,7 @@ fn step(pages: u64) -> impl Strategy<Value = Step> {
     let len = || prop_oneof![0u64..100, PAGE - 1..PAGE + 2, 0..pages * PAGE, Just(64 * PAGE)];
     prop_oneof![
         6 => (at(), len()).prop_map(|(at, len)| Step::Mark(at, len)),
-        2 => (at(), len()).prop_map(|(at, len)| Step::Harvest(at, len)),
+        2 => (at(), len()).prop_map(|(at, len)| Step::Collect(at, len)),
         2 => (at(), len(), 0u64..4, any::<bool>()).prop_map(|(a, l, n, p)| Step::Fail(a, l, n, p)),
         1 => (at(), len()).prop_map(|(at, len)| Step::Clear(at, len)),
         2 => (at(), len()).prop_map(|(at, len)| Step::Count(at, len)),
@@ -172,11 +172,11 @@ fn follow(granule: Granule, first: u64, count: u64, steps: Vec<Step>) {
                 log.mark(span.start(), span.len());
                 model.extend(touched(span));
             }
-            Step::Harvest(at, len) => {
+            Step::Collect(at, len) => {
                 let within = touched(span(at, len));
                 let expected: BTreeSet<_> =
                     model.iter().copied().filter(|page| within.contains(page)).collect();
-                assert_eq!(harvested(&log, span(at, len)), expected);
+                assert_eq!(collected(&log, span(at, len)), expected);
                 model.retain(|page| !within.contains(page));
             }
             Step::Fail(at, len, runs, panics) => {
@@ -192,7 +192,7 @@ fn follow(granule: Granule, first: u64, count: u64, steps: Vec<Step>) {
                 };
                 let grace = || Ok(());
                 let chunk = STEP_WORDS_MAX;
-                let attempt = || log.harvest_by_chunks(span(at, len), chunk, grace, visit);
+                let attempt = || log.collect_by_chunks(span(at, len), chunk, grace, visit);
                 let failed = !matches!(catch_unwind(AssertUnwindSafe(attempt)), Ok(Ok(_)));
                 let within = touched(span(at, len));
                 if !failed {
@@ -220,7 +220,7 @@ fn follow(granule: Granule, first: u64, count: u64, steps: Vec<Step>) {
             }
         }
     }
-    assert_eq!(harvested(&log, covers), model);
+    assert_eq!(collected(&log, covers), model);
 }
 
 proptest! {
@@ -261,28 +261,28 @@ fn a_marked_page_costs_no_atomic_change() {
     assert_eq!(ors(|| mark(&log, 0, 64)), 0);
     assert_eq!(ors(|| mark(&log, 32, 64)), 2, "a new word and its bit in the middle");
     assert_eq!(ors(|| log.mark(at, 0)), 0);
-    // After a harvest all levels must be set again.
-    harvested(&log, log.covers());
+    // After a collection all levels must be set again.
+    collected(&log, log.covers());
     assert_eq!(ors(|| log.mark(at, 8)), 3);
 }
 
-/// A TiB has few top words. Below them a harvest visits only words with dirty pages.
+/// A TiB has few top words. Below them a collection visits only words with dirty pages.
 #[test]
 #[cfg_attr(miri, ignore = "Miri tracks each byte of the 32 MiB bitmap")]
-fn a_harvest_of_a_tebibyte_visits_only_dirty_words() {
+fn a_collection_of_a_tebibyte_visits_only_dirty_words() {
     let pages_all = (1u64 << 40) / PAGE;
     let log = log_of(0, pages_all);
     let graces = Cell::new(0);
-    let harvest = || log.harvest(log.covers(), || graces.set(graces.get() + 1), |_| {});
-    let nothing = harvest();
-    assert_eq!(nothing, Harvest { top_words: 1024, graces: 1, ..Harvest::default() });
+    let collect = || log.collect(log.covers(), || graces.set(graces.get() + 1), |_| {});
+    let nothing = collect();
+    assert_eq!(nothing, Collected { top_words: 1024, graces: 1, ..Collected::default() });
     assert_eq!(graces.get(), 1);
 
     // Pages far from each other need one word of each level.
     for dirty in [1u64, 100, 5000] {
         let stride = pages_all / dirty;
         (0..dirty).for_each(|at| mark(&log, at * stride, 1));
-        let done = harvest();
+        let done = collect();
         assert_eq!((done.pages, done.runs), (dirty, dirty));
         assert_eq!((done.page_words, done.middle_words), (dirty, dirty));
         assert!(done.top_words <= 1024 + dirty, "{done:?}");
@@ -290,24 +290,24 @@ fn a_harvest_of_a_tebibyte_visits_only_dirty_words() {
     }
     // 4 contiguous GiB are one run, and need a sixty-fourth as many words at the next level.
     mark(&log, 777, 1 << 20);
-    let done = harvest();
+    let done = collect();
     assert_eq!((done.pages, done.runs), (1 << 20, 1));
     assert_eq!((done.page_words, done.middle_words), ((1 << 14) + 1, (1 << 8) + 1));
     assert_eq!(done.graces, 3, "16 Ki words at a time, and one word more");
     // Nothing is left at any level.
-    assert_eq!(harvest(), nothing);
+    assert_eq!(collect(), nothing);
 }
 
 #[test]
-fn a_harvest_of_a_part_reads_only_that_part() {
+fn a_collection_of_a_part_reads_only_that_part() {
     let count = if cfg!(miri) { 1 << 15 } else { 1 << 20 };
     let log = log_of(0, count);
     mark(&log, 0, count);
-    let done = log.harvest(pages(count / 2, 128), || {}, |_| {});
+    let done = log.collect(pages(count / 2, 128), || {}, |_| {});
     assert_eq!((done.pages, done.page_words, done.middle_words), (128, 2, 1));
     assert_eq!(
-        log.harvest(pages(5, 0), || panic!("an empty harvest needs no grace period"), |_| {}),
-        Harvest::default()
+        log.collect(pages(5, 0), || panic!("an empty range needs no grace period"), |_| {}),
+        Collected::default()
     );
     assert_eq!(log.count(log.covers()), count - 128);
 }
@@ -318,7 +318,7 @@ fn runs_continue_from_chunk_to_chunk() {
     mark(&log, 10, 4 * 4096);
     let mut told = Vec::new();
     let done = log
-        .harvest_by_chunks::<Infallible>(
+        .collect_by_chunks::<Infallible>(
             log.covers(),
             STEP_WORDS_MAX,
             || Ok(()),
@@ -353,7 +353,7 @@ fn pages_that_were_not_reported_are_marked_again() {
                 Ok(())
             };
             let attempt = catch_unwind(AssertUnwindSafe(|| {
-                log.harvest_by_chunks(log.covers(), STEP_WORDS_MAX, call, |run| {
+                log.collect_by_chunks(log.covers(), STEP_WORDS_MAX, call, |run| {
                     call()?;
                     add(&mut told.borrow_mut(), &mut None, &log, run);
                     Ok(())
@@ -368,7 +368,7 @@ fn pages_that_were_not_reported_are_marked_again() {
                 Err(_) => assert!(panics),
             }
             let told = told.into_inner();
-            let left = harvested(&log, log.covers());
+            let left = collected(&log, log.covers());
             assert!(told.is_disjoint(&left));
             assert_eq!(&told | &left, dirty);
         }
@@ -378,25 +378,25 @@ fn pages_that_were_not_reported_are_marked_again() {
 }
 
 #[test]
-fn a_visitor_may_mark_and_harvest() {
+fn a_visitor_may_mark_and_collect() {
     let log = log_of(0, 1000);
     mark(&log, 1, 1);
     mark(&log, 500, 1);
     let mut inner = BTreeSet::new();
-    let done = log.harvest(
+    let done = log.collect(
         log.covers(),
         || {},
         |run| {
             if run == pages(1, 1) {
                 mark(&log, 700, 1);
-                inner.extend(harvested(&log, log.covers()));
+                inner.extend(collected(&log, log.covers()));
                 mark(&log, 701, 1);
             }
         },
     );
-    // The outer harvest had taken page 500.
+    // The outer collection had taken page 500.
     assert_eq!((done.pages, inner), (2, BTreeSet::from([700])));
-    assert_eq!(harvested(&log, log.covers()), BTreeSet::from([701]));
+    assert_eq!(collected(&log, log.covers()), BTreeSet::from([701]));
 }
 
 #[test]
@@ -429,7 +429,7 @@ fn a_log_may_reach_the_top_of_its_space() {
     assert_eq!(log.covers().last(), Some(Iova::new(u64::MAX)));
     log.mark(Iova::new(u64::MAX), u64::MAX);
     log.mark(Iova::new(5), 1 << 60);
-    assert_eq!(harvested(&log, log.covers()), BTreeSet::from([1, 15]));
+    assert_eq!(collected(&log, log.covers()), BTreeSet::from([1, 15]));
 }
 
 #[test]
@@ -447,7 +447,7 @@ fn start_clears_and_stop_keeps() {
     assert_eq!(log.start(fine), Ok(false));
     assert!(log.peek(Iova::new(2 * PAGE)), "starting a running log clears nothing");
     assert_eq!(log.stop(fine), Ok(true));
-    assert_eq!(harvested(&log, log.covers()), BTreeSet::from([2]));
+    assert_eq!(collected(&log, log.covers()), BTreeSet::from([2]));
     // If a start or stop fails, the log is stopped, and the call can be repeated.
     assert_eq!(log.start(|| Err("no barrier")), Err("no barrier"));
     assert!(!log.is_running());
@@ -476,10 +476,10 @@ fn a_log_is_off_internal_or_external() {
     assert!(log.mark(GuestPhys::new(64 * PAGE), 8).is_err());
 }
 
-/// Threads write counters into pages while another one harvests and copies. In the end the copy must
+/// Threads write counters into pages while another one collects and copies. In the end the copy must
 /// equal the memory. This samples the timings; `tests/loom_dirty.rs` explores them.
 #[test]
-fn a_copy_by_harvests_ends_equal_to_the_memory() {
+fn a_copy_by_collections_ends_equal_to_the_memory() {
     const WRITERS: usize = 2;
     const PAGES: usize = 300;
     const CELLS: usize = 4;
@@ -489,7 +489,7 @@ fn a_copy_by_harvests_ends_equal_to_the_memory() {
     let slots: Vec<AtomicU64> = (0..WRITERS).map(|_| AtomicU64::new(0)).collect();
     let stop = AtomicBool::new(false);
     let mut copy = vec![0; memory.len()];
-    let (mut harvests, mut told) = (0u64, 0u64);
+    let (mut collections, mut told) = (0u64, 0u64);
     let grace = || {
         fence(Ordering::SeqCst);
         for slot in &slots {
@@ -499,15 +499,15 @@ fn a_copy_by_harvests_ends_equal_to_the_memory() {
             }
         }
     };
-    let mut harvest = || {
-        let done = log.harvest(log.covers(), grace, |run| {
+    let mut collect = || {
+        let done = log.collect(log.covers(), grace, |run| {
             let first = (run.start().raw() / PAGE) as usize - 7;
             let cells = first * CELLS..(first + (run.len() / PAGE) as usize) * CELLS;
             for cell in cells {
                 copy[cell] = memory[cell].load(Ordering::Relaxed);
             }
         });
-        harvests += 1;
+        collections += 1;
         told += done.pages;
     };
     thread::scope(|scope| {
@@ -534,7 +534,7 @@ fn a_copy_by_harvests_ends_equal_to_the_memory() {
         };
         let writers: Vec<_> = (0..WRITERS).map(|number| scope.spawn(writer(number))).collect();
         while !stop.load(Ordering::Relaxed) {
-            harvest();
+            collect();
             stop.store(
                 writers.iter().all(thread::ScopedJoinHandle::is_finished),
                 Ordering::Relaxed,
@@ -544,9 +544,9 @@ fn a_copy_by_harvests_ends_equal_to_the_memory() {
             writer.join().unwrap();
         }
     });
-    harvest();
+    collect();
     let now: Vec<u64> = memory.iter().map(|cell| cell.load(Ordering::Relaxed)).collect();
     assert_eq!(copy, now, "a write was lost");
-    println!("{harvests} harvests reported {told} pages");
+    println!("{collections} collections reported {told} pages");
     assert!(told > 0 && log.count(log.covers()) == 0);
 }

@@ -166,7 +166,7 @@ impl Session {
     /// Translates `len` bytes from `iova` for longer than a scope, for example during blocking I/O.
     /// `on_unmap` chooses what happens if they are unmapped meanwhile.
     ///
-    /// Dirty logs mark all bytes of a writable lease when it is dropped, and for each harvest while it
+    /// Dirty logs mark all bytes of a writable lease when it is dropped, and for each collection while it
     /// lives ([`Space::log_leases`]).
     ///
     /// # Errors
@@ -294,7 +294,7 @@ impl Drop for Pinned<'_> {
 /// memory waits for that.
 ///
 /// Writes through a lease are not observed. So dirty logs mark all bytes of a writable lease when it is
-/// dropped, and for each harvest while it lives.
+/// dropped, and for each collection while it lives.
 #[must_use = "the memory is leased while this lives"]
 pub struct Lease<A: ViewAccess> {
     space: Space,

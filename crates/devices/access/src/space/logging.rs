@@ -11,7 +11,7 @@ use longshore_mem::{AddrRange, Address, GuestPhys, Iova};
 
 use super::Space;
 use super::inner::{Inner, thread_token};
-use crate::dirty::{DirtyLog, Harvest, Log};
+use crate::dirty::{Collected, DirtyLog, Log};
 use crate::error::Error;
 use crate::logs::Logs;
 
@@ -96,7 +96,7 @@ impl Space {
     /// let logs = Logs::default().with_iova(Log::Internal(Arc::clone(&log)));
     /// log.start(|| space.set_logs(logs))?;
     /// // … devices write …
-    /// space.harvest(&log, all, |pages| println!("{pages:?} was written"))?;
+    /// space.collect(&log, all, |pages| println!("{pages:?} was written"))?;
     /// log.stop(|| space.set_logs(Logs::default()))?;
     /// # Ok(())
     /// # }
@@ -132,7 +132,7 @@ impl Space {
     }
 
     /// Calls [`log_leases`](Self::log_leases), empties all TLBs, and waits until each access that was
-    /// running has ended. [`DirtyLog::harvest`] needs this from each space that has the log.
+    /// running has ended. [`DirtyLog::collect`] needs this from each space that has the log.
     ///
     /// # Errors
     /// [`Error::PinnedByCaller`].
@@ -144,7 +144,7 @@ impl Space {
     }
 
     /// Marks in the logs all bytes that may be written through live leases, because those writes are not
-    /// observed. A harvest does so by itself. In a log that another process reads
+    /// observed. A collection does so by itself. In a log that another process reads
     /// ([`ExternalLog`](crate::dirty::ExternalLog)), a lease's writes are otherwise marked only when the
     /// lease is dropped. So if a lease may still be alive, call this before that process is notified
     /// that the device has stopped.
@@ -153,18 +153,18 @@ impl Space {
     }
 
     /// Calls `visit` with the pages of `range` that are marked in `log`, and clears their marks:
-    /// [`DirtyLog::harvest`] with this space's grace period. Pages of live writable leases are reported
+    /// [`DirtyLog::collect`] with this space's grace period. Pages of live writable leases are reported
     /// each time, as the kernel does for pages that it has pinned for a device.
     ///
     /// # Errors
     /// [`Error::PinnedByCaller`].
-    pub fn harvest<A: Address>(
+    pub fn collect<A: Address>(
         &self,
         log: &DirtyLog<A>,
         range: AddrRange<A>,
         mut visit: impl FnMut(AddrRange<A>),
-    ) -> Result<Harvest, Error> {
-        log.try_harvest(
+    ) -> Result<Collected, Error> {
+        log.try_collect(
             range,
             || self.grace_period(),
             |pages| {

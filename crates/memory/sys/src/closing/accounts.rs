@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::os::fd::OwnedFd;
 
-use crate::disposal::Disposals;
+use crate::disposal::{Copies, Disposals};
 use crate::file_queues::FileQueues;
 use crate::user::User;
 
@@ -59,7 +59,7 @@ impl Accounts {
         let Some(disposals) = self.disposals.get_mut(&user) else { return true };
         if disposals.held() >= HELD_PER_USER_MAX {
             // Some of the threads may have ended.
-            disposals.dispose(&mut Vec::new());
+            disposals.proceed();
         }
         disposals.held() < HELD_PER_USER_MAX
     }
@@ -87,14 +87,16 @@ impl Accounts {
     }
 
     /// Disposes of as many descriptors of a user as possible, and continues with held ones of all users.
-    pub(super) fn dispose(&mut self, user: User, descriptors: &mut Vec<OwnedFd>) {
+    pub(super) fn dispose(&mut self, user: User, descriptors: &mut Vec<OwnedFd>) -> Copies {
+        let mut copies = Copies::default();
         if !descriptors.is_empty() {
-            self.disposals.entry(user).or_default().dispose(descriptors);
+            copies = self.disposals.entry(user).or_default().dispose(descriptors);
         }
         self.disposals.retain(|_, disposals| {
-            disposals.dispose(&mut Vec::new());
+            disposals.proceed();
             !disposals.have_ended()
         });
+        copies
     }
 }
 
@@ -172,11 +174,11 @@ mod tests {
         let mut accounts = Accounts::new();
         let (hostile, other) = (User::from_uid(1), User::from_uid(2));
         accounts.disposals.insert(hostile, Disposals::endless());
-        accounts.dispose(hostile, &mut sockets(HELD_PER_USER_MAX - 1));
+        drop(accounts.dispose(hostile, &mut sockets(HELD_PER_USER_MAX - 1)));
         assert!(accounts.may_receive(hostile));
-        accounts.dispose(hostile, &mut sockets(2));
+        drop(accounts.dispose(hostile, &mut sockets(2)));
         assert!(!accounts.may_receive(hostile) && accounts.may_receive(other));
-        accounts.dispose(other, &mut sockets(1));
+        drop(accounts.dispose(other, &mut sockets(1)));
         assert!(accounts.may_receive(other));
         assert_eq!(accounts.disposals[&hostile].held(), HELD_PER_USER_MAX + 1);
     }

@@ -105,7 +105,7 @@ fn a_holder_keeps_sockets_open_until_it_is_dropped() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     sockets.push(ours.into());
     let count = sockets.len();
-    holder.take(&mut sockets);
+    holder.take(&mut sockets, &mut Copies::default());
     assert!(sockets.is_empty() && holder.count == count && !holder.is_full());
     theirs.set_nonblocking(true).unwrap();
     let read = || io::Read::read(&mut &theirs, &mut [0]);
@@ -125,9 +125,9 @@ fn a_full_holder_takes_no_more_descriptors() {
     let mut holder = Holder::start(&[]).unwrap();
     holder.max = 3;
     let mut sockets: Vec<OwnedFd> = (0..5).map(|_| UnixStream::pair().unwrap().0.into()).collect();
-    holder.take(&mut sockets);
+    holder.take(&mut sockets, &mut Copies::default());
     assert!(sockets.len() == 2 && holder.is_full());
-    holder.take(&mut sockets);
+    holder.take(&mut sockets, &mut Copies::default());
     assert_eq!(sockets.len(), 2);
     wait(&[holder.close()]);
 }
@@ -185,11 +185,11 @@ fn sockets_are_held_while_the_maximum_number_of_threads_waits() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
     let read = || io::Read::read(&mut &theirs, &mut [0]);
-    disposals.dispose(&mut vec![ours.into()]);
+    drop(disposals.dispose(&mut vec![ours.into()]));
     assert!(disposals.held() == 1 && disposals.threads.len() == THREADS_MAX);
     assert!(!disposals.have_ended() && read().is_err(), "it is open");
     disposals.threads.pop();
-    disposals.dispose(&mut Vec::new());
+    disposals.proceed();
     assert_eq!(disposals.held(), 0);
     theirs.set_nonblocking(false).unwrap();
     theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -237,7 +237,7 @@ fn send_all(socket: &OwnedFd, descriptors: &[BorrowedFd<'_>]) {
 fn held_sockets_are_closed_when_another_thread_has_ended() {
     let mut disposals = Disposals::endless();
     let (ours, theirs) = UnixStream::pair().unwrap();
-    disposals.dispose(&mut vec![ours.into()]);
+    drop(disposals.dispose(&mut vec![ours.into()]));
     theirs.set_nonblocking(true).unwrap();
     let read = || io::Read::read(&mut &theirs, &mut [0]);
     assert_eq!(disposals.held(), 1);
@@ -248,4 +248,25 @@ fn held_sockets_are_closed_when_another_thread_has_ended() {
     theirs.set_nonblocking(false).unwrap();
     theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(read().unwrap(), 0, "it is closed without another call");
+}
+
+#[test]
+fn copies_are_closed_without_a_lock_and_before_the_thread_exits() {
+    let begin = Instant::now();
+    let wait_for = |disposals: &mut Disposals| {
+        while !disposals.have_ended() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "a thread does not end");
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let descriptor = || vec![OwnedFd::from(UnixStream::pair().unwrap().0)];
+    let mut slow = Disposals::default();
+    let copies = slow.dispose(&mut descriptor());
+    // Meanwhile others are closed.
+    let mut other = Disposals::default();
+    drop(other.dispose(&mut descriptor()));
+    wait_for(&mut other);
+    assert!(!slow.have_ended(), "the copy would be closed last");
+    drop(copies);
+    wait_for(&mut slow);
 }

@@ -1,4 +1,4 @@
-//! Harvests: collecting and clearing the bits of a bitmap and reporting them, without losing any.
+//! Collecting and clearing the bits of a bitmap and reporting them, without losing any.
 //!
 //! ```text
 //!   grace ─► take up to 16 Ki words ─► grace ─► report their runs ─┐   until the range is done
@@ -21,10 +21,10 @@ use crate::dirty::bitmap::{Bitmap, Taken};
 /// take longer than that.
 pub(crate) const CHUNK_WORDS: usize = 16 << 10;
 
-/// The statistics of a harvest.
+/// The statistics of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Harvest {
+pub struct Collected {
     /// The number of pages that were reported.
     pub pages: u64,
     /// The number of runs of adjacent pages that were reported.
@@ -39,7 +39,8 @@ pub struct Harvest {
     pub graces: u64,
 }
 
-/// Harvests `range`, `chunk_words` words at a time. `spare` is an empty buffer to reuse.
+/// Collects and clears the bits of `range`, `chunk_words` words at a time. `spare` is an empty buffer to
+/// reuse.
 pub(crate) fn run<E>(
     bitmap: &Bitmap,
     range: Range<usize>,
@@ -47,8 +48,8 @@ pub(crate) fn run<E>(
     spare: &mut Vec<Taken>,
     mut grace: impl FnMut() -> Result<(), E>,
     mut visit: impl FnMut(Range<usize>) -> Result<(), E>,
-) -> Result<Harvest, E> {
-    let mut done = Harvest::default();
+) -> Result<Collected, E> {
+    let mut done = Collected::default();
     if range.is_empty() {
         return Ok(done);
     }
@@ -124,7 +125,7 @@ impl InHand<'_> {
     /// Passes the run to `visit`. It is reported once `visit` has returned.
     fn tell<E>(
         &mut self,
-        done: &mut Harvest,
+        done: &mut Collected,
         visit: &mut impl FnMut(Range<usize>) -> Result<(), E>,
     ) -> Result<(), E> {
         visit(self.run.clone())?;

@@ -1,0 +1,325 @@
+//! Directories by descriptor: names that no other user can redirect by a symbolic link.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Uid,
+};
+use rustix::io::Errno;
+
+use crate::retry_interrupted;
+
+/// The limit on nested directories that [`remove_all`] removes.
+const DEPTH_MAX: u32 = 64;
+
+/// The owner, the group and the mode of a file or directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// The user ID of the owner.
+    pub owner: u32,
+    /// The ID of the group.
+    pub group: u32,
+    /// The mode: permission bits, the sticky bit, and the set-ID bits.
+    pub mode: u32,
+}
+
+/// The kind of an entry of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Link,
+    /// A file of any other kind.
+    File,
+}
+
+/// Opens a directory. No component of the path may be a symbolic link.
+///
+/// # Errors
+/// `ELOOP` if a component is a symbolic link, `ENOTDIR` if it is not a directory, `ENOSYS` if the kernel
+/// or a seccomp filter does not support `openat2`; those of `open(2)`.
+pub fn open(path: &Path) -> io::Result<OwnedFd> {
+    open_by(CWD, path, ResolveFlags::NO_SYMLINKS)
+}
+
+/// Opens a directory by its name in another one. The name may not be a symbolic link or a mount point.
+///
+/// # Errors
+/// `ELOOP` or `ENOTDIR` for a symbolic link, `EXDEV` for a mount point; those of `openat2(2)`.
+pub fn open_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    open_by(directory.as_fd(), name, resolve)
+}
+
+fn open_by(at: BorrowedFd<'_>, path: &Path, resolve: ResolveFlags) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    retry_interrupted(|| Ok(rustix::fs::openat2(at, path, flags, Mode::empty(), resolve)?))
+}
+
+/// Makes a directory that only this user can access, and opens it.
+///
+/// # Errors
+/// `EEXIST` if the name exists; those of `mkdirat(2)` and [`open_in`].
+pub fn create_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
+    let directory = directory.as_fd();
+    rustix::fs::mkdirat(directory, name, Mode::RWXU)?;
+    open_in(directory, name)
+}
+
+/// Writes a new file that only this user can access, and returns it.
+///
+/// # Errors
+/// `EEXIST` if the name exists, `StorageFull` if the file system is full; those of `openat2(2)`.
+pub fn write_new(directory: impl AsFd, name: &Path, content: &[u8]) -> io::Result<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let (mode, resolve) = (Mode::RUSR | Mode::WUSR, ResolveFlags::BENEATH);
+    let directory = directory.as_fd();
+    let made =
+        retry_interrupted(|| Ok(rustix::fs::openat2(directory, name, flags, mode, resolve)?))?;
+    let mut file = File::from(made);
+    file.write_all(content)?;
+    Ok(file.into())
+}
+
+/// Reads a regular file in a directory, and returns its attributes and content. The name may not be a
+/// symbolic link.
+///
+/// # Errors
+/// `InvalidData` if it is not a regular file or has more than `max_bytes`; those of `openat2(2)`.
+pub fn read_in(
+    directory: impl AsFd,
+    name: &Path,
+    max_bytes: u64,
+) -> io::Result<(Attributes, Vec<u8>)> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let directory = directory.as_fd();
+    let opened = retry_interrupted(|| {
+        Ok(rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve)?)
+    })?;
+    let status = rustix::fs::fstat(&opened)?;
+    if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let attributes = attributes(&opened)?;
+    let mut content = Vec::new();
+    File::from(opened).take(max_bytes + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > max_bytes {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok((attributes, content))
+}
+
+/// Returns the names in a directory with their kinds, without `.` and `..`.
+///
+/// # Errors
+/// Those of `getdents64(2)` and `fstatat(2)`.
+pub fn entries(directory: impl AsFd) -> io::Result<Vec<(OsString, EntryKind)>> {
+    let directory = directory.as_fd();
+    let mut found = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if name == b"." || name == b".." {
+            continue;
+        }
+        let name = OsString::from_vec(name);
+        match kind_of(directory, &name) {
+            Ok(kind) => found.push((name, kind)),
+            // It was removed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+fn kind_of(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<EntryKind> {
+    let status = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(match FileType::from_raw_mode(status.st_mode) {
+        FileType::Directory => EntryKind::Directory,
+        FileType::Symlink => EntryKind::Link,
+        _ => EntryKind::File,
+    })
+}
+
+/// Returns the attributes of a file or directory.
+///
+/// # Errors
+/// Those of `fstat(2)`.
+pub fn attributes(file: impl AsFd) -> io::Result<Attributes> {
+    let status = rustix::fs::fstat(file)?;
+    Ok(Attributes { owner: status.st_uid, group: status.st_gid, mode: status.st_mode & 0o7777 })
+}
+
+/// Sets the owner and the group of a file or directory; `None` leaves one unchanged.
+///
+/// # Errors
+/// `EPERM` without CAP_CHOWN, except for a group of this process; `EINVAL` for an ID that the user
+/// namespace does not have.
+pub fn set_owner(file: impl AsFd, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
+    Ok(rustix::fs::fchown(file, owner.map(Uid::from_raw), group.map(Gid::from_raw))?)
+}
+
+/// Sets the permission bits of a file or directory.
+///
+/// # Errors
+/// `EPERM` if it belongs to another user.
+pub fn set_mode(file: impl AsFd, mode: u32) -> io::Result<()> {
+    Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o777))?)
+}
+
+/// Returns `true` if a file or directory has an access control list in addition to its mode.
+pub fn has_access_list(file: impl AsFd) -> bool {
+    let mut none = [0_u8; 0];
+    // The value is not needed: with an empty buffer, the call returns its length.
+    rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut none).is_ok()
+}
+
+/// Returns `true` if the file or directory at a path has an access control list in addition to its mode.
+/// It needs no permission for the file itself.
+pub fn has_access_list_at(path: &Path) -> bool {
+    let mut none = [0_u8; 0];
+    rustix::fs::getxattr(path, "system.posix_acl_access", &mut none).is_ok()
+}
+
+/// Locks a directory without waiting (`flock`). The lock lasts until the descriptor is closed, also if
+/// the process is killed. Returns `false` if it is locked already.
+///
+/// # Errors
+/// Those of `flock(2)`.
+pub fn try_lock(directory: impl AsFd) -> io::Result<bool> {
+    match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns `true` if `name` in the directory refers to this file, and not to another one or to none.
+pub fn has_name(directory: impl AsFd, name: &Path, file: impl AsFd) -> bool {
+    let named = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
+    let (Ok(named), Ok(file)) = (named, rustix::fs::fstat(file)) else { return false };
+    (named.st_dev, named.st_ino) == (file.st_dev, file.st_ino)
+}
+
+/// Returns `true` if the directory has an entry of this name.
+pub fn exists(directory: impl AsFd, name: &Path) -> bool {
+    rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
+
+/// Renames an entry to a name that does not exist.
+///
+/// # Errors
+/// `EEXIST` if the name exists; those of `renameat2(2)`.
+pub fn rename_new(directory: impl AsFd, from: &Path, to: &Path) -> io::Result<()> {
+    rename(directory.as_fd(), from, to, RenameFlags::NOREPLACE)
+}
+
+/// Exchanges two names at once.
+///
+/// # Errors
+/// `ENOENT` if one of them does not exist; those of `renameat2(2)`.
+pub fn exchange(directory: impl AsFd, one: &Path, other: &Path) -> io::Result<()> {
+    rename(directory.as_fd(), one, other, RenameFlags::EXCHANGE)
+}
+
+fn rename(at: BorrowedFd<'_>, from: &Path, to: &Path, flags: RenameFlags) -> io::Result<()> {
+    Ok(rustix::fs::renameat_with(at, from, at, to, flags)?)
+}
+
+/// Removes an entry, with all that is in it if it is a directory. Symbolic links are removed, and not
+/// followed. It is not an error if the entry does not exist.
+///
+/// # Errors
+/// Those of `unlinkat(2)` and [`open_in`]; `Other` if directories are nested too deeply.
+pub fn remove_all(directory: impl AsFd, name: &Path) -> io::Result<()> {
+    remove_nested(directory.as_fd(), name, 0)
+}
+
+fn remove_nested(directory: BorrowedFd<'_>, name: &Path, depth: u32) -> io::Result<()> {
+    match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        Err(Errno::NOENT) => return Ok(()),
+        removed => return Ok(removed?),
+    }
+    if depth == DEPTH_MAX {
+        return Err(io::Error::other("the directories are nested too deeply"));
+    }
+    let inner = match open_in(directory, name) {
+        Ok(inner) => inner,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    // Its owner may have no permission to change it. If this fails, so does the removal.
+    let _ = set_mode(&inner, 0o700);
+    for (entry, _) in entries(&inner)? {
+        remove_nested(inner.as_fd(), Path::new(&entry), depth + 1)?;
+    }
+    match rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR) {
+        Err(Errno::NOENT) => Ok(()),
+        removed => Ok(removed?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn no_symbolic_link_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("real")).unwrap();
+        fs::write(dir.path().join("real/secret"), "secret").unwrap();
+        symlink("real", dir.path().join("link")).unwrap();
+        symlink("secret", dir.path().join("real/alias")).unwrap();
+        let loops = |error: io::Error| error.raw_os_error() == Some(libc::ELOOP);
+        assert!(loops(open(&dir.path().join("link")).unwrap_err()));
+        let top = open(dir.path()).unwrap();
+        assert!(loops(open_in(&top, Path::new("link")).unwrap_err()));
+        assert!(open_in(&top, Path::new("..")).is_err());
+        let real = open_in(&top, Path::new("real")).unwrap();
+        assert!(loops(read_in(&real, Path::new("alias"), 9).unwrap_err()));
+        assert_eq!(read_in(&real, Path::new("secret"), 6).unwrap().1, b"secret");
+        assert!(read_in(&real, Path::new("secret"), 5).is_err());
+        assert!(read_in(&top, Path::new("real"), 9).is_err());
+        remove_all(&top, Path::new("link")).unwrap();
+        assert!(has_name(&top, Path::new("real"), &real));
+    }
+
+    #[test]
+    fn a_directory_is_removed_with_all_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("a/b/c")).unwrap();
+        fs::write(dir.path().join("kept"), "kept").unwrap();
+        symlink("../../kept", dir.path().join("a/b/link")).unwrap();
+        let top = open(dir.path()).unwrap();
+        remove_all(&top, Path::new("a")).unwrap();
+        remove_all(&top, Path::new("a")).unwrap();
+        let left: Vec<_> = entries(&top).unwrap();
+        assert_eq!(left, [("kept".into(), EntryKind::File)]);
+    }
+
+    #[test]
+    fn names_are_taken_once_and_exchanged() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = open(dir.path()).unwrap();
+        let (a, b) = (Path::new("a"), Path::new("b"));
+        let made = create_in(&top, a).unwrap();
+        assert_eq!(create_in(&top, a).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        write_new(&top, b, b"file").unwrap();
+        assert_eq!(rename_new(&top, a, b).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        exchange(&top, a, b).unwrap();
+        assert!(has_name(&top, b, &made) && exists(&top, a));
+        assert!(try_lock(&made).unwrap());
+        assert!(!try_lock(open_in(&top, b).unwrap()).unwrap());
+    }
+}
