@@ -3,6 +3,8 @@
 // page, for rustdoc. Rustdoc uses the first definition.
 #![doc = "[loading models]: loading_models
 [sharing models]: sharing_models
+[serving models on a node]: serving_models_on_a_node
+[engines]: engines
 [writing a driver]: writing_a_driver
 [writing a device model]: writing_a_device_model
 [page tables]: page_tables
@@ -17,6 +19,8 @@ macro_rules! page {
         #[doc = "[the manual]: crate::manual
 [loading models]: crate::manual::loading_models
 [sharing models]: crate::manual::sharing_models
+[serving models on a node]: crate::manual::serving_models_on_a_node
+[engines]: crate::manual::engines
 [writing a driver]: crate::manual::writing_a_driver
 [writing a device model]: crate::manual::writing_a_device_model
 [page tables]: crate::manual::page_tables
@@ -42,6 +46,13 @@ page!(
     "sharing-models.md",
     "[`Server`](crate::serve::Server), [`Options`](crate::serve::Options), \
      [`Client`](crate::serve::Client), [`Attachment`](crate::serve::Attachment)"
+);
+page!(engines, "engines.md", "[`Loader`](crate::Loader), [`Client`](crate::serve::Client)");
+page!(
+    serving_models_on_a_node,
+    "serving-models-on-a-node.md",
+    "[`Publisher`](crate::load::Publisher), [`Published`](crate::load::Published), \
+     [`Heap::Tmpfs`](crate::Heap::Tmpfs), [`Buffer::link`](crate::Buffer::link)"
 );
 page!(
     writing_a_driver,

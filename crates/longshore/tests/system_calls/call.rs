@@ -64,6 +64,8 @@ const SELECTORS: &[Selector] = &[
             ("DMA_HEAP_IOCTL_ALLOC", 0xc018_4800),
             ("DMA_BUF_IOCTL_SYNC", 0x4008_6200),
             ("PIDFD_GET_INFO", 0xc040_ff0b),
+            ("BTRFS_IOC_FS_INFO", 0x8400_941f),
+            ("FS_IOC_GETFSSYSFSPATH", 0x8081_1501),
         ],
     },
     Selector {
@@ -77,6 +79,7 @@ const SELECTORS: &[Selector] = &[
             ("MADV_COLLAPSE", word(libc::MADV_COLLAPSE)),
             ("MADV_POPULATE_READ", word(libc::MADV_POPULATE_READ)),
             ("MADV_POPULATE_WRITE", word(libc::MADV_POPULATE_WRITE)),
+            ("MADV_DOFORK", word(libc::MADV_DOFORK)),
             ("MADV_DONTFORK", word(libc::MADV_DONTFORK)),
             ("MADV_DONTDUMP", word(libc::MADV_DONTDUMP)),
         ],

@@ -3,16 +3,19 @@
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::ptr::NonNull;
 
 use longshore_mem::{DmaMemory, FileOffset};
 use longshore_sys::dma_buf::CpuAccess;
+use longshore_sys::{directory, tmpfs};
 
-use crate::dma_buf::{Bracketed, DmaBuf};
-use crate::error::Result;
+use crate::dma_buf::{CpuAccessGuard, DmaBuf};
+use crate::error::{Error, Result};
 use crate::heap::Heap;
-use crate::memory::Memory;
+use crate::memory::{Memory, Origin};
 use crate::page_report::PageReport;
+use crate::private::PrivateBuffer;
 use crate::shared::{Sealing, SharedBuffer};
 
 /// A buffer whose content is complete and which no other process or device can reach yet.
@@ -20,6 +23,9 @@ use crate::shared::{Sealing, SharedBuffer};
 /// Its descriptor is only available through [`DmaMemory::file`], whose caller promises what the
 /// driver of a device must. So the content may be borrowed as slices, through guards that enclose
 /// the CPU access if the memory is a dma-buf.
+///
+/// A child of `fork(2)` does not inherit the memory of a memfd, and an access to it there ends the
+/// child. It inherits that of a [`SharedBuffer`] and of a [`PrivateBuffer`].
 #[derive(Debug)]
 pub struct Buffer {
     /// Boxed, so that moving a buffer is cheap: into a mapping, and back.
@@ -32,18 +38,29 @@ struct Held {
     pages: PageReport,
 }
 
+/// The access to a file that gets a name ([`Buffer::link`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileAttributes {
+    /// The permission bits; other bits of a mode are ignored.
+    pub mode: u32,
+    /// The user ID of the owner; `None` for the user of this process.
+    pub uid: Option<u32>,
+    /// The group ID; `None` for the group that the kernel gave the file.
+    pub gid: Option<u32>,
+}
+
 /// The content of a buffer, for reading.
 #[derive(Debug)]
 pub struct ReadAccess<'a> {
     content: &'a [u8],
-    _bracket: Bracketed<'a>,
+    _guard: CpuAccessGuard<'a>,
 }
 
 /// The content of a buffer, for reading and writing.
 #[derive(Debug)]
 pub struct WriteAccess<'a> {
     content: &'a mut [u8],
-    _bracket: Bracketed<'a>,
+    _guard: CpuAccessGuard<'a>,
 }
 
 impl Buffer {
@@ -83,10 +100,10 @@ impl Buffer {
     /// # Errors
     /// [`crate::Error::Kernel`] if the memory is a dma-buf whose exporter refuses CPU access.
     pub fn read(&self) -> Result<ReadAccess<'_>> {
-        let bracket = DmaBuf::begin(self.held.memory.dma_heap_buf(), CpuAccess::Read)?;
+        let guard = DmaBuf::begin(self.held.memory.dma_heap_buf(), CpuAccess::Read)?;
         // SAFETY: no other process or device has the memory, and `write` needs an exclusive borrow.
         let content = unsafe { self.held.memory.as_slice() };
-        Ok(ReadAccess { content, _bracket: bracket })
+        Ok(ReadAccess { content, _guard: guard })
     }
 
     /// Borrows the content for reading and writing.
@@ -94,22 +111,66 @@ impl Buffer {
     /// # Errors
     /// As [`Buffer::read`].
     pub fn write(&mut self) -> Result<WriteAccess<'_>> {
-        let bracket = DmaBuf::begin(self.held.memory.dma_heap_buf(), CpuAccess::ReadWrite)?;
+        let guard = DmaBuf::begin(self.held.memory.dma_heap_buf(), CpuAccess::ReadWrite)?;
         // SAFETY: mapped and writable, and `self` is borrowed exclusively while the slice lives.
         let content = unsafe { &mut *self.held.memory.content_ptr() };
-        Ok(WriteAccess { content, _bracket: bracket })
+        Ok(WriteAccess { content, _guard: guard })
+    }
+
+    /// Gives the file of [`Heap::Tmpfs`] its attributes and then the name `name` in `directory`, which
+    /// must be in the same tmpfs. The file appears complete, and an existing name is not replaced. The
+    /// mapping and the descriptor of this process are closed.
+    ///
+    /// # Errors
+    /// [`crate::Error::Link`] if the heap is another one, if `name` is not one name, if it exists, or
+    /// if the kernel refuses the attributes. Then the memory is freed.
+    pub fn link(
+        self,
+        directory: BorrowedFd<'_>,
+        name: &Path,
+        attributes: &FileAttributes,
+    ) -> Result<()> {
+        let Held { memory, .. } = *self.held;
+        let Memory { heap, mapping, origin, .. } = memory;
+        // Other processes can change a file that has a name, so no slice of it may exist.
+        drop(mapping);
+        let is_one_name = name.file_name() == Some(name.as_os_str());
+        let linked = match &origin {
+            Origin::Memfd(file) if matches!(heap, Heap::Tmpfs(_)) && is_one_name => {
+                directory::set_owner(file, attributes.uid, attributes.gid)
+                    .and_then(|()| directory::set_mode(file, attributes.mode))
+                    .and_then(|()| tmpfs::link(file, directory, name))
+            }
+            _ if is_one_name => Err(std::io::ErrorKind::Unsupported.into()),
+            _ => Err(std::io::ErrorKind::InvalidInput.into()),
+        };
+        linked.map_err(|source| Error::Link { heap, name: name.to_owned(), source })
     }
 
     /// Gives the memory descriptors for devices and other processes, with the seals of `sealing`.
     /// From then on others may change the content, unless it is sealed.
     ///
     /// # Errors
-    /// [`crate::Error::CannotSealContent`] for [`Sealing::Content`] if the heap does not support
-    /// it, [`crate::Error::Kernel`] if the kernel refuses a seal or the dma-buf. In both cases the
+    /// [`crate::Error::CannotShare`] for [`Heap::Tmpfs`], [`crate::Error::CannotSealContent`] for
+    /// [`Sealing::Content`] if the heap does not support it, [`crate::Error::Kernel`] if the kernel refuses a seal or the dma-buf. In both cases the
     /// memory is freed.
     pub fn share(self, sealing: Sealing) -> Result<SharedBuffer> {
         let Held { memory, pages } = *self.held;
         SharedBuffer::new(memory, pages, sealing)
+    }
+
+    /// Closes the descriptor of the memory and keeps the mapping, for memory that only this process and
+    /// its children use. Returns the buffer unchanged if its memory is a dma-buf or will be one
+    /// ([`Heap::Udmabuf`], [`Heap::DmaHeap`]).
+    ///
+    /// # Errors
+    /// [`crate::Error::Kernel`] if a child process cannot be given the mapping.
+    pub fn into_private(self) -> Result<std::result::Result<PrivateBuffer, Self>> {
+        if !self.heap().seals_content() {
+            return Ok(Err(self));
+        }
+        let Held { memory, pages } = *self.held;
+        PrivateBuffer::new(memory, pages).map(Ok)
     }
 }
 
@@ -194,8 +255,62 @@ mod tests {
     #[test]
     fn a_missing_heap_or_an_impossible_length_is_an_error() {
         let missing = Heap::DmaHeap("no-such-heap".into()).allocate(4096).unwrap_err();
-        assert!(matches!(missing, crate::Error::NoSuchHeap { .. }), "{missing}");
+        assert!(matches!(missing, Error::NoSuchHeap { .. }), "{missing}");
         let vast = Heap::Memfd.allocate(u64::MAX).unwrap_err();
-        assert!(matches!(vast, crate::Error::TooLong { .. }), "{vast}");
+        assert!(matches!(vast, Error::TooLong { .. }), "{vast}");
+    }
+
+    /// A directory in a tmpfs.
+    fn in_tmpfs() -> Option<tempfile::TempDir> {
+        let dir = tempfile::tempdir_in("/dev/shm").ok()?;
+        let opened = std::fs::File::open(dir.path()).unwrap();
+        tmpfs::contains(&opened).unwrap().then_some(dir)
+    }
+
+    #[test]
+    fn a_file_in_a_tmpfs_gets_its_name_when_it_is_complete() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let Some(dir) = in_tmpfs() else { return println!("SKIPPED: /dev/shm is not a tmpfs") };
+        let folder = std::fs::File::open(dir.path()).unwrap();
+        let attributes = FileAttributes { mode: 0o440, uid: None, gid: None };
+        for len in [0_usize, 1, 4097, (2 << 20) + 1] {
+            let name = format!("model-{len}");
+            let mut buffer = Heap::Tmpfs(dir.path().into()).allocate(len as u64).unwrap();
+            for (at, byte) in buffer.write().unwrap().iter_mut().enumerate() {
+                *byte = at as u8;
+            }
+            assert!(!dir.path().join(&name).exists());
+            buffer.link(folder.as_fd(), Path::new(&name), &attributes).unwrap();
+            let path = dir.path().join(&name);
+            let content = std::fs::read(&path).unwrap();
+            assert_eq!(content.len(), len);
+            assert!(content.iter().enumerate().all(|(at, byte)| *byte == at as u8));
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o440);
+        }
+        let linked = |heap: Heap, name: &str| {
+            let buffer = heap.allocate(1).unwrap();
+            let failed = buffer.link(folder.as_fd(), Path::new(name), &attributes).unwrap_err();
+            let Error::Link { source, .. } = failed else { panic!("{failed}") };
+            source.kind()
+        };
+        let tmpfs = Heap::Tmpfs(dir.path().into());
+        assert_eq!(linked(tmpfs.clone(), "model-1"), std::io::ErrorKind::AlreadyExists);
+        assert_eq!(linked(tmpfs.clone(), "../model"), std::io::ErrorKind::InvalidInput);
+        assert_eq!(linked(Heap::Memfd, "model"), std::io::ErrorKind::Unsupported);
+        let refused = tmpfs.allocate(1).unwrap().share(Sealing::Size).unwrap_err();
+        assert!(matches!(refused, Error::CannotShare { .. }), "{refused}");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_in_a_tmpfs_is_an_error() {
+        let refused = Heap::Tmpfs("/proc".into()).allocate(1).unwrap_err();
+        assert!(matches!(refused, Error::Unavailable { .. } | Error::Kernel { .. }), "{refused}");
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        if tmpfs::contains(std::fs::File::open(dir.path()).unwrap()).unwrap() {
+            return println!("SKIPPED: the sources are in a tmpfs");
+        }
+        let refused = Heap::Tmpfs(dir.path().into()).allocate(1).unwrap_err();
+        assert!(matches!(refused, Error::Unavailable { .. }), "{refused}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use longshore_sys::dma_buf::{self, Bracket, CpuAccess};
+use longshore_sys::dma_buf::{self, CpuAccess, SyncPhase};
 
 use crate::error::{Error, Result};
 use crate::heap::Heap;
@@ -18,7 +18,7 @@ pub struct DmaBuf {
 /// A guard for CPU access to a dma-buf, which ends when the guard is dropped.
 #[derive(Debug)]
 #[must_use = "the CPU may access the memory only while this lives"]
-pub(crate) struct Bracketed<'a> {
+pub(crate) struct CpuAccessGuard<'a> {
     dma_buf: Option<&'a DmaBuf>,
     access: CpuAccess,
 }
@@ -39,15 +39,15 @@ impl DmaBuf {
     }
 
     /// Starts CPU access if there is a dma-buf; other memory needs no guard.
-    pub(crate) fn begin(dma_buf: Option<&Self>, access: CpuAccess) -> Result<Bracketed<'_>> {
+    pub(crate) fn begin(dma_buf: Option<&Self>, access: CpuAccess) -> Result<CpuAccessGuard<'_>> {
         if let Some(dma_buf) = dma_buf {
-            dma_buf.sync(access, Bracket::Start, "DMA_BUF_IOCTL_SYNC (start)")?;
+            dma_buf.sync(access, SyncPhase::Start, "DMA_BUF_IOCTL_SYNC (start)")?;
         }
-        Ok(Bracketed { dma_buf, access })
+        Ok(CpuAccessGuard { dma_buf, access })
     }
 
-    fn sync(&self, access: CpuAccess, bracket: Bracket, operation: &'static str) -> Result<()> {
-        dma_buf::sync(&self.fd, access, bracket).map_err(|source| Error::Kernel {
+    fn sync(&self, access: CpuAccess, phase: SyncPhase, operation: &'static str) -> Result<()> {
+        dma_buf::sync(&self.fd, access, phase).map_err(|source| Error::Kernel {
             heap: self.heap.clone(),
             operation,
             len_bytes: self.len_bytes,
@@ -62,12 +62,12 @@ impl AsFd for DmaBuf {
     }
 }
 
-impl Drop for Bracketed<'_> {
+impl Drop for CpuAccessGuard<'_> {
     fn drop(&mut self) {
         if let Some(dma_buf) = self.dma_buf {
             // Ending an access that began fails only if the exporter is broken, and then there is
             // no state to restore.
-            let _ = dma_buf.sync(self.access, Bracket::End, "DMA_BUF_IOCTL_SYNC (end)");
+            let _ = dma_buf.sync(self.access, SyncPhase::End, "DMA_BUF_IOCTL_SYNC (end)");
         }
     }
 }

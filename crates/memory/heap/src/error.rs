@@ -2,7 +2,9 @@
 
 use std::io;
 use std::ops::Range;
+use std::path::PathBuf;
 
+use longshore_mem::ByteSize;
 use longshore_mem::copy::CopyFault;
 
 use crate::heap::Heap;
@@ -36,9 +38,9 @@ pub enum Error {
     },
     /// A udmabuf is above the machine's limit, which this process may not raise.
     #[error(
-        "a udmabuf of {len_bytes} bytes is above this machine's limit of {limit_bytes}: write at \
-         least {} to /sys/module/udmabuf/parameters/size_limit_mb as root, or use heap 'memfd'",
-        len_bytes.div_ceil(1 << 20)
+        "a udmabuf of {} is above this machine's limit of {}: write at least {} to \
+         /sys/module/udmabuf/parameters/size_limit_mb as root, or use heap 'memfd'",
+        ByteSize(*len_bytes), ByteSize(*limit_bytes), len_bytes.div_ceil(1 << 20)
     )]
     AboveUdmabufLimit {
         /// The requested length in bytes.
@@ -50,7 +52,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The length is above that of any address space or file.
-    #[error("a buffer of {len_bytes} bytes does not fit {limit}")]
+    #[error("a buffer of {} does not fit {limit}", ByteSize(*len_bytes))]
     TooLong {
         /// The requested length in bytes.
         len_bytes: u64,
@@ -73,12 +75,56 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The tmpfs of a directory has not enough room.
+    #[error(
+        "the tmpfs of {} has no room for {len_bytes} bytes{}; remove files from it, or mount it with \
+         a larger size",
+        directory.display(), describe_room(*free_bytes)
+    )]
+    TmpfsFull {
+        /// The directory.
+        directory: PathBuf,
+        /// The length of the buffer in bytes.
+        len_bytes: u64,
+        /// The number of free bytes before the first page was allocated; `None` if it became full
+        /// while pages were allocated.
+        free_bytes: Option<u64>,
+        /// The error of the kernel.
+        #[source]
+        source: io::Error,
+    },
+    /// The buffer is not a file in a tmpfs, or its file cannot get this name.
+    #[error("heap '{heap}': the file cannot get the name {}", name.display())]
+    Link {
+        /// The heap.
+        heap: Heap,
+        /// The name.
+        name: PathBuf,
+        /// The error of the kernel; `Unsupported` if the heap is not [`Heap::Tmpfs`].
+        #[source]
+        source: io::Error,
+    },
+    /// The files of this heap cannot be sealed, so other processes get them by name.
+    #[error("heap '{heap}' cannot be sealed; give its file a name, or use heap 'memfd'")]
+    CannotShare {
+        /// The heap.
+        heap: Heap,
+    },
     /// The content of this heap's buffers cannot be sealed.
     #[error("heap '{heap}' cannot seal its content against writing; use heap 'memfd'")]
     CannotSealContent {
         /// The heap.
         heap: Heap,
     },
+    /// The memory is not sealed, so a copy-on-write mapping of it could change.
+    #[error("the content of the memory is not sealed, so it cannot be mapped copy-on-write")]
+    NotSealed,
+    /// Memory of the hugetlb pool is not mapped copy-on-write.
+    #[error(
+        "memory of the hugetlb pool cannot be mapped copy-on-write: a write to it would take a page of \
+         the pool, and would end the process if the pool is empty"
+    )]
+    HugetlbCopyOnWrite,
     /// A range is not inside the buffer.
     #[error(
         "bytes {} to {} are not inside a buffer of {len_bytes}", range.start, range.end
@@ -106,7 +152,7 @@ pub enum Error {
         source: CopyFault,
     },
     /// A system call failed.
-    #[error("heap '{heap}': {operation} of {len_bytes} bytes failed")]
+    #[error("heap '{heap}': {operation} of {} failed", ByteSize(*len_bytes))]
     Kernel {
         /// The heap.
         heap: Heap,
@@ -118,6 +164,10 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+}
+
+fn describe_room(free_bytes: Option<u64>) -> String {
+    free_bytes.map_or(String::new(), |bytes| format!(": {bytes} bytes are free"))
 }
 
 fn describe_heaps(available: &[String]) -> String {

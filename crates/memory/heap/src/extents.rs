@@ -11,6 +11,9 @@
 //!                        populate the rest ─► size of the first folio ──► 64 KiB or base
 //! ```
 //!
+//! In a tmpfs, pages are allocated (`fallocate`) before they are prefaulted, so that a tmpfs without
+//! room is an error of its own.
+//!
 //! Prefaulting returns an error if memory is short, where an access would raise SIGBUS, and it does
 //! not change the content.
 
@@ -19,7 +22,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use longshore_mem::Granule;
-use longshore_sys::{page_size_bytes, pages};
+use longshore_sys::{page_size_bytes, pages, tmpfs};
 
 use crate::heap::Heap;
 use crate::memory::Memory;
@@ -142,6 +145,8 @@ impl Extents {
             return Ok(());
         }
         let first_page = extent.subslice(0, extent.len().min(page_size_bytes()));
+        let first_bytes = len_bytes.min(page_size_bytes() as u64);
+        allocate_in_tmpfs(memory, bytes.start..bytes.start + first_bytes)?;
         pages::populate_write(first_page.map_err(io::Error::other)?)?;
         let mut folio_bytes = pages::resident_prefix_bytes(extent)? as u64;
         if folio_bytes < len_bytes
@@ -156,6 +161,7 @@ impl Extents {
             }
         }
         if folio_bytes < len_bytes {
+            allocate_in_tmpfs(memory, bytes.clone())?;
             pages::populate_write(extent)?;
         }
         // If the last extent is no larger than a smaller folio, it does not show that huge pages
@@ -187,5 +193,16 @@ impl Extents {
                 ..PageReport::default()
             },
         }
+    }
+}
+
+/// Allocates a range of a file in a tmpfs. Buffers below 2 MiB are left out: `fallocate` in a tmpfs with
+/// huge pages would take a whole one even for a small file, and the advice on the mapping prevents that.
+fn allocate_in_tmpfs(memory: &Memory, bytes: Range<u64>) -> io::Result<()> {
+    match (&memory.heap, memory.memfd()) {
+        (Heap::Tmpfs(_), Some(file)) if memory.mapped_bytes() >= EXTENT.bytes() => {
+            tmpfs::allocate(file, bytes)
+        }
+        _ => Ok(()),
     }
 }

@@ -1,6 +1,7 @@
 //! The kinds of memory that buffers come from.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The source of a buffer's memory.
@@ -27,6 +28,12 @@ pub enum Heap {
     /// A dma-buf of a kernel heap: `system`, a CMA area, or a heap of a vendor. The kernel refuses
     /// direct I/O into it.
     DmaHeap(String),
+    /// A file without a name in a directory of a tmpfs, in the pages that this tmpfs gives: 2 MiB if
+    /// it is mounted with `huge=always`. [`Buffer::link`](crate::Buffer::link) gives the complete
+    /// file its name. It cannot be sealed, so [`Buffer::share`](crate::Buffer::share) fails.
+    ///
+    /// [`FromStr`] does not parse this heap.
+    Tmpfs(PathBuf),
 }
 
 /// A word is not the name of a heap.
@@ -66,7 +73,7 @@ impl FromStr for Heap {
     }
 }
 
-/// Formats the name that [`FromStr`] parses.
+/// Formats the name that [`FromStr`] parses, and `tmpfs:DIRECTORY`.
 impl fmt::Display for Heap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -76,6 +83,7 @@ impl fmt::Display for Heap {
             Self::Hugetlb => f.write_str("hugetlb"),
             Self::Udmabuf => f.write_str("udmabuf"),
             Self::DmaHeap(name) => write!(f, "dma-heap:{name}"),
+            Self::Tmpfs(directory) => write!(f, "tmpfs:{}", directory.display()),
         }
     }
 }
@@ -90,7 +98,7 @@ mod tests {
             assert_eq!(word.parse::<Heap>().unwrap().to_string(), word);
         }
         assert_eq!("dma-heap".parse(), Ok(Heap::DmaHeap("system".into())));
-        for word in ["", "shm", "dma-heap:", "dma-heap:../null", "memfd:1g"] {
+        for word in ["", "shm", "dma-heap:", "dma-heap:../null", "memfd:1g", "tmpfs:/dev/shm"] {
             assert_eq!(word.parse::<Heap>(), Err(ParseHeapError(word.into())));
         }
     }

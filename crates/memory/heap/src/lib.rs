@@ -35,15 +35,17 @@ mod extents;
 mod heap;
 mod memory;
 mod page_report;
+mod private;
 mod reason;
 mod reservation;
 mod shared;
 
-pub use buffer::{Buffer, ReadAccess, WriteAccess};
+pub use buffer::{Buffer, FileAttributes, ReadAccess, WriteAccess};
 pub use dma_buf::DmaBuf;
 pub use error::{Error, Result};
 pub use heap::{Heap, ParseHeapError};
 pub use page_report::PageReport;
+pub use private::{CopyOnWrite, PrivateBuffer};
 pub use reason::{LengthLimit, Unavailability};
 pub use reservation::{Filling, Reservation};
 pub use shared::{Export, Sealing, SharedBuffer, SharedView};

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use longshore_mem::{Granule, OutOfBounds, VolatileSlice, VolatileSliceMut};
 use longshore_sys::mapping::{Access, Mapping};
 use longshore_sys::memfd::{self, Backing, Seals};
-use longshore_sys::{dma_heap, huge_pages, memory, page_size_bytes, udmabuf};
+use longshore_sys::{dma_heap, huge_pages, memory, page_size_bytes, tmpfs, udmabuf};
 
 use crate::dma_buf::DmaBuf;
 use crate::error::{Error, Result};
@@ -19,6 +19,7 @@ use crate::reason::{LengthLimit, Unavailability};
 /// The descriptor of the memory.
 #[derive(Debug)]
 pub(crate) enum Origin {
+    /// A memfd, or the unnamed file of [`Heap::Tmpfs`].
     Memfd(OwnedFd),
     DmaHeap(DmaBuf),
 }
@@ -62,6 +63,7 @@ impl Memory {
                 Self::of_memfd(heap, content_bytes, Backing::Shmem)
             }
             Heap::DmaHeap(name) => Self::of_dma_heap(heap, name, content_bytes),
+            Heap::Tmpfs(directory) => Self::of_tmpfs(heap, directory, content_bytes),
         }
     }
 
@@ -116,10 +118,49 @@ impl Memory {
                 },
                 _ => failed("mmap", source),
             })?;
+        // A child process of a fork during the load would keep a writable mapping, and the kernel
+        // seals no content while one exists. The child would also share pages that a disk writes to.
+        mapping.set_inherited(false).map_err(|source| failed("madvise(MADV_DONTFORK)", source))?;
         let heap = if backing == Backing::Hugetlb2M { &Heap::Hugetlb } else { heap };
         let origin = Origin::Memfd(memfd);
         let heap = heap.clone();
         Ok(Self { heap, chosen: false, mapping, origin, content_bytes, file_bytes })
+    }
+
+    fn of_tmpfs(heap: &Heap, directory: &Path, content_bytes: u64) -> Result<Self> {
+        let failed = |operation| {
+            let heap = heap.clone();
+            move |source| Error::Kernel { heap, operation, len_bytes: content_bytes, source }
+        };
+        if i64::try_from(content_bytes).is_err() {
+            return Err(too_long(content_bytes, LengthLimit::File));
+        }
+        if let Some(limit) = memory::file_size_limit().filter(|limit| content_bytes > *limit) {
+            return Err(too_long(content_bytes, LengthLimit::FileSize { limit_bytes: limit }));
+        }
+        let not_tmpfs = |source| Error::Unavailable {
+            heap: heap.clone(),
+            reason: Unavailability::NotTmpfs { directory: directory.to_owned() },
+            source,
+        };
+        let file = tmpfs::create_unnamed(directory).map_err(|source| match source.kind() {
+            std::io::ErrorKind::Unsupported => not_tmpfs(source),
+            std::io::ErrorKind::StorageFull => tmpfs_full(directory, content_bytes, None, source),
+            _ => failed("open(O_TMPFILE)")(source),
+        })?;
+        if !tmpfs::contains(&file).map_err(failed("fstatfs"))? {
+            return Err(not_tmpfs(std::io::ErrorKind::Unsupported.into()));
+        }
+        let room = tmpfs::room(&file).map_err(failed("fstatvfs"))?;
+        if let Some(free_bytes) = room.free_bytes.filter(|free| content_bytes > *free) {
+            let source = std::io::ErrorKind::StorageFull.into();
+            return Err(tmpfs_full(directory, content_bytes, Some(free_bytes), source));
+        }
+        memfd::set_len(&file, content_bytes).map_err(failed("ftruncate"))?;
+        let mapping = Mapping::of_file(&file, content_bytes, Granule::SIZE_2M, Access::ReadWrite)
+            .map_err(failed("mmap"))?;
+        let (heap, origin) = (heap.clone(), Origin::Memfd(file));
+        Ok(Self { heap, chosen: false, mapping, origin, content_bytes, file_bytes: content_bytes })
     }
 
     fn of_dma_heap(heap: &Heap, name: &str, content_bytes: u64) -> Result<Self> {
@@ -278,6 +319,15 @@ pub(crate) fn base_page() -> Granule {
 
 fn byte() -> Granule {
     Granule::from_value(1).unwrap_or(Granule::SIZE_4K)
+}
+
+pub(crate) fn tmpfs_full(
+    directory: &Path,
+    len_bytes: u64,
+    free_bytes: Option<u64>,
+    source: std::io::Error,
+) -> Error {
+    Error::TmpfsFull { directory: directory.to_owned(), len_bytes, free_bytes, source }
 }
 
 fn too_long(len_bytes: u64, limit: LengthLimit) -> Error {

@@ -39,6 +39,16 @@ pub enum Unavailability {
     /// A dma-buf cannot be empty.
     #[error("a dma-buf cannot be empty; use heap 'memfd'")]
     EmptyDmaBuf,
+    /// The directory is not in a tmpfs.
+    #[error(
+        "{} is not in a tmpfs (mount one there as root: mount -t tmpfs -o huge=always tmpfs \
+         DIRECTORY; /dev/shm usually is one)",
+        directory.display()
+    )]
+    NotTmpfs {
+        /// The directory.
+        directory: PathBuf,
+    },
 }
 
 /// The limit that a length exceeds.
@@ -49,7 +59,7 @@ pub enum LengthLimit {
     #[error("any file")]
     File,
     /// The file size limit of this process (`RLIMIT_FSIZE`).
-    #[error("this process's file size limit of {limit_bytes} bytes (ulimit -f)")]
+    #[error("this process's file size limit of {} (ulimit -f)", longshore_mem::ByteSize(*limit_bytes))]
     FileSize {
         /// The limit in bytes.
         limit_bytes: u64,

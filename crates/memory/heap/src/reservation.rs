@@ -1,18 +1,20 @@
 //! Memory that is being filled: it has an address, but not yet all of its pages.
 #![expect(unsafe_code, reason = "lends disjoint writable windows")]
 
+use std::io;
 use std::ops::Range;
 
 use longshore_iov::{Cursor, Dest, copy};
 use longshore_mem::VolatileSliceMut;
 use longshore_sys::dma_buf::CpuAccess;
+use longshore_sys::pages;
 
 use crate::buffer::Buffer;
 use crate::dma_buf::DmaBuf;
 use crate::error::{Error, Result};
 use crate::extents::Extents;
 use crate::heap::Heap;
-use crate::memory::Memory;
+use crate::memory::{Memory, tmpfs_full};
 use crate::page_report::PageReport;
 
 impl Heap {
@@ -21,7 +23,8 @@ impl Heap {
     /// # Errors
     /// [`crate::Error::Unavailable`], [`crate::Error::NoSuchHeap`],
     /// [`crate::Error::AboveUdmabufLimit`] and [`crate::Error::TooLong`] if the heap cannot be
-    /// used, or not for this length; [`crate::Error::OutOfMemory`] if the heap allocates its pages
+    /// used, or not for this length; [`crate::Error::TmpfsFull`] if a tmpfs has less room than that;
+    /// [`crate::Error::OutOfMemory`] if the heap allocates its pages
     /// at once and memory is short; [`crate::Error::Kernel`] if a system call fails.
     pub fn reserve(&self, len_bytes: u64) -> Result<Reservation> {
         Reservation::new(self, len_bytes)
@@ -87,16 +90,21 @@ impl Reservation {
     /// existing pages keep their content. Any thread may call it at any time.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if memory runs out, [`Error::OutOfRange`] if the range is not inside.
+    /// [`Error::OutOfMemory`] if memory runs out, [`Error::TmpfsFull`] if a tmpfs is full,
+    /// [`Error::OutOfRange`] if the range is not inside.
     pub fn populate(&self, range: Range<u64>) -> Result<()> {
         if range.start > range.end || range.end > self.capacity_bytes() {
             return Err(Error::OutOfRange { range, len_bytes: self.len() });
         }
-        self.extents.populate(&self.memory, range).map_err(|(range, source)| Error::OutOfMemory {
-            heap: self.memory.heap.clone(),
-            range,
-            len_bytes: self.memory.content_bytes,
-            source,
+        self.extents.populate(&self.memory, range).map_err(|(range, source)| {
+            let (heap, len_bytes) = (self.memory.heap.clone(), self.memory.content_bytes);
+            match &heap {
+                // `MADV_POPULATE_WRITE` returns this error where an access would raise SIGBUS.
+                Heap::Tmpfs(directory) if is_full(&source) => {
+                    tmpfs_full(directory, len_bytes, None, source)
+                }
+                _ => Error::OutOfMemory { heap, range, len_bytes, source },
+            }
         })
     }
 
@@ -147,13 +155,13 @@ impl Reservation {
         let (content, end) = (self.memory.content_bytes, self.memory.mapped_bytes());
         if content < end {
             self.populate(content..end)?;
-            let bracket = DmaBuf::begin(self.memory.dma_heap_buf(), CpuAccess::Write)?;
+            let guard = DmaBuf::begin(self.memory.dma_heap_buf(), CpuAccess::Write)?;
             // SAFETY: `self` is owned here, so no other window exists.
             let tail = unsafe { self.window(content..end) }?;
             let len_bytes = tail.len();
             let zeroed = copy::zero(&mut Cursor::<Dest>::foreign_buf(tail), len_bytes);
             debug_assert_eq!(zeroed, Ok(len_bytes), "the last page was populated");
-            drop(bracket);
+            drop(guard);
         }
         let pages = self.page_report();
         Ok(Buffer::new(self.memory, pages))
@@ -165,15 +173,19 @@ impl Reservation {
     /// # Errors
     /// [`Error::Kernel`] if the exporter of the dma-buf refuses.
     pub fn begin_filling(&self) -> Result<Filling<'_>> {
-        Ok(Filling { _bracket: DmaBuf::begin(self.memory.dma_heap_buf(), CpuAccess::ReadWrite)? })
+        Ok(Filling { _guard: DmaBuf::begin(self.memory.dma_heap_buf(), CpuAccess::ReadWrite)? })
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::StorageFull || pages::is_bad_address(error)
 }
 
 /// A guard for writes to a [`Reservation`], which must end before the guard is dropped.
 #[derive(Debug)]
 #[must_use = "the memory may be written to only while this lives"]
 pub struct Filling<'a> {
-    _bracket: crate::dma_buf::Bracketed<'a>,
+    _guard: crate::dma_buf::CpuAccessGuard<'a>,
 }
 
 #[cfg(test)]

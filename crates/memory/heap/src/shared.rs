@@ -8,12 +8,11 @@ use longshore_mem::copy::copy_bytes;
 use longshore_mem::fault::FaultGuard;
 use longshore_mem::{AddrRange, DmaMemory, FileOffset, Granule, SharedDmaMemory, VolatileSlice};
 use longshore_sys::dma_buf::CpuAccess;
-use longshore_sys::file::FileSystem;
 use longshore_sys::mapping::{Access, Mapping};
 use longshore_sys::memfd::Seals;
 use longshore_sys::{file, memfd, udmabuf};
 
-use crate::dma_buf::{Bracketed, DmaBuf};
+use crate::dma_buf::{CpuAccessGuard, DmaBuf};
 use crate::error::{Error, Result};
 use crate::heap::Heap;
 use crate::memory::{Memory, Origin};
@@ -27,12 +26,13 @@ pub enum Sealing {
     /// The size is sealed: the file can neither shrink nor grow, so that no process that maps it
     /// faults past a new end.
     ///
-    /// A process that has the descriptor can still punch a hole into memory of the hugetlb pool
-    /// ([`Heap::Hugetlb`], and [`Heap::Memfd`] if the pool was large enough). If the pool is then
-    /// empty, an access to the hole raises SIGBUS. The buffer keeps a [`FaultGuard`] for such
-    /// memory, so [`SharedView::read`], cursors and sessions return an error. In other code, such
-    /// as [`VolatileSlice::read`] or a reader in another process, the signal kills the process
-    /// unless it has a handler of its own. To rule that out, seal the content.
+    /// A process that has the descriptor can still punch a hole into the memory. If the kernel then
+    /// has no page for the hole, an access to it raises SIGBUS: because the hugetlb pool is empty
+    /// ([`Heap::Hugetlb`], and [`Heap::Memfd`] if the pool was large enough), or because memory is
+    /// committed (`vm.overcommit_memory=2`). The buffer keeps a [`FaultGuard`] if it has a memfd, so
+    /// [`SharedView::read`], cursors and sessions return an error. In other code, such as
+    /// [`VolatileSlice::read`] or a reader in another process, the signal kills the process unless
+    /// it has a handler of its own. To rule that out, seal the content.
     #[default]
     Size,
     /// The size and the content are sealed: no process can change the content. Udmabuf and
@@ -75,7 +75,7 @@ pub struct Export<'a> {
 pub struct SharedView<'a> {
     bytes: VolatileSlice<'a>,
     heap: &'a Heap,
-    _bracket: Bracketed<'a>,
+    _guard: CpuAccessGuard<'a>,
 }
 
 impl SharedBuffer {
@@ -88,6 +88,9 @@ impl SharedBuffer {
         };
         if sealing == Sealing::Content && !heap.seals_content() {
             return Err(Error::CannotSealContent { heap });
+        }
+        if let Heap::Tmpfs(_) = heap {
+            return Err(Error::CannotShare { heap });
         }
         let mut udmabuf = None;
         if let Some(fd) = memory.memfd().filter(|_| heap == Heap::Udmabuf) {
@@ -103,19 +106,14 @@ impl SharedBuffer {
                 Err(source) => return Err(failed("UDMABUF_CREATE")(source)),
             }
         }
-        let guard = match memory.memfd() {
-            Some(memfd) if sealing == Sealing::Size => {
-                match file::file_system(memfd).map_err(failed("fstatfs"))? {
-                    FileSystem::Hugetlb { .. } => Some(
-                        FaultGuard::install().map_err(failed("installing a handler of SIGBUS"))?,
-                    ),
-                    _ => None,
-                }
-            }
-            _ => None,
-        };
+        let can_be_punched = sealing == Sealing::Size && memory.memfd().is_some();
+        let guard = can_be_punched.then(FaultGuard::install).transpose();
+        let guard = guard.map_err(failed("installing a handler of SIGBUS"))?;
         if sealing == Sealing::Content {
             memory = seal_content(memory)?;
+        } else if memory.memfd().is_some() {
+            // The kernel refuses this advice for memory of a dma-heap, which is inherited anyway.
+            memory.mapping.set_inherited(true).map_err(failed("madvise(MADV_DOFORK)"))?;
         }
         Ok(Self { memory, pages, sealing, udmabuf, _guard: guard })
     }
@@ -176,8 +174,8 @@ impl SharedBuffer {
     /// # Errors
     /// [`Error::Kernel`] if the exporter of the dma-buf refuses CPU access.
     pub fn view(&self) -> Result<SharedView<'_>> {
-        let bracket = DmaBuf::begin(self.dma_buf(), CpuAccess::Read)?;
-        Ok(SharedView { bytes: self.memory.view(), heap: self.heap(), _bracket: bracket })
+        let guard = DmaBuf::begin(self.dma_buf(), CpuAccess::Read)?;
+        Ok(SharedView { bytes: self.memory.view(), heap: self.heap(), _guard: guard })
     }
 }
 
@@ -211,8 +209,8 @@ impl SharedView<'_> {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] if the buffer is too short; then no bytes are copied. [`Error::Lost`]
-    /// if another process punched a hole into memory of the hugetlb pool ([`Sealing::Size`]); the
-    /// bytes before the hole are copied.
+    /// if another process punched a hole into the memory that the kernel has no page for
+    /// ([`Sealing::Size`]); the bytes before the hole are copied.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let len_bytes = self.bytes.len() as u64;
         let from = usize::try_from(offset).ok();

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use longshore_mem::ByteSize;
+
 use crate::format::Format;
 use crate::gguf::{self, removed_dtype};
 use crate::reason::{
@@ -124,8 +126,8 @@ impl fmt::Display for Detail<'_> {
                 match (format, problem) {
                     (Format::Safetensors, AlignProblem::HeaderTooLong) => write!(
                         f,
-                        "its header would be longer than the limit of {} bytes",
-                        safetensors::HEADER_LEN_MAX_BYTES
+                        "its header would be longer than the limit of {}",
+                        ByteSize(safetensors::HEADER_LEN_MAX_BYTES)
                     ),
                     _ => write!(f, "{problem}"),
                 }
@@ -156,8 +158,9 @@ fn bad_start(start: Start, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Start::EmptyHeader => f.write_str("its header has no bytes"),
         Start::LongHeader { len_bytes, max_bytes } => write!(
             f,
-            "its first 8 bytes declare a header of {len_bytes} bytes, more than the limit of \
-             {max_bytes}"
+            "its first 8 bytes declare a header of {}, more than the limit of {}",
+            ByteSize(len_bytes),
+            ByteSize(max_bytes)
         ),
         Start::HeaderByte(byte) => {
             write!(f, "its header begins with the byte {byte:#04x} and not with '{{'")
@@ -203,8 +206,12 @@ fn truncated(
         ),
         TruncatedPart::Data { len_bytes } => write!(
             f,
-            "it was cut short: with {len_bytes} bytes of data it would have {needed} bytes, but it \
-             has {found}; fetch or copy it again"
+            "it was cut short: with {} of data it would have {}, but it has {}, which is {} too few; \
+             fetch or copy it again",
+            ByteSize(*len_bytes),
+            ByteSize(saturated(needed)),
+            ByteSize(found),
+            ByteSize(saturated(needed).saturating_sub(found))
         ),
         TruncatedPart::Tensor(name) => {
             write!(f, "it was cut short: tensor {name} ends ")?;
@@ -215,6 +222,10 @@ fn truncated(
             write!(f, ", but it has {found} bytes; fetch or copy it again")
         }
     }
+}
+
+fn saturated(bytes: u128) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 fn too_large(
@@ -247,10 +258,15 @@ fn too_large(
     };
     write!(f, "{}", Prefix(format, item))?;
     match quantity {
-        Quantity::FileBytes => write!(f, "it has {found} bytes, more than the limit of {max}"),
-        Quantity::HeaderBytes => {
-            write!(f, "the header has {found} bytes or more, which is above the limit of {max}")
+        Quantity::FileBytes => {
+            write!(f, "it has {}, more than the limit of {}", ByteSize(found), ByteSize(max))
         }
+        Quantity::HeaderBytes => write!(
+            f,
+            "the header has {} or more, which is above the limit of {}",
+            ByteSize(found),
+            ByteSize(max)
+        ),
         Quantity::NameBytes => write!(f, "its name has {found} bytes, more than {max}"),
         Quantity::Tensors | Quantity::MetadataEntries => {
             write!(f, "it declares {found} {}, more than the limit of {max}", plural(quantity))

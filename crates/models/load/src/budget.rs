@@ -189,7 +189,7 @@ mod tests {
         ];
         for (available, name) in cases {
             let message = refused_by(&available, false).unwrap();
-            assert!(message.contains(name) && message.contains("1073741824"), "{message}");
+            assert!(message.contains(name) && message.contains("leaves 1.07 GB"), "{message}");
         }
     }
 
@@ -213,7 +213,7 @@ mod tests {
         check(&mut first, 2 * GIB).unwrap();
         let refused = check(&mut second, GIB + GIB / 2).unwrap_err();
         let text = refused.to_string();
-        assert!(text.contains("2147483648 bytes that other loads are to take, leaves 1073741824"));
+        assert!(text.contains("2.15 GB that other loads are to take, leaves 1.07 GB"));
         assert_eq!(second.bytes, 0);
         first.lower_to(GIB / 2);
         check(&mut second, GIB + GIB / 2).unwrap();

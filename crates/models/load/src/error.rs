@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 use longshore_formats::Format;
 use longshore_heap as heap;
+use longshore_mem::ByteSize;
 
 use crate::digest_kind::DigestKind;
 use crate::mode::ReadMode;
+use crate::publish::PublishProblem;
 use crate::reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimit, ModeProblem};
 
 /// The result of a load.
@@ -51,8 +53,8 @@ pub enum Error {
     },
     /// The disk or file system failed.
     #[error(
-        "reading bytes {} to {} of {} failed after {done_bytes} bytes of the load were done",
-        range.start, range.end, path.display()
+        "reading bytes {} to {} of {} failed after {} of the load were done",
+        range.start, range.end, path.display(), ByteSize(*done_bytes)
     )]
     Read {
         /// The file.
@@ -97,7 +99,8 @@ pub enum Error {
     },
     /// The content does not fit in memory.
     #[error(
-        "{needed_bytes} bytes are needed, but {limit} leaves {limit_bytes}; {}", limit.hint()
+        "{} are needed, but {limit} leaves {}, which is {} too few; {}", ByteSize(*needed_bytes),
+        ByteSize(*limit_bytes), ByteSize(needed_bytes.saturating_sub(*limit_bytes)), limit.hint()
     )]
     NotEnoughMemory {
         /// The number of bytes that the load needs.
@@ -121,7 +124,7 @@ pub enum Error {
         reason: ModeProblem,
     },
     /// The caller cancelled the load.
-    #[error("cancelled after {done_bytes} of {total_bytes} bytes")]
+    #[error("cancelled after {} of {}", ByteSize(*done_bytes), ByteSize(*total_bytes))]
     Cancelled {
         /// The number of bytes that were complete.
         done_bytes: u64,
@@ -172,6 +175,14 @@ pub enum Error {
         /// The opener's reason.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A model cannot be published.
+    #[error("cannot publish {}: {reason}", path.display())]
+    Publish {
+        /// The model or one of its files, or the target directory or a name in it.
+        path: PathBuf,
+        /// The reason.
+        reason: PublishProblem,
     },
     /// A thread could not be started, or another resource of this process is exhausted.
     #[error("{operation} failed")]

@@ -15,6 +15,8 @@
 //! and no memory behind. A drawing in the source of the `fill` module shows how reads overlap with
 //! prefaulting.
 //!
+//! A [`Publisher`] makes files of a model in a tmpfs, so that every program of the machine can use them.
+//!
 //! [`open`](open()) opens the files of models. It checks their headers before memory is allocated for
 //! the content.
 
@@ -23,11 +25,13 @@ mod budget;
 mod digest_kind;
 mod error;
 mod fill;
+mod into_slice;
 mod loader;
 mod mode;
 mod open;
 mod plan;
 mod progress;
+mod publish;
 mod reason;
 mod repack;
 mod report;
@@ -47,6 +51,7 @@ pub use open::{
 };
 pub use plan::{FILE_ALIGNMENT, Plan, PlannedFile};
 pub use progress::{CancelToken, Progress};
+pub use publish::{Outcome, PublishProblem, Published, PublishedFile, Publisher};
 pub use reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimit, ModeProblem};
 pub use repack::{copy_file, repack};
 pub use report::{BytesByRoute, Engine, Report};

@@ -44,17 +44,17 @@ pub const POPULATE_AHEAD_DEFAULT_BYTES: u64 = 128 << 20;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Loader<'a> {
-    heap: Heap,
+    pub(crate) heap: Heap,
     mode: ReadMode,
     populate_ahead_bytes: u64,
     memory_max: Option<u64>,
     piece_bytes: u64,
     depth: u32,
     use_uring: bool,
-    digests: Vec<DigestKind>,
+    pub(crate) digests: Vec<DigestKind>,
     manifest: Option<&'a Manifest>,
-    cancel: CancelToken,
-    observe: Option<Box<dyn FnMut(Progress) + 'a>>,
+    pub(crate) cancel: CancelToken,
+    pub(crate) observe: Option<Box<dyn FnMut(Progress) + 'a>>,
 }
 
 /// A filled buffer, with its files and a report of the load.
@@ -225,6 +225,7 @@ impl<'a> Loader<'a> {
             content_bytes: plan.content_bytes(),
             elapsed: began.elapsed(),
             allocating: filled.populating,
+            prefault_share: filled.prefault_share,
             mapping,
             reading,
             heap: buffer.heap().clone(),
@@ -238,7 +239,7 @@ impl<'a> Loader<'a> {
         Ok(Loaded { buffer, files, report })
     }
 
-    fn files(&self, plan: &Plan, digests: Vec<Vec<String>>) -> Result<Vec<LoadedFile>> {
+    pub(crate) fn files(&self, plan: &Plan, digests: Vec<Vec<String>>) -> Result<Vec<LoadedFile>> {
         // Without checksums, `digests` is empty.
         let digests = digests.into_iter().chain(std::iter::repeat_with(Vec::new));
         let mut files = Vec::with_capacity(plan.files().len());

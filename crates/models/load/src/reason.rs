@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use longshore_formats::QuotedName;
+use longshore_mem::ByteSize;
 use longshore_sys::file::Kind;
 
 /// The kind of a file that is not a regular one.
@@ -138,7 +139,7 @@ impl fmt::Display for MemoryLimit {
         };
         match others_bytes {
             0 => Ok(()),
-            bytes => write!(f, ", with the {bytes} bytes that other loads are to take,"),
+            bytes => write!(f, ", with the {} that other loads are to take,", ByteSize(*bytes)),
         }
     }
 }
@@ -170,8 +171,9 @@ pub enum FormatProblem {
     Content(longshore_formats::Error),
     /// The sum of the header lengths of one model's files is above the limit.
     #[error(
-        "with its header, the headers of this model's files have {sum_bytes} bytes or more, above the \
-         limit of {max_bytes}; name the shards one by one, or load the files as raw ones"
+        "with its header, the headers of this model's files have {} or more, above the limit of {}; \
+         name the shards one by one, or load the files as raw ones",
+        ByteSize(*sum_bytes), ByteSize(*max_bytes)
     )]
     HeadersTooLong {
         /// The sum of the header lengths up to and including this file.
@@ -216,7 +218,7 @@ pub enum FormatProblem {
 #[non_exhaustive]
 pub enum ManifestProblem {
     /// The manifest is too long.
-    #[error("it has {len_bytes} bytes, more than the limit of {max_bytes}")]
+    #[error("it has {}, more than the limit of {}", ByteSize(*len_bytes), ByteSize(*max_bytes))]
     TooLong {
         /// The length of the manifest.
         len_bytes: u64,

@@ -44,6 +44,9 @@ pub struct Report {
     pub elapsed: Duration,
     /// The time for prefaulting pages, summed over all threads. Most of it overlaps with reading.
     pub allocating: Duration,
+    /// The share of the reading time that the threads that prefault pages spent on it, from 0 to 1. Near
+    /// 1, making pages limited the load, and not the disk.
+    pub prefault_share: f64,
     /// The time for reserving and mapping the address range.
     pub mapping: Duration,
     /// The time for reading, including prefaulting and checksums.

@@ -108,6 +108,12 @@ impl Manifest {
         Ok(Self { path, entries })
     }
 
+    /// Returns the manifest with its path resolved, to compare its names with resolved paths.
+    pub(crate) fn resolved(&self) -> Self {
+        let path = self.path.canonicalize().unwrap_or_else(|_| self.path.clone());
+        Self { path, entries: self.entries.clone() }
+    }
+
     /// Returns the kinds of checksums in the manifest.
     pub fn kinds(&self) -> Vec<DigestKind> {
         let mut kinds = Vec::new();
@@ -197,7 +203,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(MANIFEST_LEN_MAX_BYTES + 1).unwrap();
         let error = Manifest::open(file.path()).unwrap_err().to_string();
-        assert!(error.ends_with("it has 67108865 bytes, more than the limit of 67108864"));
+        assert!(error.ends_with("it has 67.11 MB, more than the limit of 67.11 MB"));
         std::fs::write(file.path(), b"e3069283  x\n").unwrap();
         assert_eq!(Manifest::open(file.path()).unwrap().kinds(), [DigestKind::Crc32c]);
         std::fs::write(file.path(), [0xff]).unwrap();

@@ -9,7 +9,7 @@ use longshore_formats::safetensors::Header;
 use longshore_formats::{self as formats, gguf, safetensors};
 use longshore_heap::Heap;
 use longshore_load::{CancelToken, DigestKind, Error, FormatChoice, Loader, Opened, ReadMode};
-use longshore_mem::Granule;
+use longshore_mem::{ByteSize, Granule};
 use serde_json::{Map, json};
 
 mod allocator;
@@ -333,7 +333,7 @@ fn repacking_does_not_begin_if_the_disk_has_too_little_space() {
     assert_eq!((path, source.kind()), (&target, std::io::ErrorKind::StorageFull));
     let range = opened.plan.files()[0].buffer_range();
     let message = source.to_string();
-    assert!(message.contains(&(range.end - range.start).to_string()), "{message}");
+    assert!(message.contains(&ByteSize(range.end - range.start).to_string()), "{message}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
@@ -371,6 +371,6 @@ fn aligning_takes_no_more_memory_than_parsing_the_result() {
     let opened = open(&file_of_bytes(safetensors::TENSORS_MAX, 5));
     let (refused, peak) = peak_bytes(|| opened.align(Granule::new(64).unwrap()));
     let refused = refused.err().unwrap().to_string();
-    assert!(refused.contains("longer than the limit of 100000000 bytes"), "{refused}");
+    assert!(refused.contains("longer than the limit of 100.00 MB"), "{refused}");
     assert!(peak <= 16 * safetensors::TENSORS_MAX as u64 + (64 << 10), "{peak} bytes");
 }

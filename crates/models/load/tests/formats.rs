@@ -340,7 +340,7 @@ fn ten_million_tensors_are_refused_within_the_bound() {
     let len = 10_000_000u64 * 50;
     let file_len = len + 8;
     let (refused, peak) = peak_bytes(|| Header::parse(&len.to_le_bytes(), file_len));
-    assert!(self::refused(refused).contains("more than the limit of 100000000"));
+    assert!(self::refused(refused).contains("more than the limit of 100.00 MB"));
     assert!(peak < 4096, "{peak}");
     // Ten million names are short enough, but they describe no tensors.
     let names = format!("{{{}\"a\":0}}", "\"a\":0,".repeat(10_000_000 - 1));
@@ -409,7 +409,7 @@ fn a_file_without_a_header_takes_little_memory() {
     // A length, and a gigabyte of zeros that takes no space on the disk.
     for (prefix, expected) in [
         (HEADER_LEN_MAX_BYTES, "begins with the byte 0x00"),
-        (1 << 63, "more than the limit of 100000000"),
+        (1 << 63, "more than the limit of 100.00 MB"),
         (0, "has no bytes"),
     ] {
         fs::write(file.path(), prefix.to_le_bytes()).unwrap();
@@ -583,7 +583,7 @@ fn an_index_that_is_too_long_is_not_read() {
     let path = folder.path().join("model.safetensors.index.json");
     fs::File::create(&path).unwrap().set_len(index::INDEX_LEN_MAX_BYTES + 1).unwrap();
     let (refused, peak) = peak_bytes(|| open(&[&path], FormatChoice::Auto));
-    assert_eq!(reason(refused), "it has 100000001 bytes, more than the limit of 100000000");
+    assert_eq!(reason(refused), "it has 100.00 MB, more than the limit of 100.00 MB");
     assert!(peak < 64 << 10, "{peak}");
 }
 
@@ -601,8 +601,8 @@ fn the_headers_of_all_shards_together_are_bounded() {
     let map = serde_json::json!({"a": "0.safetensors", "b": "1.safetensors", "c": "2.safetensors"});
     fs::write(&path, serde_json::json!({"weight_map": map}).to_string()).unwrap();
     let refused = reason(open(&[&path], FormatChoice::Auto));
-    let expected = "the headers of this model's files have 150000099 bytes or more, above the limit \
-                    of 134217728; name the shards one by one, or load the files as raw ones";
+    let expected = "the headers of this model's files have 150.00 MB or more, above the limit \
+                    of 134.22 MB; name the shards one by one, or load the files as raw ones";
     assert!(refused.ends_with(expected), "{refused}");
     // If the shards are named one by one, they are opened.
     assert_eq!(open(&[&shard, &shard, &shard], FormatChoice::Auto).unwrap().tensors.len(), 3);

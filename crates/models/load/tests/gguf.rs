@@ -471,7 +471,7 @@ fn a_header_is_read_only_up_to_the_limit() {
     let mut head =
         one_entry("key", ValueType::String, (HEADER_LEN_MAX_BYTES + 1).to_le_bytes().to_vec());
     let refused = within_bound(&head).unwrap();
-    assert!(refused.contains("above the limit of 134217728"), "{refused}");
+    assert!(refused.contains("above the limit of 134.22 MB"), "{refused}");
     // A header of the maximum length, most of which is a hole.
     head = one_entry("key", ValueType::String, (HEADER_LEN_MAX_BYTES - 47).to_le_bytes().to_vec());
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
@@ -648,7 +648,7 @@ fn the_headers_of_all_splits_together_are_bounded() {
     };
     let (first, second) = (split(1), split(2));
     let refused = reason(open(&[&first], FormatChoice::Auto));
-    let expected = "bytes or more, above the limit of 134217728; name the shards one by one, or load \
+    let expected = "MB or more, above the limit of 134.22 MB; name the shards one by one, or load \
                     the files as raw ones";
     assert!(refused.ends_with(expected), "{refused}");
     assert_eq!(open(&[&second], FormatChoice::Auto).unwrap().tensors.len(), 1);

@@ -76,7 +76,7 @@ pub(crate) fn access(run: &mut Run) -> ! {
         assert_eq!(bytes, [1; 16]);
         drop(session.lease(Iova::new(0), 4096, ReadOnly, OnUnmap::Wait).unwrap());
         let mut pages = 0;
-        space.harvest(&log, all, |range| pages += range.len() / PAGE).unwrap();
+        space.collect(&log, all, |range| pages += range.len() / PAGE).unwrap();
         assert_eq!(pages, 3);
         log.stop(|| space.set_logs(Logs::default())).unwrap();
         space.unmap(Iova::new(PAGE), PAGE).unwrap();

@@ -1,5 +1,6 @@
 //! A PCI device over vfio-user, and the client that drives it.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::thread;
 
@@ -7,7 +8,9 @@ use longshore::access::Space;
 use longshore::mem::Iova;
 use longshore::vfio_user::client::{Client, NoDmaMemory};
 use longshore::vfio_user::pci::{Bar, CONFIG_REGION, ConfigSpace, MSIX_IRQ, MsixTable};
-use longshore::vfio_user::{Device, DeviceDescription, Errno, Link, Listener, Server, SpaceDma};
+use longshore::vfio_user::{
+    Device, DeviceDescription, Errno, Link, Listener, MappableFile, Server, SpaceDma,
+};
 use longshore::{Heap, Sealing};
 use longshore_sys::event_fd;
 
@@ -46,6 +49,10 @@ impl Device for Writer {
         self.space.session().write(target, b"word").map_err(|_| Errno::EFAULT)?;
         let link = self.link.as_ref().expect("a client writes");
         link.interrupts().raise(MSIX_IRQ, 0).map(|_| ())
+    }
+
+    fn mappable(&mut self, region: u32) -> io::Result<Option<MappableFile>> {
+        (region == 0).then(|| MappableFile::new(0x2000)).transpose()
     }
 
     fn reset(&mut self) {
@@ -98,7 +105,7 @@ pub(crate) fn vfio_user_client(mut steps: Steps) {
     let (file, event) = (memory.export().memfd.unwrap(), event_fd::create().unwrap());
     let mut client = steps.step(|| {
         let mut client = Client::connect(&Files::new().run.join(SOCKET), NoDmaMemory).unwrap();
-        client.region_info(0).unwrap();
+        assert!(client.region_info(0).unwrap().1.is_some());
         client.dma_map(0x10_0000, LEN, Some((file, 0)), true).unwrap();
         client.set_irq_events(MSIX_IRQ, 0, &[event.as_fd()]).unwrap();
         client

@@ -314,6 +314,6 @@ mod tests {
         let alignment = Granule::new(1 << 30).unwrap();
         let refused = Reason::CannotAlign { alignment, problem: refused };
         let refused = Error::new(FORMAT, refused).to_string();
-        assert!(refused.contains("100000000"), "{refused}");
+        assert!(refused.contains("100.00 MB"), "{refused}");
     }
 }

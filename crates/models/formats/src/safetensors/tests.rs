@@ -1,5 +1,6 @@
 //! Hostile headers, and the error of each.
 
+use longshore_mem::ByteSize;
 use std::collections::BTreeMap;
 
 use super::limits::FORMAT;
@@ -69,8 +70,8 @@ fn an_impossible_header_length_is_refused() {
         refused(
             &bytes,
             &format!(
-                "its first 8 bytes declare a header of {len} bytes, more than the limit of \
-                 100000000"
+                "its first 8 bytes declare a header of {}, more than the limit of 100.00 MB",
+                ByteSize(len)
             ),
         );
     }
@@ -105,7 +106,7 @@ fn an_error_names_the_format_that_the_file_has() {
         (b"\x80\x02\x8a\nl\xfc\x9cF", "pickle"),
     ] {
         let reason = parse(bytes).unwrap_err();
-        assert!(reason.contains(what) && reason.contains("100000000"), "{reason}");
+        assert!(reason.contains(what) && reason.contains("100.00 MB"), "{reason}");
     }
 }
 
@@ -221,8 +222,8 @@ fn tensors_must_fill_the_data_exactly() {
     refused(
         &bytes,
         &format!(
-            "it was cut short: with 24 bytes of data it would have {} bytes, but it has {}; fetch \
-             or copy it again",
+            "it was cut short: with 24 bytes of data it would have {} bytes, but it has {} bytes, \
+             which is 4 bytes too few; fetch or copy it again",
             bytes.len() + 4,
             bytes.len()
         ),
@@ -251,8 +252,8 @@ fn tensors_must_fill_the_data_exactly() {
             most / 8
         ),
         0,
-        "it was cut short: with 2305843009213693951 bytes of data it would have \
-         2305843009213694048 bytes, but it has 97; fetch or copy it again",
+        "it was cut short: with 2.31 EB of data it would have 2.31 EB, but it has 97 bytes, which is \
+         2.31 EB too few; fetch or copy it again",
     );
 }
 

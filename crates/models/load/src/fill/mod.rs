@@ -34,7 +34,7 @@ mod workers;
 mod tests;
 
 use std::thread::{self, Scope, ScopedJoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longshore_heap::Reservation;
 use longshore_iov::{Cursor, Dest, copy};
@@ -66,6 +66,8 @@ pub(crate) struct Filled {
     pub(crate) engine: Engine,
     /// The time spent on prefaulting, summed over all threads.
     pub(crate) populating: Duration,
+    /// The part of their time that the threads that prefault pages spent on it, from 0 to 1.
+    pub(crate) prefault_share: f64,
     /// The digests of each file of the plan, in the order of the requested kinds.
     pub(crate) digests: Vec<Vec<String>>,
 }
@@ -106,11 +108,11 @@ pub(crate) fn fill(
                 digest::follow(plan, reservation, tracker, digests)
             })
         });
-        let lanes = Lanes { target: &target, tuning, reads };
-        lanes.run(&direct, &others, &spans, engine == Engine::Uring, &mut observe);
+        let workers = Workers { target: &target, tuning, reads };
+        workers.run(&direct, &others, &spans, engine == Engine::Uring, &mut observe);
         // Read pieces from the disk that workers found to be no longer resident.
         let returned = route::from_disk(plan, reservation, tuning, &target.tracker.take_returned());
-        lanes.run(&[], &returned.pieces, &returned.spans, false, &mut observe);
+        workers.run(&[], &returned.pieces, &returned.spans, false, &mut observe);
         target.tracker.close();
         // The checksums may be far behind the reads.
         while !target.tracker.wait_followed(TICK) {
@@ -125,6 +127,7 @@ pub(crate) fn fill(
         by_route: target.tracker.by_route(),
         engine,
         populating: target.tracker.populating(),
+        prefault_share: target.tracker.prefault_share(),
         digests: digests.map_err(|_| panicked("the checksumming thread"))?,
     })
 }
@@ -146,13 +149,13 @@ fn place_heads(plan: &Plan, reservation: &Reservation) -> Result<()> {
 }
 
 /// The threads of a fill.
-struct Lanes<'a> {
+struct Workers<'a> {
     target: &'a Target<'a>,
     tuning: &'a Tuning,
     reads: &'a dyn Reads,
 }
 
-impl Lanes<'_> {
+impl Workers<'_> {
     /// Reads all pieces, the `direct` ones by io_uring if `use_ring`, and returns when all threads have
     /// ended.
     fn run(
@@ -170,6 +173,9 @@ impl Lanes<'_> {
         let places = Places::of(spans, target.plan);
         let staged_frontier = Frontier::new(&places.pieces, self.tuning.populate_ahead_bytes);
         let staged = Spans::new(spans, &places, &staged_frontier);
+        let direct_threads = (self.tuning.depth as usize).min(direct_queue.len());
+        let other_threads = self.tuning.workers.min(other_queue.len());
+        let began = Instant::now();
         thread::scope(|scope| {
             let _guard = target.tracker.stop_on_panic();
             let mut started = Vec::new();
@@ -178,8 +184,6 @@ impl Lanes<'_> {
                 started
                     .push(start(scope, target, || ring::run(&frontier, target, self.tuning.depth)));
             }
-            let direct_threads = (self.tuning.depth as usize).min(direct_queue.len());
-            let other_threads = self.tuning.workers.min(other_queue.len());
             for _ in 0..direct_threads {
                 started.push(start(scope, target, || direct_queue.run(target, self.reads)));
             }
@@ -202,6 +206,9 @@ impl Lanes<'_> {
                 }
             }
         });
+        // A ring and the staged reads have a thread each that prefaults for them.
+        let ahead = usize::from(use_ring && !direct.is_empty()) + usize::from(staged.len() > 0);
+        target.tracker.may_prefault(ahead + direct_threads + other_threads, began.elapsed());
     }
 }
 
@@ -211,10 +218,10 @@ fn start<'scope, 'env>(
     target: &'scope Target<'_>,
     run: impl FnOnce() + Send + 'scope,
 ) -> Option<ScopedJoinHandle<'scope, ()>> {
-    let lane = target.tracker.enter();
+    let guard = target.tracker.enter();
     let started =
         thread::Builder::new().name("longshore-load".to_owned()).spawn_scoped(scope, move || {
-            let _at_work = lane;
+            let _at_work = guard;
             run();
         });
     started

@@ -77,8 +77,8 @@ impl Piece {
     }
 
     /// Returns the range of the piece without its first `done_bytes`, to be read by another route.
-    pub(crate) fn rest(&self, done_bytes: u64) -> Stretch {
-        Stretch {
+    pub(crate) fn rest(&self, done_bytes: u64) -> FileRange {
+        FileRange {
             file: self.file,
             file_offset: self.file_offset + done_bytes,
             buffer_offset: self.buffer_offset + done_bytes,
@@ -89,14 +89,14 @@ impl Piece {
 
 /// A range of a file and its place in the buffer, before it is split into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct FileRange {
     pub(crate) file: usize,
     pub(crate) file_offset: u64,
     pub(crate) buffer_offset: u64,
     pub(crate) len_bytes: u64,
 }
 
-impl Stretch {
+impl FileRange {
     /// Makes the range of a part.
     pub(crate) fn of_part(file: usize, part: &Part) -> Self {
         let Part { file_offset, buffer_offset, len_bytes, .. } = *part;
@@ -172,12 +172,12 @@ mod tests {
 
     use super::*;
 
-    const STRETCH: Stretch =
-        Stretch { file: 0, file_offset: 8192, buffer_offset: 4096, len_bytes: 10_000 };
+    const RANGE: FileRange =
+        FileRange { file: 0, file_offset: 8192, buffer_offset: 4096, len_bytes: 10_000 };
 
     #[test]
     fn a_short_read_is_continued_and_an_early_end_is_an_error() {
-        let mut piece = STRETCH.piece(Route::Direct);
+        let mut piece = RANGE.piece(Route::Direct);
         (piece.step_bytes, piece.read_bytes) = (512, 10_240);
         assert_eq!(piece.after_read(0, 10_000), Next::Complete);
         assert_eq!(piece.after_read(0, 10_240), Next::Complete, "the file grew");
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(piece.after_read(512, 9_488), Next::Complete);
         assert_eq!(piece.after_read(512, 100), Next::EndedAt(8192 + 612));
         assert_eq!(piece.after_read(512, 0), Next::EndedAt(8192 + 512));
-        let buffered = STRETCH.piece(Route::Buffered);
+        let buffered = RANGE.piece(Route::Buffered);
         assert_eq!(buffered.after_read(0, 1), Next::Again { done_bytes: 1 });
         assert_eq!(buffered.after_read(1, 0), Next::EndedAt(8193));
     }
@@ -195,7 +195,7 @@ mod tests {
         fn cuts_cover_the_range_once_and_end_at_boundaries(
             start in 0u64..100, len_bytes in 0u64..1000, unit in 1u64..128,
         ) {
-            let whole = Stretch { file: 3, file_offset: 7, buffer_offset: start, len_bytes };
+            let whole = FileRange { file: 3, file_offset: 7, buffer_offset: start, len_bytes };
             let mut at = start;
             for part in whole.cut(unit) {
                 prop_assert_eq!(part.buffer_offset, at);

@@ -14,7 +14,7 @@ use longshore_sys::{page_cache, page_size_bytes};
 
 use std::ops::Range;
 
-use super::piece::{Piece, Route, Stretch};
+use super::piece::{FileRange, Piece, Route};
 use super::staged::{SPAN_BYTES, Span};
 use super::tuning::Tuning;
 use crate::error::{Error, Result};
@@ -55,15 +55,15 @@ pub(super) fn route(
         let ways = Ways::of(file, reservation);
         // An aligned layout is split by file offsets, so that adjacent bytes of the file are read
         // together.
-        let stretches = if file.is_image() {
+        let ranges = if file.is_image() {
             let runs = runs(file.parts(), tuning.piece_bytes);
             runs.into_iter().map(|range| in_file(index, range)).collect()
         } else {
-            file.parts().iter().map(|part| Stretch::of_part(index, part)).collect::<Vec<_>>()
+            file.parts().iter().map(|part| FileRange::of_part(index, part)).collect::<Vec<_>>()
         };
         let mode = if file.source().asked_direct() { ReadMode::Direct } else { tuning.mode };
-        let cut = |stretch: Stretch| stretch.cut(tuning.piece_bytes);
-        let parts = stretches.into_iter().flat_map(cut).take_while(|_| !should_stop());
+        let cut = |range: FileRange| range.cut(tuning.piece_bytes);
+        let parts = ranges.into_iter().flat_map(cut).take_while(|_| !should_stop());
         match mode {
             ReadMode::Auto => {
                 let probe = Residency::new(file);
@@ -125,15 +125,15 @@ fn runs(parts: &[Part], unit_bytes: u64) -> Vec<Range<u64>> {
 }
 
 /// Makes a range whose buffer offset is its file offset, so that it can be split at file offsets.
-fn in_file(file: usize, range: Range<u64>) -> Stretch {
+fn in_file(file: usize, range: Range<u64>) -> FileRange {
     let len_bytes = range.end - range.start;
-    Stretch { file, file_offset: range.start, buffer_offset: range.start, len_bytes }
+    FileRange { file, file_offset: range.start, buffer_offset: range.start, len_bytes }
 }
 
 /// Adds the pieces that read `part` by a route without alignment.
-fn through_cache(file: &PlannedFile, part: Stretch, route: Route, pieces: &mut Vec<Piece>) {
+fn through_cache(file: &PlannedFile, part: FileRange, route: Route, pieces: &mut Vec<Piece>) {
     if file.is_image() {
-        let wanted = Stretch::within(part.file, file, part.file_range());
+        let wanted = FileRange::within(part.file, file, part.file_range());
         pieces.extend(wanted.map(|wanted| wanted.piece(route)));
     } else {
         pieces.push(part.piece(route));
@@ -145,22 +145,22 @@ fn read_ahead_again(file: &PlannedFile) {
     let _ = page_cache::expect_sequential_reads(file.source().buffered());
 }
 
-/// Splits `stretches` into reads from the disk, without looking at the page cache.
+/// Splits `ranges` into reads from the disk, without looking at the page cache.
 pub(super) fn from_disk(
     plan: &Plan,
     reservation: &Reservation,
     tuning: &Tuning,
-    stretches: &[Stretch],
+    ranges: &[FileRange],
 ) -> Routed {
     let mut routed = Routed::default();
-    for stretch in stretches {
-        let file = &plan.files()[stretch.file];
+    for range in ranges {
+        let file = &plan.files()[range.file];
         let ways = Ways::of(file, reservation);
         if file.is_image() {
-            ways.push_from_disk(file, in_file(stretch.file, stretch.file_range()), &mut routed);
+            ways.push_from_disk(file, in_file(range.file, range.file_range()), &mut routed);
             continue;
         }
-        for part in stretch.cut(tuning.piece_bytes) {
+        for part in range.cut(tuning.piece_bytes) {
             ways.push_from_disk(file, part, &mut routed);
         }
     }
@@ -200,7 +200,7 @@ impl Ways {
     }
 
     /// Adds the reads of `part` from the disk. For an aligned layout, `part` is a range of the file.
-    fn push_from_disk(&self, file: &PlannedFile, part: Stretch, routed: &mut Routed) {
+    fn push_from_disk(&self, file: &PlannedFile, part: FileRange, routed: &mut Routed) {
         match &self.direct {
             Ok(DirectWay::AsItIs(way)) => {
                 way.pieces(part, self.through_cache, &mut routed.pieces);
@@ -259,7 +259,7 @@ impl AlignedWay {
     }
 
     /// Adds the pieces that read `part` directly, and its partial blocks by `through_cache`.
-    fn pieces(self, part: Stretch, through_cache: Route, pieces: &mut Vec<Piece>) {
+    fn pieces(self, part: FileRange, through_cache: Route, pieces: &mut Vec<Piece>) {
         let head_bytes = self
             .offset
             .checked_round_up(part.file_offset)
@@ -295,9 +295,9 @@ struct PartsWay {
 impl PartsWay {
     /// Adds the reads of a range of the file: direct reads of long parts whose places suit direct I/O,
     /// and staged reads of the rest.
-    fn push(self, file: &PlannedFile, range: Stretch, routed: &mut Routed) {
+    fn push(self, file: &PlannedFile, range: FileRange, routed: &mut Routed) {
         let mut staged: Option<Range<u64>> = None;
-        for part in Stretch::within(range.file, file, range.file_range()) {
+        for part in FileRange::within(range.file, file, range.file_range()) {
             let body = self.body(part);
             let before = body.map_or(part.len_bytes, |body| body.file_offset - part.file_offset);
             extend(&mut staged, part.part(0, before).file_range());
@@ -314,7 +314,7 @@ impl PartsWay {
 
     /// Returns the whole blocks of a part if they are long enough and can be read directly to their
     /// place.
-    fn body(self, part: Stretch) -> Option<Stretch> {
+    fn body(self, part: FileRange) -> Option<FileRange> {
         // The buffer begins at a huge page, so its offsets have the same alignment as its addresses.
         let start = self.offset.checked_round_up(part.file_offset)?;
         let end = self.offset.round_down(part.file_offset + part.len_bytes);
@@ -334,7 +334,7 @@ fn extend(staged: &mut Option<Range<u64>>, range: Range<u64>) {
 fn push_spans(file: usize, staged: &mut Option<Range<u64>>, spans: &mut Vec<Span>) {
     let Some(range) = staged.take() else { return };
     spans.extend(in_file(file, range).cut(SPAN_BYTES).map(|part| {
-        let Stretch { file, file_offset, len_bytes, .. } = part;
+        let FileRange { file, file_offset, len_bytes, .. } = part;
         Span { file, file_offset, len_bytes }
     }));
 }
@@ -356,7 +356,7 @@ impl<'a> Residency<'a> {
     }
 
     /// Splits `part` into ranges that are resident and ranges that are not.
-    fn split(&self, part: Stretch, mut each: impl FnMut(Stretch, bool)) {
+    fn split(&self, part: FileRange, mut each: impl FnMut(FileRange, bool)) {
         if !self.counts {
             // Without `cachestat`, try to read both ends without waiting. The read of the piece itself
             // finds the pages in between that are not resident.
@@ -370,7 +370,7 @@ impl<'a> Residency<'a> {
             0 => each(part, false),
             cached if cached >= all => each(part, true),
             _ => {
-                let mut run: Option<(Stretch, bool)> = None;
+                let mut run: Option<(FileRange, bool)> = None;
                 for unit in part.cut(RESIDENCY_UNIT_BYTES) {
                     let resident = self.cached_pages(unit) >= pages_of(unit);
                     match &mut run {
@@ -391,7 +391,7 @@ impl<'a> Residency<'a> {
         }
     }
 
-    fn cached_pages(&self, part: Stretch) -> u64 {
+    fn cached_pages(&self, part: FileRange) -> u64 {
         let offset = FileOffset::new(part.file_offset);
         page_cache::stat(self.file.source().buffered(), offset, part.len_bytes)
             .map_or(0, |counted| counted.cached_pages)
@@ -404,7 +404,7 @@ impl<'a> Residency<'a> {
 }
 
 /// Returns the number of pages of the file that a range touches.
-fn pages_of(part: Stretch) -> u64 {
+fn pages_of(part: FileRange) -> u64 {
     let page_bytes = page_size_bytes() as u64;
     (part.file_offset + part.len_bytes).div_ceil(page_bytes) - part.file_offset / page_bytes
 }
@@ -415,7 +415,7 @@ mod tests {
 
     use super::*;
 
-    fn covered(pieces: &[Piece], part: Stretch) -> bool {
+    fn covered(pieces: &[Piece], part: FileRange) -> bool {
         let mut at = part.file_offset;
         for piece in pieces {
             if piece.file_offset != at || piece.len_bytes == 0 {
@@ -477,7 +477,7 @@ mod tests {
             let offset = Granule::new(1 << log2).unwrap();
             let way = AlignedWay { offset, tail_fits };
             let buffer_offset = 65_536 + file_offset % offset.bytes();
-            let part = Stretch { file: 0, file_offset, buffer_offset, len_bytes };
+            let part = FileRange { file: 0, file_offset, buffer_offset, len_bytes };
             let mut pieces = Vec::new();
             way.pieces(part, Route::Buffered, &mut pieces);
             prop_assert!(covered(&pieces, part), "{:?}", pieces);

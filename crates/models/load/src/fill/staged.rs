@@ -21,7 +21,7 @@ use longshore_iov::{Cursor, Dest, copy};
 use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
 
 use super::ahead::Frontier;
-use super::piece::{Piece, Route, Stretch};
+use super::piece::{FileRange, Piece, Route};
 use super::target::{InFlight, Target};
 use super::workers::Reads;
 use crate::error::Error;
@@ -67,7 +67,7 @@ impl Places {
         let mut places = Self::default();
         for span in spans {
             let file = &plan.files()[span.file];
-            let parts = Stretch::within(span.file, file, span.range());
+            let parts = FileRange::within(span.file, file, span.range());
             places.pieces.extend(parts.map(|part| part.piece(Route::Staged)));
             places.ends.push(places.pieces.len());
         }
@@ -226,7 +226,7 @@ mod tests {
         let cancel = CancelToken::new();
         let span = Span { file: 0, file_offset: 5000, len_bytes: 4000 };
         let spans = [span];
-        let piece = Stretch { file: 0, file_offset: 5000, buffer_offset: 0, len_bytes: 4000 };
+        let piece = FileRange { file: 0, file_offset: 5000, buffer_offset: 0, len_bytes: 4000 };
         let places = Places { pieces: vec![piece.piece(Route::Staged)], ends: vec![1] };
 
         let target = Target::new(&plan, &reservation, &cancel, false);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::piece::{Route, Stretch};
+use super::piece::{FileRange, Route};
 use crate::error::{Error, Result};
 use crate::progress::{CancelToken, Progress};
 use crate::report::BytesByRoute;
@@ -20,6 +20,8 @@ pub(crate) struct Tracker<'a> {
     done_bytes: AtomicU64,
     route_bytes: [AtomicU64; 5],
     populate_nanos: AtomicU64,
+    /// The time of the threads that prefault pages, summed over all of them.
+    prefaulting_threads_nanos: AtomicU64,
     stopped: AtomicBool,
     follow: bool,
     state: Mutex<State>,
@@ -29,18 +31,18 @@ pub(crate) struct Tracker<'a> {
 #[derive(Default)]
 struct State {
     failure: Option<Error>,
-    lanes: usize,
+    workers: usize,
     followers: usize,
     /// The number of threads that prefault pages.
     prefaulting: usize,
     closed: bool,
-    returned: Vec<Stretch>,
+    returned: Vec<FileRange>,
     /// The complete ranges of the buffer, from start to end, merged. They are kept only for followers.
     complete: BTreeMap<u64, u64>,
 }
 
 /// A guard for a working thread of the fill. Dropping it ends the work.
-pub(super) struct Lane<'a, 'b>(&'a Tracker<'b>);
+pub(super) struct WorkerGuard<'a, 'b>(&'a Tracker<'b>);
 
 /// A guard for a thread that follows the fill. Dropping it ends the work.
 pub(super) struct Follower<'a, 'b>(&'a Tracker<'b>);
@@ -61,6 +63,7 @@ impl<'a> Tracker<'a> {
             done_bytes: AtomicU64::new(0),
             route_bytes: Default::default(),
             populate_nanos: AtomicU64::new(0),
+            prefaulting_threads_nanos: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
             follow,
             state: Mutex::default(),
@@ -68,9 +71,9 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    pub(super) fn enter(&self) -> Lane<'_, 'a> {
-        self.state().lanes += 1;
-        Lane(self)
+    pub(super) fn enter(&self) -> WorkerGuard<'_, 'a> {
+        self.state().workers += 1;
+        WorkerGuard(self)
     }
 
     pub(super) fn enter_follower(&self) -> Follower<'_, 'a> {
@@ -124,14 +127,25 @@ impl<'a> Tracker<'a> {
     }
 
     /// Records a range that cannot be read by its route, to be read from the disk.
-    pub(super) fn give_back(&self, rest: Stretch) {
+    pub(super) fn give_back(&self, rest: FileRange) {
         self.state().returned.push(rest);
     }
 
     /// Adds time that was spent on prefaulting.
     pub(super) fn populated(&self, time: Duration) {
-        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        self.populate_nanos.fetch_add(nanos, Ordering::Relaxed);
+        self.populate_nanos.fetch_add(nanos(time), Ordering::Relaxed);
+    }
+
+    /// Adds the time in which a number of threads had the task of prefaulting pages.
+    pub(super) fn may_prefault(&self, threads: usize, time: Duration) {
+        let nanos = nanos(time).saturating_mul(threads as u64);
+        self.prefaulting_threads_nanos.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    /// Returns the share of the time of [`Self::may_prefault`] that was spent on prefaulting.
+    pub(super) fn prefault_share(&self) -> f64 {
+        let nanos = self.prefaulting_threads_nanos.load(Ordering::Relaxed).max(1);
+        (self.populate_nanos.load(Ordering::Relaxed) as f64 / nanos as f64).min(1.0)
     }
 
     /// Records that a range of the buffer is complete.
@@ -173,7 +187,7 @@ impl<'a> Tracker<'a> {
 
     /// Waits until no thread of the fill is working, for at most `patience`. Returns `true` if none is.
     pub(super) fn wait_idle(&self, patience: Duration) -> bool {
-        self.wait_until(patience, |state| state.lanes == 0)
+        self.wait_until(patience, |state| state.workers == 0)
     }
 
     /// Waits until no follower is working, for at most `patience`. Returns `true` if none is.
@@ -194,7 +208,7 @@ impl<'a> Tracker<'a> {
         true
     }
 
-    pub(super) fn take_returned(&self) -> Vec<Stretch> {
+    pub(super) fn take_returned(&self) -> Vec<FileRange> {
         std::mem::take(&mut self.state().returned)
     }
 
@@ -259,12 +273,16 @@ impl<'a> Tracker<'a> {
     }
 }
 
-impl Drop for Lane<'_, '_> {
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Drop for WorkerGuard<'_, '_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.stopped.store(true, Ordering::Relaxed);
         }
-        self.0.state().lanes -= 1;
+        self.0.state().workers -= 1;
         self.0.changed.notify_all();
     }
 }
@@ -288,5 +306,27 @@ impl Drop for StopOnPanic<'_, '_> {
             self.0.stopped.store(true, Ordering::Relaxed);
             self.0.close();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_of_prefaulting_is_that_of_all_prefaulting_threads() {
+        let cancel = CancelToken::new();
+        let tracker = Tracker::new(0, &cancel, false);
+        assert_eq!(tracker.prefault_share(), 0.0);
+        tracker.may_prefault(2, Duration::from_secs(9));
+        tracker.populated(Duration::from_secs(6));
+        tracker.populated(Duration::from_secs(3));
+        assert_eq!(tracker.prefault_share(), 0.5);
+        // The rest, which is read from the disk later, adds to both.
+        tracker.may_prefault(1, Duration::from_secs(2));
+        tracker.populated(Duration::from_secs(1));
+        assert_eq!(tracker.prefault_share(), 0.5);
+        tracker.populated(Duration::from_secs(100));
+        assert_eq!(tracker.prefault_share(), 1.0);
     }
 }

@@ -1,0 +1,138 @@
+//! The access to published files: that to their source, or less.
+//!
+//! Another user may access a file only if its mode and the modes of all directories above it permit
+//! that. A published file has other directories above it, so its mode must contain both.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use longshore_heap::FileAttributes;
+use longshore_sys::directory::{self, Attributes};
+use longshore_sys::tmpfs;
+
+/// The permission bits of owner, group and others, without write permission.
+const UNWRITABLE: u32 = 0o555;
+
+/// Determines the attributes of published files and directories.
+#[derive(Debug, Default)]
+pub(crate) struct Access {
+    /// The requested mode of files, in place of that of the source.
+    mode: Option<u32>,
+    /// The search permissions for a file's group and for others, by directory.
+    above: HashMap<PathBuf, Vec<(u32, u32)>>,
+    /// The attributes that a file in the tmpfs can get, by owner and group of the source.
+    carried: HashMap<(u32, u32), (Option<u32>, Option<u32>)>,
+}
+
+impl Access {
+    pub(crate) fn new(mode: Option<u32>) -> Self {
+        Self { mode, ..Self::default() }
+    }
+
+    /// Returns the attributes for the published copy of an open file, which is made in `folder`.
+    ///
+    /// # Errors
+    /// Those of `fstat(2)`.
+    pub(crate) fn of_file(
+        &mut self,
+        source: BorrowedFd<'_>,
+        folder: BorrowedFd<'_>,
+    ) -> io::Result<FileAttributes> {
+        let (found, uid, gid) = self.limited(source, folder)?;
+        let mode = self.mode.unwrap_or(found) & UNWRITABLE;
+        // The user of this process has read the source, and may so read the copy.
+        let mode = if uid.is_none() { mode | 0o400 } else { mode };
+        Ok(FileAttributes { mode, uid, gid })
+    }
+
+    /// Returns the attributes for the published copy of an open directory. Its owner may remove entries.
+    ///
+    /// # Errors
+    /// Those of `fstat(2)`.
+    pub(crate) fn of_directory(
+        &mut self,
+        source: BorrowedFd<'_>,
+        folder: BorrowedFd<'_>,
+    ) -> io::Result<FileAttributes> {
+        let (found, uid, gid) = self.limited(source, folder)?;
+        let mode = match self.mode {
+            // Every user who may read the files may search the directory.
+            Some(mode) => mode | (mode & 0o444) >> 2,
+            None => found,
+        };
+        Ok(FileAttributes { mode: mode & UNWRITABLE | 0o700, uid, gid })
+    }
+
+    /// Returns the mode that gives no user more access than the source does, and the owner and group
+    /// that can be carried over.
+    fn limited(
+        &mut self,
+        source: BorrowedFd<'_>,
+        folder: BorrowedFd<'_>,
+    ) -> io::Result<(u32, Option<u32>, Option<u32>)> {
+        let attributes = directory::attributes(source)?;
+        let Attributes { owner, group, mut mode } = attributes;
+        if directory::has_access_list(source) {
+            // With a list, the bits of the group are the largest access of any entry of the list.
+            mode &= 0o700;
+        }
+        let path = fs::read_link(format!("/proc/self/fd/{}", source.as_raw_fd()))?;
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        for (directory_group, directory_mode) in self.above(parent) {
+            let (by_group, by_others) = (directory_mode & 0o010 > 0, directory_mode & 0o001 > 0);
+            if !(by_group && (by_others || *directory_group == group)) {
+                mode &= !0o070;
+            }
+            if !(by_group && by_others) {
+                mode &= !0o007;
+            }
+        }
+        let (uid, gid) = self.carried(owner, group, folder);
+        if gid.is_none() && directory::attributes(folder)?.group != group {
+            // Each user of another group now was in the source's group or among its others.
+            let both = (mode & 0o070) >> 3 & mode & 0o007;
+            mode = mode & 0o700 | both << 3 | both;
+        }
+        Ok((mode, uid, gid))
+    }
+
+    /// Returns group and mode of a directory and of all directories above it.
+    fn above(&mut self, path: &Path) -> &[(u32, u32)] {
+        self.above.entry(path.to_owned()).or_insert_with(|| {
+            let attributes = |path: &Path| match fs::symlink_metadata(path) {
+                Ok(found) if !directory::has_access_list_at(path) => (found.gid(), found.mode()),
+                // It was removed, or its list may deny access to some users.
+                _ => (0, 0),
+            };
+            path.ancestors().map(attributes).collect()
+        })
+    }
+
+    /// Returns the owner and the group of these that a file in the tmpfs can get, by trying it.
+    fn carried(
+        &mut self,
+        owner: u32,
+        group: u32,
+        folder: BorrowedFd<'_>,
+    ) -> (Option<u32>, Option<u32>) {
+        *self.carried.entry((owner, group)).or_insert_with(|| {
+            let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
+            let can = |owner, group| {
+                let file = tmpfs::create_unnamed(Path::new(&path))?;
+                directory::set_owner(&file, owner, group)?;
+                directory::set_mode(file.as_fd(), 0o400)
+            };
+            if can(Some(owner), Some(group)).is_ok() {
+                (Some(owner), Some(group))
+            } else if can(None, Some(group)).is_ok() {
+                (None, Some(group))
+            } else {
+                (None, None)
+            }
+        })
+    }
+}

@@ -1,0 +1,448 @@
+//! Publishes models as files in a tmpfs, for every program of the machine.
+//!
+//! ```text
+//!   source ─► Tree: files, versions ─► Partial: each file filled by a Loader, linked when complete
+//!                                         │
+//!               unchanged? verified? ◄────┘
+//!                     │
+//!                     ▼ renameat2
+//!                DIR/NAME with all files and the record of their versions
+//! ```
+//!
+//! A model appears complete or not at all. See [`Publisher`].
+
+mod access;
+mod problem;
+mod published;
+mod record;
+mod target;
+mod tree;
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use longshore_heap::{self as heap, FileAttributes, Heap, PageReport};
+use longshore_sys::directory;
+
+pub use problem::PublishProblem;
+pub use published::{Outcome, Published, PublishedFile};
+
+use crate::budget;
+use crate::digest_kind::DigestKind;
+use crate::error::{Error, Result};
+use crate::loader::Loader;
+use crate::open::{read_gguf_header, read_safetensors_header};
+use crate::plan::Plan;
+use crate::progress::{CancelToken, Progress};
+use crate::source::SourceFile;
+use crate::verify::Manifest;
+use access::Access;
+use record::{FileRecord, Record};
+use target::{Existing, Partial, Target};
+use tree::{Tree, TreeFile, publish_error, write_error};
+
+/// The number of times that a model is renamed while other programs make and remove the name.
+const RENAMES_MAX: u32 = 100;
+
+/// A builder that publishes models in a directory of a tmpfs.
+///
+/// A model is a directory, a single file, the index of a safetensors model with its shards, or the first
+/// split of a GGUF model with the others. It becomes a directory with files of the same names, each
+/// filled by a [`Loader`] in memory of its own. The directory appears when all files are complete and
+/// verified, or not at all.
+///
+/// Owner, group and permission bits of the source are carried over, without write permission. Other
+/// users have at most the access that they have to the source, whose directories count, too.
+///
+/// ```no_run
+/// use longshore_load::Publisher;
+///
+/// let published = Publisher::new("/models").publish("/srv/models/llama".as_ref())?;
+/// println!("{}", published.path.display());
+/// # Ok::<(), longshore_load::Error>(())
+/// ```
+pub struct Publisher<'a> {
+    target: PathBuf,
+    name: Option<String>,
+    replace: bool,
+    mode: Option<u32>,
+    digests: Vec<DigestKind>,
+    manifest: Option<Manifest>,
+    cancel: CancelToken,
+    observe: Option<Box<dyn FnMut(Progress) + 'a>>,
+}
+
+/// The results of filling the files of a model.
+struct Filled {
+    files: Vec<PublishedFile>,
+    records: Vec<FileRecord>,
+    pages: PageReport,
+    mode: u32,
+}
+
+impl<'a> Publisher<'a> {
+    /// Makes a publisher for a directory of a tmpfs. It must belong to root or to this user, and other
+    /// users may not be able to write to it, unless it has the sticky bit, as `/dev/shm` has.
+    pub fn new(target: impl Into<PathBuf>) -> Self {
+        Self {
+            target: target.into(),
+            name: None,
+            replace: false,
+            mode: None,
+            digests: Vec::new(),
+            manifest: None,
+            cancel: CancelToken::new(),
+            observe: None,
+        }
+    }
+
+    /// Sets the name of the model. Without it, the name is that of the source: of the directory, of the
+    /// repository in the cache of the Hugging Face Hub, or of the file without its ending.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Sets whether a model of this name that is another model, or another version, is replaced.
+    /// Programs that have its files open keep them.
+    pub fn replace(mut self, replace: bool) -> Self {
+        self.replace = replace;
+        self
+    }
+
+    /// Sets the permission bits of the files, in place of those of the source. Bits for writing are
+    /// ignored.
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = Some(mode & 0o555);
+        self
+    }
+
+    /// Adds a checksum to compute over every file.
+    pub fn digest(mut self, kind: DigestKind) -> Self {
+        if !self.digests.contains(&kind) {
+            self.digests.push(kind);
+        }
+        self
+    }
+
+    /// Verifies the files against a manifest. It must name each safetensors and GGUF file; other files
+    /// are verified if it names them.
+    pub fn manifest(mut self, manifest: &Manifest) -> Self {
+        self.manifest = Some(manifest.resolved());
+        manifest.kinds().into_iter().fold(self, Self::digest)
+    }
+
+    /// Sets the token that cancels the publication.
+    pub fn cancel(mut self, token: &CancelToken) -> Self {
+        self.cancel = token.clone();
+        self
+    }
+
+    /// Sets a function that is called with the progress, as [`Loader::observe`] calls it for each file.
+    pub fn observe(mut self, observe: impl FnMut(Progress) + 'a) -> Self {
+        self.observe = Some(Box::new(observe));
+        self
+    }
+
+    /// Publishes the model at `source`.
+    ///
+    /// If the same versions of the same files are published under this name already, nothing is read.
+    /// Several publishers may use one directory at the same time.
+    ///
+    /// # Errors
+    /// [`Error::Publish`], [`Error::Write`], [`Error::Changed`] if a file of the source changes, and
+    /// those of [`Loader::load`]. Then no model appears, and an existing one stays.
+    pub fn publish(mut self, source: &Path) -> Result<Published> {
+        let began = Instant::now();
+        let target = Target::open(&self.target)?;
+        target.remove_leftovers();
+        let tree = Tree::of(source)?;
+        let name = self.name.clone().unwrap_or_else(|| tree.default_name());
+        target.check_name(&name)?;
+        let owner = self.owner(&tree)?;
+        let wanted = self.record(&tree);
+        let existing = self.compare(&target, &name, owner, &wanted)?;
+        if let Some(record) = existing {
+            return Ok(self.described(&target, &name, &tree, &record, began));
+        }
+        let lengths = tree.files.iter().map(|file| file.version.len_bytes);
+        target.check_room(lengths, tree.folders.len())?;
+        // Each load checks its own file, but the whole model must fit, too.
+        drop(budget::check(tree.content_bytes(), &Heap::MemfdBasePages, None)?);
+
+        let mut partial = target.begin(&name)?;
+        let filled = self.fill(&tree, &partial, began).map_err(|error| named(error, &target))?;
+        tree.check_unchanged()?;
+        let mut attempts = 0;
+        let outcome = loop {
+            if partial.rename(&name)? {
+                break Outcome::New;
+            }
+            attempts += 1;
+            if attempts == RENAMES_MAX {
+                return Err(publish_error(&target.path().join(&name), PublishProblem::NameExists));
+            }
+            // Another publisher may have published the model meanwhile.
+            if let Some(record) = self.compare(&target, &name, owner, &wanted)? {
+                return Ok(self.described(&target, &name, &tree, &record, began));
+            }
+            if partial.exchange(&name)? {
+                break Outcome::Replaced;
+            }
+        };
+        let directory = target.path().join(&name);
+        Ok(Published {
+            path: tree.main.as_ref().map_or_else(|| directory.clone(), |it| directory.join(it)),
+            directory,
+            outcome,
+            files: filled.files,
+            content_bytes: tree.content_bytes(),
+            pages: filled.pages,
+            gives_huge_pages: target.gives_huge_pages(),
+            mode: filled.mode,
+            elapsed: began.elapsed(),
+        })
+    }
+
+    fn owner(&self, tree: &Tree) -> Result<u32> {
+        let root = tree.open_folder(Path::new(""))?;
+        let attributes = directory::attributes(root).map_err(write_error(&self.target))?;
+        Ok(attributes.owner)
+    }
+
+    fn record(&self, tree: &Tree) -> Record {
+        let files = tree.files.iter().map(|file| FileRecord::new(&file.path, &file.version));
+        Record::new(tree.root(), self.mode, files.collect())
+    }
+
+    /// Returns the record of the model with this name if it is the wanted one; `None` if there is none,
+    /// or if it may be replaced.
+    fn compare(
+        &self,
+        target: &Target,
+        name: &str,
+        owner: u32,
+        wanted: &Record,
+    ) -> Result<Option<Record>> {
+        let refuse = |reason| Err(publish_error(&target.path().join(name), reason));
+        match target.existing(name, owner) {
+            Existing::Nothing => Ok(None),
+            Existing::Other => refuse(PublishProblem::NotAModel),
+            Existing::Model(record)
+                if record.is_same(wanted)
+                    && target.is_complete(name, &record)
+                    && self.has_digests(&record) =>
+            {
+                self.verify(&record)?;
+                Ok(Some(record))
+            }
+            Existing::Model(_) if self.replace => Ok(None),
+            Existing::Model(_) => refuse(PublishProblem::NameExists),
+        }
+    }
+
+    /// Returns `true` if the requested checksums of a published model are recorded.
+    fn has_digests(&self, record: &Record) -> bool {
+        record.files.iter().all(|file| {
+            self.digests.iter().all(|kind| file.digests.contains_key(&kind.to_string()))
+        })
+    }
+
+    fn verify(&self, record: &Record) -> Result<()> {
+        for file in &record.files {
+            self.check(&record.source().join(&file.path), &file.digests())?;
+        }
+        Ok(())
+    }
+
+    /// Compares the checksums of a file with the manifest, if there is one.
+    fn check(&self, path: &Path, digests: &[(DigestKind, String)]) -> Result<()> {
+        let Some(manifest) = &self.manifest else { return Ok(()) };
+        match manifest.check(path, digests) {
+            Err(Error::Manifest { .. }) if !has_weights(path) => Ok(()),
+            checked => checked,
+        }
+    }
+
+    fn fill(&mut self, tree: &Tree, partial: &Partial<'_>, began: Instant) -> Result<Filled> {
+        let mut access = Access::new(self.mode);
+        for path in &tree.folders {
+            partial.create(path)?;
+        }
+        let total_bytes = tree.content_bytes();
+        let mut filled = Filled {
+            files: Vec::with_capacity(tree.files.len()),
+            records: Vec::with_capacity(tree.files.len()),
+            pages: PageReport::default(),
+            mode: 0,
+        };
+        let mut done_bytes = 0;
+        for file in &tree.files {
+            let mut observe = self.observe.take();
+            let filled_one = self.fill_file(tree, file, partial, &mut access, |progress| {
+                if let Some(observe) = &mut observe {
+                    let done_bytes = done_bytes + progress.done_bytes;
+                    observe(Progress::new(done_bytes, total_bytes, began.elapsed()));
+                }
+            });
+            self.observe = observe;
+            let (published, pages) = filled_one?;
+            done_bytes += published.len_bytes;
+            add(&mut filled.pages, &pages);
+            let mut record = FileRecord::new(&file.path, &file.version);
+            let digests = published.digests.iter();
+            record.digests = digests.map(|(kind, it)| (kind.to_string(), it.clone())).collect();
+            filled.records.push(record);
+            filled.files.push(published);
+        }
+        let record = Record::new(tree.root(), self.mode, std::mem::take(&mut filled.records));
+        filled.mode = self.finish(tree, partial, &mut access, &record)?;
+        Ok(filled)
+    }
+
+    fn fill_file(
+        &self,
+        tree: &Tree,
+        file: &TreeFile,
+        partial: &Partial<'_>,
+        access: &mut Access,
+        observe: impl FnMut(Progress),
+    ) -> Result<(PublishedFile, PageReport)> {
+        let source = tree.open(file)?;
+        check_header(&source)?;
+        let path = Path::new(&file.path);
+        let folder = partial.open(path.parent().unwrap_or(Path::new("")))?;
+        let full = source.path().to_owned();
+        let attributes = access
+            .of_file(source.buffered(), folder.as_fd())
+            .map_err(|error| Error::Open { path: full.clone(), source: error })?;
+        let mut plan = Plan::new();
+        plan.push(source)?;
+        let mut loader = Loader::new()
+            .heap(Heap::Tmpfs(Partial::path_of(folder.as_fd())))
+            .cancel(&self.cancel)
+            .observe(observe);
+        for kind in &self.digests {
+            loader = loader.digest(*kind);
+        }
+        let loaded = loader.load(&plan)?;
+        let digests = loaded.files.into_iter().next().map(|file| file.digests).unwrap_or_default();
+        self.check(&full, &digests)?;
+        let name = Path::new(path.file_name().unwrap_or_default());
+        loaded.buffer.link(folder.as_fd(), name, &attributes)?;
+        let len_bytes = file.version.len_bytes;
+        Ok((PublishedFile { path: path.to_owned(), len_bytes, digests }, loaded.report.pages))
+    }
+
+    /// Writes the record, and sets the attributes of all directories. Returns the mode of the model's
+    /// directory.
+    fn finish(
+        &self,
+        tree: &Tree,
+        partial: &Partial<'_>,
+        access: &mut Access,
+        record: &Record,
+    ) -> Result<u32> {
+        let failed = || write_error(&self.target);
+        let json = serde_json::to_vec(record).map_err(std::io::Error::other);
+        let written = directory::write_new(
+            &partial.folder,
+            Path::new(record::NAME),
+            &json.map_err(failed())?,
+        );
+        let written = written.map_err(failed())?;
+        let mut mode = 0;
+        // The model itself comes last.
+        let folders = tree.folders.iter().rev().map(PathBuf::as_path).chain([Path::new("")]);
+        for path in folders {
+            let (source, folder) = (tree.open_folder(path)?, partial.open(path)?);
+            let attributes =
+                access.of_directory(source.as_fd(), folder.as_fd()).map_err(failed())?;
+            if path.as_os_str().is_empty() {
+                // Each user who may search the model may read its record.
+                let readable = attributes.mode & 0o111;
+                let of_record = FileAttributes { mode: readable << 2, ..attributes };
+                set(written.as_fd(), &of_record).map_err(failed())?;
+                mode = attributes.mode;
+            }
+            set(folder.as_fd(), &attributes).map_err(failed())?;
+        }
+        Ok(mode)
+    }
+
+    /// Describes a model that was published before.
+    fn described(
+        &self,
+        target: &Target,
+        name: &str,
+        tree: &Tree,
+        record: &Record,
+        began: Instant,
+    ) -> Published {
+        let directory = target.path().join(name);
+        let files = record.files.iter().map(|file| PublishedFile {
+            path: PathBuf::from(&file.path),
+            len_bytes: file.bytes,
+            digests: file.digests(),
+        });
+        Published {
+            path: tree.main.as_ref().map_or_else(|| directory.clone(), |it| directory.join(it)),
+            outcome: Outcome::AlreadyPublished,
+            files: files.collect(),
+            content_bytes: tree.content_bytes(),
+            pages: PageReport::default(),
+            gives_huge_pages: target.gives_huge_pages(),
+            mode: target.mode_of(name),
+            directory,
+            elapsed: began.elapsed(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Publisher<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Publisher")
+            .field("target", &self.target)
+            .field("name", &self.name)
+            .field("replace", &self.replace)
+            .finish_non_exhaustive()
+    }
+}
+
+fn set(file: std::os::fd::BorrowedFd<'_>, attributes: &FileAttributes) -> std::io::Result<()> {
+    directory::set_owner(file, attributes.uid, attributes.gid)?;
+    directory::set_mode(file, attributes.mode)
+}
+
+/// Checks the header of a file with weights.
+fn check_header(source: &SourceFile) -> Result<()> {
+    match source.path().extension().and_then(|ending| ending.to_str()) {
+        Some("safetensors") => read_safetensors_header(source).map(drop),
+        Some("gguf") => read_gguf_header(source).map(drop),
+        _ => Ok(()),
+    }
+}
+
+fn has_weights(path: &Path) -> bool {
+    matches!(path.extension().and_then(|it| it.to_str()), Some("safetensors" | "gguf"))
+}
+
+fn add(sum: &mut PageReport, pages: &PageReport) {
+    sum.hugetlb_2m_bytes += pages.hugetlb_2m_bytes;
+    sum.huge_2m_bytes += pages.huge_2m_bytes;
+    sum.mid_64k_bytes += pages.mid_64k_bytes;
+    sum.base_bytes += pages.base_bytes;
+    sum.unknown_bytes += pages.unknown_bytes;
+}
+
+/// Replaces the path of a descriptor by that of the target in an error of the heap.
+fn named(error: Error, target: &Target) -> Error {
+    match error {
+        Error::Heap(heap::Error::TmpfsFull { len_bytes, free_bytes, source, .. }) => {
+            let directory = target.path().to_owned();
+            Error::Heap(heap::Error::TmpfsFull { directory, len_bytes, free_bytes, source })
+        }
+        error => error,
+    }
+}

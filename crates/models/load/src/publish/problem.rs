@@ -1,0 +1,99 @@
+//! The reasons why a model cannot be published.
+
+/// The reason why a model cannot be published.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PublishProblem {
+    /// The directory is not in a tmpfs.
+    #[error(
+        "it is not in a tmpfs; mount one there (longshore publish --mount), or use a directory in \
+         /dev/shm"
+    )]
+    NotTmpfs,
+    /// The directory belongs to another user, who could change the model.
+    #[error("it belongs to user {uid}, who is neither root nor the user of this process")]
+    OtherOwner {
+        /// The user ID of the owner.
+        uid: u32,
+    },
+    /// Other users can rename entries of the directory.
+    #[error(
+        "other users may write to it, and it has no sticky bit; remove their permission \
+         (chmod go-w), or set the bit (chmod +t)"
+    )]
+    WritableByOthers,
+    /// A component of the path of the target directory is a symbolic link.
+    #[error("its path contains a symbolic link; use the path that realpath prints")]
+    Link,
+    /// The name exists, and is another model or another version of this one.
+    #[error(
+        "the name exists, and is another model or another version of this one; choose another name \
+         (--name), or replace it (--replace)"
+    )]
+    NameExists,
+    /// The name exists, and Longshore has not published it for this user.
+    #[error(
+        "the name exists, and is not a model that was published for this user; choose another name \
+         (--name)"
+    )]
+    NotAModel,
+    /// The name of the model is empty, hidden or too long, or contains a slash.
+    #[error(
+        "the name '{name}' is not valid: 1 to 200 bytes, no slash, and no dot at the beginning; \
+         choose one (--name)"
+    )]
+    InvalidName {
+        /// The name.
+        name: String,
+    },
+    /// A symbolic link leads out of the directory of the model.
+    #[error(
+        "it is a symbolic link that leads out of the directory of the model, or to another mount"
+    )]
+    LeavesModel,
+    /// A directory of the model is a symbolic link or a mount point.
+    #[error("it is a symbolic link to a directory, or a mount point; only files may be links")]
+    NotADirectory,
+    /// The name of a file is not UTF-8.
+    #[error("its name is not UTF-8")]
+    NotUtf8,
+    /// The model has no files.
+    #[error("it contains no files")]
+    Empty,
+    /// The model has too many files and directories.
+    #[error("it contains more than {max} files and directories")]
+    TooMany {
+        /// The limit.
+        max: usize,
+    },
+    /// The directories of the model are nested too deeply.
+    #[error("its directories are nested more than {max} deep")]
+    TooDeep {
+        /// The limit.
+        max: usize,
+    },
+    /// The tmpfs has not enough free bytes.
+    #[error(
+        "the model has {}, but the tmpfs has {} free; remove models from it, or mount it with a larger \
+         size (mount -o remount,size=SIZE)",
+        longshore_mem::ByteSize(*needed_bytes),
+        longshore_mem::ByteSize(*free_bytes)
+    )]
+    NoRoom {
+        /// The number of bytes of the model, in whole pages.
+        needed_bytes: u64,
+        /// The number of free bytes.
+        free_bytes: u64,
+    },
+    /// The tmpfs has not enough free inodes.
+    #[error(
+        "the model needs {needed} inodes, but the tmpfs has {free} free; remove files from it, or \
+         mount it with more (mount -o remount,nr_inodes=COUNT)"
+    )]
+    NoInodes {
+        /// The number of files and directories of the model.
+        needed: u64,
+        /// The number of free inodes.
+        free: u64,
+    },
+}

@@ -1,0 +1,292 @@
+//! The directory that models are published in, and a model that is being filled there.
+//!
+//! ```text
+//!   DIR/.NAME.0123456789abcdef.partial/   mode 0700, locked by its publisher
+//!      │  files, record, attributes
+//!      ▼  renameat2
+//!   DIR/NAME/
+//! ```
+//!
+//! The kernel releases the lock when the publisher ends. A directory of that form without a lock is a
+//! leftover of a publisher that was killed, or an old version that was replaced.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use longshore_sys::directory::{self, EntryKind};
+use longshore_sys::tmpfs::{self, HugeOption};
+use longshore_sys::{beneath, effective_uid, huge_pages};
+
+use super::problem::PublishProblem;
+use super::record::Record;
+use super::tree::{publish_error, write_error};
+use crate::error::{Error, Result};
+
+const SUFFIX: &str = ".partial";
+const NAME_MAX_BYTES: usize = 200;
+/// The number of random names that are tried.
+const ATTEMPTS_MAX: u32 = 100;
+const STICKY: u32 = 0o1000;
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// The directory that models are published in.
+#[derive(Debug)]
+pub(crate) struct Target {
+    path: PathBuf,
+    folder: OwnedFd,
+}
+
+/// The entry that has the name of a model.
+#[derive(Debug)]
+pub(crate) enum Existing {
+    /// None.
+    Nothing,
+    /// A complete model with this record.
+    Model(Record),
+    /// An entry that is not a model, or of a user that is not trusted.
+    Other,
+}
+
+/// A model that is being filled. Dropping it removes it, unless it was renamed.
+#[derive(Debug)]
+pub(crate) struct Partial<'a> {
+    target: &'a Target,
+    name: PathBuf,
+    pub(crate) folder: OwnedFd,
+    is_renamed: bool,
+}
+
+impl Target {
+    /// Opens the directory, and checks that no other user can redirect its names.
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::Publish`].
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let refuse = |reason| Err(publish_error(path, reason));
+        let failed = |source| Error::Open { path: path.to_owned(), source };
+        let folder = match directory::open(path) {
+            Err(error) if beneath::is_loop(&error) => return refuse(PublishProblem::Link),
+            opened => opened.map_err(failed)?,
+        };
+        if !tmpfs::contains(&folder).map_err(failed)? {
+            return refuse(PublishProblem::NotTmpfs);
+        }
+        let attributes = directory::attributes(&folder).map_err(failed)?;
+        if attributes.owner != 0 && attributes.owner != effective_uid() {
+            return refuse(PublishProblem::OtherOwner { uid: attributes.owner });
+        }
+        if attributes.mode & WRITABLE_BY_OTHERS > 0 && attributes.mode & STICKY == 0 {
+            return refuse(PublishProblem::WritableByOthers);
+        }
+        let path = std::path::absolute(path).map_err(failed)?;
+        Ok(Self { path, folder })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns `true` if programs that map files in it get 2 MiB pages.
+    pub(crate) fn gives_huge_pages(&self) -> bool {
+        // The setting of the machine overrides the option of the mount with two of its values.
+        match huge_pages::shmem_setting().as_deref() {
+            Ok("force") => true,
+            Ok("deny") => false,
+            _ => matches!(
+                tmpfs::huge_option(&self.folder),
+                Ok(HugeOption::Always | HugeOption::WithinSize)
+            ),
+        }
+    }
+
+    /// Checks that a model with this name can be made.
+    ///
+    /// # Errors
+    /// [`Error::Publish`] with [`PublishProblem::InvalidName`].
+    pub(crate) fn check_name(&self, name: &str) -> Result<()> {
+        let valid = !name.is_empty()
+            && name.len() <= NAME_MAX_BYTES
+            && !name.starts_with('.')
+            && !name.contains(['/', '\0']);
+        if valid {
+            return Ok(());
+        }
+        let reason = PublishProblem::InvalidName { name: name.to_owned() };
+        Err(publish_error(&self.path, reason))
+    }
+
+    /// Checks that there is room for files with these lengths and for `folders` directories.
+    ///
+    /// # Errors
+    /// [`Error::Publish`] with [`PublishProblem::NoRoom`] or [`PublishProblem::NoInodes`].
+    pub(crate) fn check_room(
+        &self,
+        lengths: impl ExactSizeIterator<Item = u64>,
+        folders: usize,
+    ) -> Result<()> {
+        let room = tmpfs::room(&self.folder)
+            .map_err(|source| Error::Open { path: self.path.clone(), source })?;
+        // The directory of the model, and its record.
+        let needed = (lengths.len() + folders + 2) as u64;
+        let page_bytes = longshore_sys::page_size_bytes() as u64;
+        let whole = |len_bytes: u64| len_bytes.div_ceil(page_bytes).saturating_mul(page_bytes);
+        let needed_bytes = lengths.map(whole).fold(page_bytes, u64::saturating_add);
+        if let Some(free) = room.free_inodes.filter(|free| needed > *free) {
+            return Err(publish_error(&self.path, PublishProblem::NoInodes { needed, free }));
+        }
+        if let Some(free_bytes) = room.free_bytes.filter(|free| needed_bytes > *free) {
+            let reason = PublishProblem::NoRoom { needed_bytes, free_bytes };
+            return Err(publish_error(&self.path, reason));
+        }
+        Ok(())
+    }
+
+    /// Returns the entry with the name of a model. A model is trusted if it belongs to root, to this
+    /// user, or to `owner`, the owner of the source.
+    pub(crate) fn existing(&self, name: &str, owner: u32) -> Existing {
+        let name = Path::new(name);
+        if !directory::exists(&self.folder, name) {
+            return Existing::Nothing;
+        }
+        let model = directory::open_in(&self.folder, name).ok().filter(|model| {
+            directory::attributes(model)
+                .is_ok_and(|found| [0, effective_uid(), owner].contains(&found.owner))
+        });
+        let record = model.and_then(|model| Record::read(&model));
+        record.map_or(Existing::Other, Existing::Model)
+    }
+
+    /// Returns the permission bits of a model's directory.
+    pub(crate) fn mode_of(&self, name: &str) -> u32 {
+        let model = directory::open_in(&self.folder, Path::new(name));
+        model.and_then(directory::attributes).map_or(0, |found| found.mode & 0o777)
+    }
+
+    /// Returns `true` if a model has all files of its record.
+    pub(crate) fn is_complete(&self, name: &str, record: &Record) -> bool {
+        let model = directory::open_in(&self.folder, Path::new(name));
+        model.is_ok_and(|model| record.is_complete(model))
+    }
+
+    /// Removes the leftovers of publishers that were killed. Leftovers of other users stay, unless this
+    /// user is root. An error is ignored: the next publisher tries again.
+    pub(crate) fn remove_leftovers(&self) {
+        for (name, kind) in directory::entries(&self.folder).unwrap_or_default() {
+            let is_partial =
+                name.to_str().is_some_and(|name| name.starts_with('.') && name.ends_with(SUFFIX));
+            if is_partial && kind == EntryKind::Directory {
+                let _ = self.remove_leftover(Path::new(&name));
+            }
+        }
+    }
+
+    fn remove_leftover(&self, name: &Path) -> io::Result<()> {
+        let folder = directory::open_in(&self.folder, name)?;
+        let (user, owner) = (effective_uid(), directory::attributes(&folder)?.owner);
+        if (user == 0 || user == owner)
+            && directory::try_lock(&folder)?
+            && directory::has_name(&self.folder, name, &folder)
+        {
+            directory::remove_all(&self.folder, name)?;
+        }
+        Ok(())
+    }
+
+    /// Begins a model: makes its hidden directory.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub(crate) fn begin(&self, name: &str) -> Result<Partial<'_>> {
+        let failed = |source| write_error(&self.path)(source);
+        for _ in 0..ATTEMPTS_MAX {
+            let random = RandomState::new().build_hasher().finish();
+            let hidden = PathBuf::from(format!(".{name}.{random:016x}{SUFFIX}"));
+            let folder = match directory::create_in(&self.folder, &hidden) {
+                Ok(folder) => folder,
+                // Another publisher has the name, or has removed it as a leftover without a lock.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound
+                    ) =>
+                {
+                    continue;
+                }
+                Err(error) => return Err(failed(error)),
+            };
+            let is_locked = directory::try_lock(&folder).map_err(failed)?;
+            if is_locked && directory::has_name(&self.folder, &hidden, &folder) {
+                return Ok(Partial { target: self, name: hidden, folder, is_renamed: false });
+            }
+        }
+        Err(failed(io::ErrorKind::AlreadyExists.into()))
+    }
+}
+
+impl Partial<'_> {
+    /// Returns the path by which the heap finds a directory of the model.
+    pub(crate) fn path_of(folder: BorrowedFd<'_>) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()))
+    }
+
+    /// Opens a directory of the model; the empty path is the model itself.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub(crate) fn open(&self, path: &Path) -> Result<OwnedFd> {
+        let opened = match path.as_os_str().is_empty() {
+            true => self.folder.try_clone(),
+            false => directory::open_in(&self.folder, path),
+        };
+        opened.map_err(write_error(&self.target.path))
+    }
+
+    /// Makes a directory of the model.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub(crate) fn create(&self, path: &Path) -> Result<OwnedFd> {
+        directory::create_in(&self.folder, path).map_err(write_error(&self.target.path))
+    }
+
+    /// Gives the complete model its name. Returns `false`, and keeps the model hidden, if the name
+    /// exists.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub(crate) fn rename(&mut self, name: &str) -> Result<bool> {
+        match directory::rename_new(self.target.folder.as_fd(), &self.name, Path::new(name)) {
+            Ok(()) => {
+                self.is_renamed = true;
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(write_error(&self.target.path.join(name))(error)),
+        }
+    }
+
+    /// Exchanges the complete model and the one that has its name. The old one is then removed, when
+    /// this value is dropped; programs that have its files open keep them. Returns `false` if the name
+    /// does not exist any more.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub(crate) fn exchange(&mut self, name: &str) -> Result<bool> {
+        match directory::exchange(self.target.folder.as_fd(), &self.name, Path::new(name)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(write_error(&self.target.path.join(name))(error)),
+        }
+    }
+}
+
+impl Drop for Partial<'_> {
+    fn drop(&mut self) {
+        if !self.is_renamed {
+            // If this fails, the next publisher removes it.
+            let _ = directory::remove_all(&self.target.folder, &self.name);
+        }
+    }
+}

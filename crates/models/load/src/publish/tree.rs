@@ -1,0 +1,282 @@
+//! The files of a model that is published: a directory, or a file with those that belong to it.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use longshore_sys::beneath::{self, Reach};
+use longshore_sys::directory::{self, EntryKind};
+use longshore_sys::file::{self, Kind};
+
+use super::problem::PublishProblem;
+use super::record;
+use crate::error::{Error, Result};
+use crate::open::{FormatChoice, others_of};
+use crate::reason::{Change, FileKind};
+use crate::source::SourceFile;
+use crate::version::FileVersion;
+
+/// The limit on files and directories of a model.
+const ENTRIES_MAX: usize = 10_000;
+/// The limit on nested directories.
+const DEPTH_MAX: usize = 16;
+
+/// The files and directories of a model, at one time.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    source: PathBuf,
+    /// The directory that has all files and directories.
+    root: PathBuf,
+    /// The directory that no symbolic link may leave: the root, or the directory of a model in the
+    /// cache of the Hugging Face Hub, whose `snapshots/REVISION` has links to `blobs`.
+    boundary: OwnedFd,
+    /// The path of the root in the boundary.
+    prefix: PathBuf,
+    /// The file that was named, if it is not a directory.
+    pub(crate) main: Option<PathBuf>,
+    /// The paths of the directories in the root, each after the one that contains it.
+    pub(crate) folders: Vec<PathBuf>,
+    /// The files in the root, sorted by path.
+    pub(crate) files: Vec<TreeFile>,
+}
+
+/// A file of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TreeFile {
+    /// The path in the root.
+    pub(crate) path: String,
+    pub(crate) version: FileVersion,
+}
+
+impl Tree {
+    /// Finds the files of the model at `source`.
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::NotRegular`], [`Error::Publish`], and those of [`others_of`].
+    pub(crate) fn of(source: &Path) -> Result<Self> {
+        let failed = |error| Error::Open { path: source.to_owned(), source: error };
+        let kind = file::kind_at(source).map_err(failed)?;
+        // Only the names in a model may not be links; the model itself may be named by one.
+        let real = if kind == Kind::Directory {
+            source.canonicalize().map_err(failed)?
+        } else {
+            let parent = source.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = parent.unwrap_or(Path::new(".")).canonicalize().map_err(failed)?;
+            parent.join(source.file_name().unwrap_or_default())
+        };
+        let root = match kind {
+            Kind::Directory => real.as_path(),
+            Kind::Regular => real.parent().unwrap_or(Path::new("/")),
+            kind => {
+                let kind = FileKind::from_kind(kind);
+                return Err(Error::NotRegular { path: source.to_owned(), kind });
+            }
+        };
+        let (boundary, prefix) = boundary_of(root);
+        let opened = beneath::open_directory(boundary).map_err(failed)?;
+        let mut tree = Self {
+            source: source.to_owned(),
+            root: root.to_owned(),
+            boundary: opened,
+            prefix: prefix.to_owned(),
+            main: None,
+            folders: Vec::new(),
+            files: Vec::new(),
+        };
+        if kind == Kind::Directory {
+            let folder = directory::open(root).map_err(failed)?;
+            tree.walk(folder.as_fd(), Path::new(""), 0)?;
+        } else {
+            tree.main = Some(real.file_name().unwrap_or_default().into());
+            tree.push(Path::new(real.file_name().unwrap_or_default()))?;
+            let by = |path: &Path| SourceFile::open(path);
+            for other in others_of(&real, FormatChoice::Auto, &by)? {
+                let path = other
+                    .strip_prefix(root)
+                    .map_err(|_| publish_error(&other, PublishProblem::LeavesModel))?;
+                if path.parent() != Some(Path::new("")) {
+                    return Err(publish_error(&other, PublishProblem::LeavesModel));
+                }
+                if tree.files.iter().all(|file| Path::new(&file.path) != path) {
+                    tree.push(path)?;
+                }
+            }
+        }
+        if tree.files.is_empty() {
+            return Err(publish_error(source, PublishProblem::Empty));
+        }
+        tree.files.sort_by(|one, other| one.path.cmp(&other.path));
+        Ok(tree)
+    }
+
+    fn walk(&mut self, folder: BorrowedFd<'_>, path: &Path, depth: usize) -> Result<()> {
+        let here = self.root.join(path);
+        let failed = |path: &Path, source| Error::Open { path: path.to_owned(), source };
+        if depth > DEPTH_MAX {
+            return Err(publish_error(&here, PublishProblem::TooDeep { max: DEPTH_MAX }));
+        }
+        let mut entries = directory::entries(folder).map_err(|error| failed(&here, error))?;
+        entries.sort_by(|(one, _), (other, _)| one.cmp(other));
+        for (name, kind) in entries {
+            if depth == 0 && name == record::NAME {
+                // The record of a model that was itself published.
+                continue;
+            }
+            let entry = path.join(&name);
+            if kind != EntryKind::Directory {
+                self.push(&entry)?;
+                continue;
+            }
+            self.permit_one_more()?;
+            let inner = directory::open_in(folder, Path::new(&name)).map_err(|error| {
+                match beneath::leads_out(&error) {
+                    true => publish_error(&self.root.join(&entry), PublishProblem::NotADirectory),
+                    false => failed(&self.root.join(&entry), error),
+                }
+            })?;
+            self.folders.push(entry.clone());
+            self.walk(inner.as_fd(), &entry, depth + 1)?;
+        }
+        Ok(())
+    }
+
+    fn permit_one_more(&self) -> Result<()> {
+        if self.files.len() + self.folders.len() < ENTRIES_MAX {
+            return Ok(());
+        }
+        Err(publish_error(&self.source, PublishProblem::TooMany { max: ENTRIES_MAX }))
+    }
+
+    fn push(&mut self, path: &Path) -> Result<()> {
+        self.permit_one_more()?;
+        let full = self.root.join(path);
+        let text = path.to_str().ok_or_else(|| publish_error(&full, PublishProblem::NotUtf8))?;
+        let located = self.locate(path)?;
+        let failed = |source| Error::Open { path: full.clone(), source };
+        let status = file::status(&located).map_err(failed)?;
+        match status.kind {
+            Kind::Regular => {}
+            Kind::Directory => return Err(publish_error(&full, PublishProblem::NotADirectory)),
+            kind => return Err(Error::NotRegular { path: full, kind: FileKind::from_kind(kind) }),
+        }
+        let version = FileVersion::from_status(&status);
+        self.files.push(TreeFile { path: text.to_owned(), version });
+        Ok(())
+    }
+
+    fn locate(&self, path: &Path) -> Result<OwnedFd> {
+        let full = || self.root.join(path);
+        let name = self.prefix.join(path);
+        beneath::locate(&self.boundary, &name, Reach::Beneath).map_err(|source| {
+            match beneath::leads_out(&source) {
+                true => publish_error(&full(), PublishProblem::LeavesModel),
+                false => Error::Open { path: full(), source },
+            }
+        })
+    }
+
+    /// Opens a file of the model for reading.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] if it is another file or another version by now; those of [`SourceFile`].
+    pub(crate) fn open(&self, file: &TreeFile) -> Result<SourceFile> {
+        let full = self.root.join(&file.path);
+        let located = self.locate(Path::new(&file.path))?;
+        let opened = beneath::open_located(located)
+            .map_err(|source| Error::Open { path: full.clone(), source })?;
+        let source = SourceFile::from_fd(opened)?.named(&full);
+        if source.version() != file.version {
+            return Err(Error::Changed { path: full, change: Change::Replaced });
+        }
+        Ok(source)
+    }
+
+    /// Opens a directory of the model; the empty path is the root.
+    ///
+    /// # Errors
+    /// [`Error::Open`].
+    pub(crate) fn open_folder(&self, path: &Path) -> Result<OwnedFd> {
+        let full =
+            if path.as_os_str().is_empty() { self.root.clone() } else { self.root.join(path) };
+        directory::open(&full).map_err(|source| Error::Open { path: full, source })
+    }
+
+    /// Checks that the model has the same files in the same versions.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] with the first difference; those of [`Tree::of`].
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        let now = Self::of(&self.source)?;
+        let changed =
+            |path: &str| Error::Changed { path: self.root.join(path), change: Change::Replaced };
+        for (before, now) in self.files.iter().zip(&now.files) {
+            if before != now {
+                return Err(changed(&before.path));
+            }
+        }
+        if (self.files.len(), &self.folders, &self.root)
+            != (now.files.len(), &now.folders, &now.root)
+        {
+            return Err(changed(""));
+        }
+        Ok(())
+    }
+
+    /// Returns the name under which the model is published if no other name is requested.
+    pub(crate) fn default_name(&self) -> String {
+        let Some(main) = &self.main else {
+            let repository =
+                self.prefix.starts_with("snapshots") && self.prefix.iter().count() == 2;
+            let named = if repository { self.root.ancestors().nth(2) } else { Some(&*self.root) };
+            let name = named.and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+            return name.strip_prefix("models--").unwrap_or(&name).to_owned();
+        };
+        let name = main.to_string_lossy();
+        let stem = [".safetensors.index.json", ".safetensors", ".gguf"]
+            .into_iter()
+            .find_map(|ending| name.strip_suffix(ending))
+            .unwrap_or(&name);
+        // `-00001-of-00003` is not a part of the name.
+        match stem.len().checked_sub(15).and_then(|at| stem.split_at_checked(at)) {
+            Some((name, split)) if !name.is_empty() && is_split(split) => name.to_owned(),
+            _ => stem.to_owned(),
+        }
+    }
+
+    /// Returns the directory that has all files.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Returns the number of bytes of all files.
+    pub(crate) fn content_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.version.len_bytes).fold(0, u64::saturating_add)
+    }
+}
+
+fn is_split(text: &str) -> bool {
+    let digits =
+        |range| text.get(range).is_some_and(|it: &str| it.bytes().all(|it| it.is_ascii_digit()));
+    text.starts_with('-') && digits(1..6) && text.get(6..10) == Some("-of-") && digits(10..15)
+}
+
+/// Returns the directory that no symbolic link may leave, and the path of the root in it.
+fn boundary_of(root: &Path) -> (&Path, &Path) {
+    let snapshots = root.parent().filter(|it| it.file_name() == Some(OsStr::new("snapshots")));
+    let repository = snapshots.and_then(Path::parent).filter(|it| it.join("blobs").is_dir());
+    match repository.and_then(|it| Some((it, root.strip_prefix(it).ok()?))) {
+        Some(found) => found,
+        None => (root, Path::new("")),
+    }
+}
+
+pub(crate) fn publish_error(path: &Path, reason: PublishProblem) -> Error {
+    Error::Publish { path: path.to_owned(), reason }
+}
+
+/// Makes the error of a file or directory of the target.
+pub(crate) fn write_error(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    |source| Error::Write { path, source }
+}
