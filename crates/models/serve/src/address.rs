@@ -1,13 +1,13 @@
 //! The socket on which a server listens.
 
 use std::env;
-use std::fs::{self, DirBuilder, File, Metadata, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use longshore_sys::lock_file::LockFile;
+use longshore_sys::socket_lock::{SocketLock, remove_same};
 use longshore_sys::{file, packet_socket, service_manager};
 
 use crate::error::{Error, Result};
@@ -20,8 +20,6 @@ pub const ACTIVATION_NAME: &str = "longshore";
 const SYSTEM_SOCKET: &str = "/run/longshore/serve.sock";
 /// The most connections that wait to be accepted.
 const BACKLOG: u16 = 128;
-/// The beginning of a lock file's content.
-const RECORD: &str = "longshore-serve socket";
 
 /// Returns the socket on which a server of this user listens by default: `$LONGSHORE_SOCKET`; else
 /// `/run/longshore/serve.sock` for root and `$XDG_RUNTIME_DIR/longshore/serve.sock` for other users.
@@ -74,17 +72,7 @@ pub struct Listener {
 struct Made {
     path: PathBuf,
     inode: (u64, u64),
-    lock: Lock,
-}
-
-/// The right to replace a dead socket, and the sign that this one is alive. The lock file names the
-/// socket. So the next owner of the lock can tell that the server of that socket is dead, even if the
-/// kernel still keeps its socket because a thread of it hangs.
-#[derive(Debug)]
-struct Lock {
-    path: PathBuf,
-    file: LockFile,
-    locked: Metadata,
+    lock: SocketLock,
 }
 
 impl Listener {
@@ -100,7 +88,7 @@ impl Listener {
         let path = std::path::absolute(path).map_err(Error::kernel("finding the socket's path"))?;
         // Of two servers that start at once, one gets the lock, and the other finds a server that is
         // alive.
-        let lock = Lock::take(&path)?;
+        let lock = take_lock(&path)?;
         match fs::symlink_metadata(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => {
@@ -176,7 +164,7 @@ impl Listener {
     /// # Errors
     /// [`Error::Kernel`].
     pub(crate) fn check_process(&self) -> Result<()> {
-        if self.made.as_ref().is_none_or(|made| made.lock.file.is_of_this_process()) {
+        if self.made.as_ref().is_none_or(|made| made.lock.is_of_this_process()) {
             return Ok(());
         }
         let reason = "another process has made the socket, and forked this one; make it in the \
@@ -209,76 +197,21 @@ impl AsFd for Listener {
 /// leaves both to the process that made them.
 impl Drop for Made {
     fn drop(&mut self) {
-        if self.lock.file.is_of_this_process() {
+        if self.lock.is_of_this_process() {
             remove_same(&self.path, self.inode);
         }
     }
 }
 
-impl Drop for Lock {
-    fn drop(&mut self) {
-        if self.file.is_of_this_process() {
-            remove_same(&self.path, (self.locked.dev(), self.locked.ino()));
+fn take_lock(socket: &Path) -> Result<SocketLock> {
+    let no_directory = || socket.parent().filter(|directory| !directory.exists());
+    SocketLock::take(socket).map_err(|source| match (source.kind(), no_directory()) {
+        (ErrorKind::AddrInUse, _) => Error::AlreadyServed { socket: socket.to_owned() },
+        (ErrorKind::NotFound, Some(directory)) => {
+            Error::NoSocketDirectory { directory: directory.to_owned() }
         }
-    }
-}
-
-impl Lock {
-    fn take(socket: &Path) -> Result<Self> {
-        let mut path = socket.as_os_str().to_owned();
-        path.push(".lock");
-        let path = PathBuf::from(path);
-        let failed = || Error::kernel_at("locking", &path);
-        loop {
-            let file = LockFile::open(&path).map_err(|source| match path.parent() {
-                Some(directory) if source.kind() == ErrorKind::NotFound && !directory.exists() => {
-                    Error::NoSocketDirectory { directory: directory.to_owned() }
-                }
-                _ => failed()(source),
-            })?;
-            let locked = file.metadata().map_err(failed())?;
-            if !locked.is_file() {
-                let kind = described(locked.file_type());
-                let reason = format!("it is {kind}, and is left as it is");
-                return Err(failed()(io::Error::new(ErrorKind::InvalidInput, reason)));
-            }
-            if !file.try_lock().map_err(failed())? {
-                return Err(Error::AlreadyServed { socket: socket.to_owned() });
-            }
-            // The former owner may have removed the file meanwhile; then its lock has no effect.
-            if inode(&path).is_ok_and(|inode| inode == (locked.dev(), locked.ino())) {
-                return Ok(Self { path, file, locked });
-            }
-        }
-    }
-
-    /// Returns `true` if the lock file names this socket. The server that listened on it had the lock,
-    /// so it is dead. This is believed only of a file that no other user can have written.
-    fn names(&self, socket: &Metadata) -> bool {
-        let is_own =
-            self.locked.uid() == longshore_sys::effective_uid() && self.locked.mode() & 0o022 == 0;
-        is_own && self.file.content().is_ok_and(|content| content == self.record(socket).as_bytes())
-    }
-
-    /// Writes the name of the socket that listens now. If that fails, the next server finds out whether
-    /// this one is alive by connecting to it.
-    fn name(&self, socket: &Metadata) {
-        // A hard link to another kind of file is not written to.
-        let is_lock =
-            |content: Vec<u8>| content.is_empty() || content.starts_with(RECORD.as_bytes());
-        if self.locked.nlink() == 1 && self.file.content().is_ok_and(is_lock) {
-            let _ = self.file.set_content(&self.record(socket));
-        }
-    }
-
-    /// Returns the content of the lock file. A later socket can have the same inode number, but not the
-    /// same time. A copy of the lock file has another inode number than the content says.
-    fn record(&self, socket: &Metadata) -> String {
-        let (device, inode) = (socket.dev(), socket.ino());
-        let (seconds, nanoseconds) = (socket.mtime(), socket.mtime_nsec());
-        let own_inode = self.locked.ino();
-        format!("{RECORD} {device} {inode} {seconds} {nanoseconds}, lock {own_inode}\n")
-    }
+        _ => Error::kernel_at("locking the lock file of", socket)(source),
+    })
 }
 
 fn remove_dead(path: &Path) -> Result<()> {
@@ -308,19 +241,6 @@ fn make_directory(path: &Path, permissions: u32) -> io::Result<()> {
     }
     let directory = File::from(file::open_directory_itself(path)?);
     directory.set_permissions(Permissions::from_mode(permissions))
-}
-
-/// Removes a file if it is still this one.
-fn remove_same(path: &Path, same: (u64, u64)) {
-    if inode(path).is_ok_and(|inode| inode == same) {
-        // An error here has no consequence.
-        let _ = fs::remove_file(path);
-    }
-}
-
-fn inode(path: &Path) -> io::Result<(u64, u64)> {
-    let there = fs::symlink_metadata(path)?;
-    Ok((there.dev(), there.ino()))
 }
 
 pub(crate) fn described(kind: fs::FileType) -> &'static str {
@@ -421,11 +341,10 @@ mod tests {
     fn bind_beside_living(path: &Path, change: impl FnOnce(&Path)) -> Result<Listener> {
         let living = packet_socket::listen(path, 0o600, 1).unwrap();
         let there = fs::symlink_metadata(path).unwrap();
-        let lock = Lock::take(path).unwrap();
+        let lock = SocketLock::take(path).unwrap();
         lock.name(&there);
-        assert!(lock.names(&there));
         // As a killed server leaves it.
-        let lock_path = lock.path.clone();
+        let lock_path = lock.path().to_owned();
         let kept = lock_path.with_extension("kept");
         fs::hard_link(&lock_path, &kept).unwrap();
         drop(lock);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use longshore_formats::printable;
 use longshore_load as load;
+use longshore_mem::ByteSize;
 
 use crate::fault::{NoServerCause, ServerFault};
 use crate::reason::Reason;
@@ -172,7 +173,7 @@ pub enum Error {
         uid: u32,
     },
     /// The caller cancelled.
-    #[error("cancelled after {done_bytes} of {total_bytes} bytes")]
+    #[error("cancelled after {} of {}", ByteSize(*done_bytes), ByteSize(*total_bytes))]
     Cancelled {
         /// The number of bytes that the server had loaded.
         done_bytes: u64,

@@ -10,7 +10,7 @@ pub enum Reason {
     NotServed,
     /// No model has that number, or its files have changed.
     NotHeld,
-    /// The files cannot be read, or are not of their format.
+    /// The files cannot be read.
     Unreadable,
     /// A file changed while it was read.
     Changed,
@@ -22,11 +22,13 @@ pub enum Reason {
     Misbehaved,
     /// The server ends.
     Stopping,
+    /// A file is not valid in its format.
+    Malformed,
     /// Any other reason, including those of later versions.
     Other,
 }
 
-pub(crate) const REASONS: [Reason; 10] = [
+pub(crate) const REASONS: [Reason; 11] = [
     Reason::Other,
     Reason::Version,
     Reason::NotServed,
@@ -37,6 +39,7 @@ pub(crate) const REASONS: [Reason; 10] = [
     Reason::TooMany,
     Reason::Misbehaved,
     Reason::Stopping,
+    Reason::Malformed,
 ];
 
 impl Reason {

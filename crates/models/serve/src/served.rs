@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use longshore_load::{FileVersion, FormatChoice, Opener, Plan, PlannedFile, SourceFile};
-use longshore_mem::Granule;
+use longshore_mem::{ByteSize, Granule};
 use longshore_sys::beneath::{self, Reach};
 use longshore_sys::descriptors;
 use longshore_sys::file::{self, Identity};
@@ -439,8 +439,9 @@ impl Opener for Bounded<'_> {
                 return Ok(());
             }
             let reason = format!(
-                "{what} of the model have {sum_bytes} bytes or more, and a server reads at most \
-                 {max_bytes}"
+                "{what} of the model have {} or more, and a server reads at most {}",
+                ByteSize(sum_bytes),
+                ByteSize(max_bytes)
             );
             let path = source.path().to_owned();
             Err(longshore_load::Error::Refused { path, source: reason.into() })

@@ -1,18 +1,18 @@
-//! Replays the corpus that fuzzing has found, and random messages.
+//! Replays the corpus of the fuzzer, and random messages.
 
 #[path = "../../../../fuzz/src/replay.rs"]
 mod replay;
 
-#[expect(unreachable_pub, reason = "it is public where it is at home, with the fuzzers")]
+#[expect(unreachable_pub, reason = "it is public in the package of the fuzzers")]
 #[path = "../../../../fuzz/src/serve_protocol.rs"]
 mod serve_protocol;
 
 #[test]
-fn the_corpus_of_messages_holds() {
+fn the_corpus_of_messages_causes_no_failure() {
     replay::corpus("serve_protocol", serve_protocol::serve_protocol);
 }
 
-/// Inputs at random, the same in every run.
+/// The inputs are random, and the same in every run.
 #[test]
 fn messages_at_random_are_refused_or_answered() {
     let mut next = replay::random();

@@ -1,7 +1,7 @@
-//! 64 processes attach, read, release, misbehave and die at random, some of them killed, for a minute
-//! (or `LONGSHORE_STRESS_SECONDS`). Then the server has its memory back, and no descriptor is left.
+//! 64 processes attach, read, release, misbehave, exit and are killed at random, for a minute (or
+//! `LONGSHORE_STRESS_SECONDS`). Then the server has freed all memory and closed all descriptors.
 //!
-//! It is run by name, since it takes its time: `cargo test -p longshore-serve --test stress -- --ignored`.
+//! It runs only by name, because it takes long: `cargo test -p longshore-serve --test stress -- --ignored`.
 
 use std::env;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ const ROLE: &str = "LONGSHORE_STRESS_ROLE";
 const CLIENTS: usize = 64;
 const MODELS: u64 = 6;
 const MODEL_BYTES: u64 = 24 << 20;
-/// Not all models fit at once, so that some clients are refused, and others have models freed.
+/// Not all models fit at once, so that some clients are refused, and unused models are freed.
 const MEMORY_MAX_BYTES: u64 = 4 * MODEL_BYTES;
 
 #[test]
@@ -53,7 +53,7 @@ fn clients_come_and_die_and_nothing_is_left() {
     let begin = Instant::now();
     let mut turn = begin;
     while begin.elapsed() < time {
-        // Now and then all die at once, so that models go and come again.
+        // From time to time all clients are killed at once, so that models are freed and loaded again.
         if Instant::now() > turn {
             turn = Instant::now() + Duration::from_millis(50 + random.below(800));
             for client in &mut clients {
@@ -74,7 +74,7 @@ fn clients_come_and_die_and_nothing_is_left() {
             client.wait().unwrap();
             killed += 1;
         }
-        assert_eq!(server.try_wait().unwrap(), None, "the server lives");
+        assert_eq!(server.try_wait().unwrap(), None, "the server has ended");
     }
     for mut client in clients {
         client.kill().unwrap();
@@ -87,21 +87,21 @@ fn clients_come_and_die_and_nothing_is_left() {
         thread::sleep(Duration::from_millis(20));
         now = Rest::of(&server, &socket);
     }
-    // Its last line has its counts.
+    // The last line of the server has its counts.
     drop(server.stdin.take());
-    let mut counted = String::new();
-    server.stderr.take().unwrap().read_to_string(&mut counted).unwrap();
-    assert!(server.wait().unwrap().success(), "{counted}");
-    println!("{started} clients, of which {killed} were killed; {counted}");
+    let mut counts = String::new();
+    server.stderr.take().unwrap().read_to_string(&mut counts).unwrap();
+    assert!(server.wait().unwrap().success(), "{counts}");
+    println!("{started} clients, of which {killed} were killed; {counts}");
     let count = |name: &str| -> u64 {
-        let words: Vec<&str> = counted.split_whitespace().collect();
+        let words: Vec<&str> = counts.split_whitespace().collect();
         let at = words.iter().position(|word| *word == name).unwrap();
         words[at + 1].parse().unwrap()
     };
     assert!(started > CLIENTS as u64 && killed > 0);
     assert!(count("attached") > 0 && count("disconnected") > 0);
-    assert_eq!(count("attached"), count("released"), "{counted}");
-    assert_eq!(count("loaded"), count("freed"), "{counted}");
+    assert_eq!(count("attached"), count("released"), "{counts}");
+    assert_eq!(count("loaded"), count("freed"), "{counts}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "only the root is left");
 }
 
@@ -133,7 +133,7 @@ impl Rest {
         }
     }
 
-    /// The allocator keeps a little for the next time; nothing else is kept.
+    /// Returns `true` if the server holds no more than at rest, except memory that the allocator keeps.
     fn is_as(&self, rest: &Self) -> bool {
         self.held == 0
             && self.descriptors <= rest.descriptors
@@ -163,7 +163,7 @@ fn model(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("root/{number}.bin"))
 }
 
-/// The content of a model at 8 times `at`.
+/// Returns the eight bytes of a model at offset `8 * at`.
 fn word(number: u64, at: u64) -> u64 {
     (number << 56 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -172,7 +172,7 @@ fn serve() {
     let stop = Stop::new().unwrap();
     let stopper = stop.clone();
     thread::spawn(move || {
-        // It ends with the test.
+        // This returns when the test closes its end.
         let _ = std::io::stdin().read(&mut [0]);
         stopper.stop();
     });
@@ -209,7 +209,7 @@ fn be_a_client() {
         match random.below(8) {
             0 => misbehave(&socket, &path, &mut random),
             1 => {
-                // Gone while it is looked for, loaded or handed out.
+                // The client disconnects while the model is looked up, loaded or attached.
                 let raw = packet_socket::connect(&socket);
                 let Ok(raw) = raw else { continue };
                 let file = File::open(&path).unwrap();
@@ -269,7 +269,7 @@ fn misbehave(socket: &Path, path: &Path, random: &mut Random) {
         let garbage: Vec<u8> = (0..random.below(40)).map(|_| random.below(256) as u8).collect();
         let with = (random.below(3) == 0).then_some(file.as_fd());
         let bytes = if random.below(2) == 0 { &hello } else { &garbage };
-        // The server may have had enough.
+        // The server may have ended the connection.
         let _ = packet_socket::send(&raw, bytes, with);
     }
 }
@@ -281,7 +281,7 @@ fn connect(socket: &Path) -> longshore_serve::Result<Client> {
 fn wait_until(mut is_it: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_it() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "it does not come to that");
+        assert!(begin.elapsed() < Duration::from_secs(60), "the condition does not become true");
         thread::sleep(Duration::from_millis(5));
     }
 }

@@ -142,7 +142,7 @@ impl Core {
         let (path, wanted_id, layout) = match target {
             // Normalised, so that paths are compared by their bytes (`is_same_path`).
             Target::Path(path) => (path.components().collect(), None, Layout { format, align }),
-            Target::Id(wanted) => match self.shelf.get(wanted) {
+            Target::Id(wanted) => match self.cache.get(wanted) {
                 Some(model) => (model.found.path.clone(), Some(wanted), model.found.layout),
                 None => {
                     let message =
@@ -174,7 +174,7 @@ impl Core {
         let is_it = |found: &Found| {
             found.files.len() == 1 && found.layout == layout && is_same_path(&found.path, &path)
         };
-        let mut held = self.shelf.iter().filter(|(_, model)| model.memory.is_some());
+        let mut held = self.cache.iter().filter(|(_, model)| model.memory.is_some());
         let known = held.find(|(_, model)| !model.is_stale && is_it(&model.found));
         let known = known.map(|(_, model)| model.found.clone());
         let (asker, shown) = (Asker::Client(id), Some(inodes));
@@ -295,7 +295,7 @@ impl Core {
 
     fn on_found(&mut self, id: u64, found: Found, wanted_id: Option<u64>, now: Instant) -> Told {
         if let Some(wanted) = wanted_id
-            && self.shelf.find(&found) != Some(wanted)
+            && self.cache.find(&found) != Some(wanted)
         {
             let message = format!(
                 "{wanted} is no longer what is on disk; attach {} to have it loaded anew",
@@ -345,7 +345,7 @@ impl Core {
         self.served
             .roots()
             .map(|path| Reply::Root { path })
-            .chain(self.shelf.iter().filter(|(_, model)| !model.is_abandoned).map(|(id, model)| {
+            .chain(self.cache.iter().filter(|(_, model)| !model.is_abandoned).map(|(id, model)| {
                 let is_ready = model.memory.is_some();
                 let done_bytes = self.loads.get(&id).map(|load| load.done_bytes);
                 Reply::Held(Held {
@@ -379,12 +379,12 @@ impl Refusal {
             Error::Open { source, .. } if descriptors::is_exhausted(source) => Reason::TooMany,
             Error::Truncated { .. } | Error::Changed { .. } => Reason::Changed,
             Error::NotEnoughMemory { .. } | Error::Heap(_) => Reason::NoMemory,
-            Error::Open { .. }
-            | Error::NotRegular { .. }
-            | Error::Read { .. }
-            | Error::Format { .. }
-            | Error::NoTensors { .. }
-            | Error::Refused { .. } => Reason::Unreadable,
+            Error::Open { .. } | Error::NotRegular { .. } | Error::Read { .. } => {
+                Reason::Unreadable
+            }
+            Error::Format { .. } | Error::NoTensors { .. } | Error::Refused { .. } => {
+                Reason::Malformed
+            }
             _ => Reason::Other,
         };
         Self::new(reason, with_causes(error))

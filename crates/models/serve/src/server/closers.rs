@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use longshore_sys::disposal::{self, Disposals};
+use longshore_sys::disposal::{self, Copies, Disposals};
 use longshore_sys::{answering, packet_socket, thread_time};
 
 use super::budget::TimeBudget;
@@ -182,9 +182,11 @@ impl Closers {
             let mut waiting = lock(&self.waiting);
             let of_user = waiting.users.entry(user).or_default();
             of_user.sockets.append(&mut sockets);
-            of_user.disposals.dispose(&mut of_user.sockets);
+            let copies = of_user.disposals.dispose(&mut of_user.sockets);
             of_user.add(Kind::Sent, files);
             self.start(&mut waiting, user);
+            drop(waiting);
+            drop(copies);
         });
     }
 
@@ -217,7 +219,9 @@ impl Closers {
         let of_user = waiting.users.entry(user).or_default();
         if self.disposes {
             of_user.sockets.push(connection);
-            of_user.disposals.dispose(&mut of_user.sockets);
+            let copies = of_user.disposals.dispose(&mut of_user.sockets);
+            drop(waiting);
+            drop(copies);
         } else {
             of_user.add(Kind::Connection, vec![connection]);
             self.start(&mut waiting, user);
@@ -253,18 +257,22 @@ impl Closers {
         let mut waiting = lock(&self.waiting);
         let of_user = waiting.users.entry(user).or_default();
         of_user.sockets.push(connection);
-        of_user.disposals.dispose(&mut of_user.sockets);
+        let copies = of_user.disposals.dispose(&mut of_user.sockets);
+        drop(waiting);
+        drop(copies);
     }
 
     /// Tries again to close what could not be closed before. Returns `true` if nothing is left to be
     /// tried again.
     pub(super) fn retry(&self) -> bool {
+        // Dropped after the lock.
+        let mut copies = Copies::default();
         let mut waiting = lock(&self.waiting);
         disposal::dispose(&mut waiting.drained);
         // Closing these does not block.
         waiting.drained.clear();
         for of_user in waiting.users.values_mut() {
-            of_user.disposals.dispose(&mut of_user.sockets);
+            copies.append(of_user.disposals.dispose(&mut of_user.sockets));
         }
         waiting.users.retain(|_, of_user| !of_user.is_empty());
         let users: Vec<User> = waiting.users.keys().copied().collect();

@@ -33,11 +33,11 @@ use super::users::{User, Users};
 use crate::address::Listener;
 use crate::error::{Error, Result};
 use crate::fault::ClientFault;
+use crate::model_cache::{Model, ModelCache};
 use crate::peer::Peer;
 use crate::protocol::Reply;
 use crate::reason::Reason;
 use crate::served::Served;
-use crate::shelf::{Model, Shelf};
 
 /// The connections of one user beyond its attachments: for lists, and short ones.
 const MORE_CONNECTIONS: usize = 16;
@@ -77,7 +77,7 @@ pub(super) struct Core {
     pub(super) options: Options,
     stop: Stop,
     pub(super) jobs: Jobs,
-    pub(super) shelf: Shelf<Memory>,
+    pub(super) cache: ModelCache<Memory>,
     pub(super) sweeps: Sweeps,
     /// The most descriptors that all users to whom the limits apply may have for models.
     pub(super) open_files_max: usize,
@@ -122,7 +122,7 @@ impl Core {
         let how = How { heap: options.heap.clone(), memory_mode: options.memory_mode };
         let limits = Limits::of(&options);
         let jobs = Jobs::new(Arc::clone(&served), how, limits.loads)?;
-        let shelf = Shelf::new(options.keep, options.memory_max.unwrap_or(u64::MAX));
+        let cache = ModelCache::new(options.keep, options.memory_max.unwrap_or(u64::MAX));
         // The clients and the models have three quarters of all descriptors.
         let closers = Closers::new((open_files_max / 2).max(CLOSING_MIN));
         Ok(Self {
@@ -131,7 +131,7 @@ impl Core {
             options,
             stop,
             jobs,
-            shelf,
+            cache,
             sweeps: Sweeps::new(Instant::now()),
             open_files_max,
             loads: BTreeMap::new(),
@@ -232,7 +232,7 @@ impl Core {
             .chain(self.awaiting_room.next_time())
             .chain(self.unread.next_time())
             .chain(self.closers.budget.next_time(begin));
-        let deadlines = deadlines.chain(self.shelf.next_expiry()).chain(jobs);
+        let deadlines = deadlines.chain(self.cache.next_expiry()).chain(jobs);
         let deadline = deadlines.chain(retry).chain(beat).chain(self.start_ends).min();
         let ready =
             readiness::wait(&watches, deadline).map_err(Error::kernel("waiting for clients"))?;
@@ -479,7 +479,7 @@ impl Core {
 
     /// Frees the models that are no longer kept.
     pub(super) fn free_expired(&mut self, now: Instant) {
-        let gone = self.shelf.take_expired(now);
+        let gone = self.cache.take_expired(now);
         self.freed(gone);
     }
 
@@ -547,8 +547,8 @@ impl Core {
             // Drops models that were loaded nevertheless.
             drop(self.jobs.done(Instant::now()));
         }
-        let ids: Vec<u64> = self.shelf.iter().map(|(id, _)| id).collect();
-        let gone = ids.into_iter().filter_map(|id| Some((id, self.shelf.remove(id)?))).collect();
+        let ids: Vec<u64> = self.cache.iter().map(|(id, _)| id).collect();
+        let gone = ids.into_iter().filter_map(|id| Some((id, self.cache.remove(id)?))).collect();
         self.freed(gone);
         self.lingering.wait_until_dropped();
         self.say_freed();

@@ -133,7 +133,7 @@ pub enum Event {
 #[non_exhaustive]
 pub enum LoadFailure {
     /// No client waits for the model any longer.
-    #[error("nobody wants it any longer")]
+    #[error("no client waits for it any longer")]
     Unwanted,
     /// The load failed. The clients that wait for it are sent the same.
     #[error("{message}")]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use longshore_heap::Unavailability;
 use longshore_load::{CancelToken, MemoryLimit, Progress};
+use longshore_mem::ByteSize;
 use longshore_sys::descriptors;
 use longshore_sys::file;
 use longshore_sys::packet_socket;
@@ -19,11 +20,11 @@ use super::limits::{HUGETLB_PAGE, is_only_of};
 use super::names::Names;
 use super::open_files::OpenFiles;
 use super::users::User;
+use crate::model_cache::{Model, NoRoom};
 use crate::peer::Peer;
 use crate::protocol::Reply;
 use crate::reason::Reason;
 use crate::served::Found;
-use crate::shelf::{Model, NoRoom};
 
 /// The interval at which clients get a message about a load that has not begun. They give up after a
 /// minute.
@@ -55,7 +56,7 @@ impl Core {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.asked_for = Some(Arc::new(found.without_inodes()));
         }
-        let model = match self.shelf.find(&found) {
+        let model = match self.cache.find(&found) {
             Some(model) => {
                 let may_share = self.may_share(user, model);
                 let may_share = may_share.and_then(|()| self.may_hold_another(user, Some(model)));
@@ -72,7 +73,7 @@ impl Core {
                 }
             },
         };
-        if self.shelf.get(model).is_some_and(|model| model.memory.is_some()) {
+        if self.cache.get(model).is_some_and(|model| model.memory.is_some()) {
             return self.attach(id, model, now);
         }
         if let Some(connection) = self.connections.get_mut(&id) {
@@ -93,24 +94,24 @@ impl Core {
         self.jobs.may_load(user).map_err(|error| Refusal::of(&error))?;
         // An older version in memory stays for the clients that have it, and is given to no others.
         let older: Vec<u64> = self
-            .shelf
+            .cache
             .iter()
             .filter(|(_, model)| model.found.is_as(found))
             .map(|(id, _)| id)
             .collect();
         for id in older {
-            if let Some(model) = self.shelf.get_mut(id) {
+            if let Some(model) = self.cache.get_mut(id) {
                 lose_name(model);
             }
         }
-        for memory in self.shelf.memories_mut() {
+        for memory in self.cache.memories_mut() {
             memory.names.forget(found);
         }
         self.may_hold_another(user, None)?;
         self.may_open(user, &OpenFiles::of_load(found))?;
         self.make_room(user, found)?;
         let path = found.path.clone();
-        let id = self.shelf.insert(found.clone(), now);
+        let id = self.cache.insert(found.clone(), now);
         let cancel = CancelToken::new();
         let load = Load { user, cancel: cancel.clone(), done_bytes: 0 };
         self.loads.insert(id, load);
@@ -125,8 +126,8 @@ impl Core {
         let is_older = |(older, model): (u64, &Model<Memory>)| {
             older < id && model.is_pinned && model.found.is_as(found)
         };
-        if self.shelf.iter().any(is_older)
-            && let Some(model) = self.shelf.get_mut(id)
+        if self.cache.iter().any(is_older)
+            && let Some(model) = self.cache.get_mut(id)
         {
             let is_loaded = model.memory.is_some();
             model.found = found.clone();
@@ -141,7 +142,7 @@ impl Core {
         loop {
             let kept_bytes = self.kept_bytes();
             let needed_bytes = found.len_bytes.saturating_add(kept_bytes);
-            match self.shelf.make_room(needed_bytes, |model| is_only_of(model, user)) {
+            match self.cache.make_room(needed_bytes, |model| is_only_of(model, user)) {
                 Ok(gone) if gone.is_empty() => return Ok(()),
                 // If clients keep the memory, this made no room.
                 Ok(gone) => {
@@ -150,11 +151,12 @@ impl Core {
                 }
                 Err(NoRoom { limit_bytes, in_use_bytes }) => {
                     let message = format!(
-                        "{} bytes are needed for {}, but of the {limit_bytes} that the server may \
-                         hold (--memory-max) {} are in use",
-                        found.len_bytes,
+                        "{} are needed for {}, but of the {} that the server may hold (--memory-max) \
+                         {} are in use",
+                        ByteSize(found.len_bytes),
                         found.path.display(),
-                        in_use_bytes.saturating_add(kept_bytes)
+                        ByteSize(limit_bytes),
+                        ByteSize(in_use_bytes.saturating_add(kept_bytes))
                     );
                     return Err(Refusal::new(Reason::NoMemory, message));
                 }
@@ -183,11 +185,11 @@ impl Core {
         now: Instant,
     ) {
         let Some(load) = self.loads.remove(&id) else { return self.lingering.free_later(outcome) };
-        let Some(model) = self.shelf.get_mut(id) else { return self.lingering.free_later(outcome) };
+        let Some(model) = self.cache.get_mut(id) else { return self.lingering.free_later(outcome) };
         let (path, len_bytes) = (model.found.path.clone(), model.found.len_bytes);
         let uid = load.user.uid();
         if model.is_abandoned {
-            self.shelf.remove(id);
+            self.cache.remove(id);
             self.lingering.free_later(outcome);
             self.events.push(Event::LoadFailed { id, uid, path, why: LoadFailure::Unwanted });
             return;
@@ -215,7 +217,7 @@ impl Core {
         let attach = |client| Some((client, self.attach(client, id, now).err()?));
         let gone: Vec<_> = waiting.into_iter().filter_map(attach).collect();
         // Its own path may have changed during the load, but not those of the other clients.
-        if let Some(model) = self.shelf.get_mut(id)
+        if let Some(model) = self.cache.get_mut(id)
             && model.is_stale
             && model.found.inodes.is_some()
         {
@@ -231,15 +233,15 @@ impl Core {
         // Try again if other models can be freed for it: fewer each time.
         if let Some((bytes, page_bytes)) = missing_bytes(&error)
             && let Ok(gone) =
-                self.shelf.take_idle(bytes, page_bytes, |model| is_only_of(model, user))
-            && self.shelf.get(id).is_some()
+                self.cache.take_idle(bytes, page_bytes, |model| is_only_of(model, user))
+            && self.cache.get(id).is_some()
         {
             self.freed(gone);
             self.loads.insert(id, Load { user, cancel: CancelToken::new(), done_bytes: 0 });
             return self.load_after_freeing(id, user, now);
         }
         let refusal = Refusal::of(&error);
-        if let Some(model) = self.shelf.remove(id) {
+        if let Some(model) = self.cache.remove(id) {
             let Refusal { reason, message, .. } = refusal.clone();
             let (found, why) = (model.found, LoadFailure::Failed { reason, message });
             let (uid, path) = (user.uid(), found.path.clone());
@@ -266,7 +268,7 @@ impl Core {
         let queued: Vec<u64> =
             self.loads.iter().filter(|(_, load)| load.done_bytes == 0).map(|(id, _)| *id).collect();
         for id in queued {
-            let total_bytes = self.shelf.get(id).map_or(0, |model| model.found.len_bytes);
+            let total_bytes = self.cache.get(id).map_or(0, |model| model.found.len_bytes);
             let progress = Progress::new(0, total_bytes, Duration::ZERO);
             self.on_progress(id, progress, now);
         }
@@ -274,9 +276,9 @@ impl Core {
 
     /// Moves the pin to the newest version of a file.
     fn move_pin(&mut self, newest: u64) {
-        let Some(model) = self.shelf.get(newest) else { return };
+        let Some(model) = self.cache.get(newest) else { return };
         let older: Vec<u64> = self
-            .shelf
+            .cache
             .iter()
             .filter(|(id, older)| {
                 *id < newest && older.is_pinned && older.found.is_as(&model.found)
@@ -284,12 +286,12 @@ impl Core {
             .map(|(id, _)| id)
             .collect();
         for id in &older {
-            if let Some(model) = self.shelf.get_mut(*id) {
+            if let Some(model) = self.cache.get_mut(*id) {
                 model.is_pinned = false;
                 model.is_stale = true;
             }
         }
-        if let Some(model) = self.shelf.get_mut(newest).filter(|_| !older.is_empty()) {
+        if let Some(model) = self.cache.get_mut(newest).filter(|_| !older.is_empty()) {
             model.is_pinned = true;
         }
     }
@@ -301,7 +303,7 @@ impl Core {
         if let Err(refusal) = may_open {
             return self.refuse(client, refusal, now);
         }
-        let Some(model) = self.shelf.get_mut(id) else {
+        let Some(model) = self.cache.get_mut(id) else {
             let message = "the memory went meanwhile; attach it again".to_owned();
             return self.refuse(client, Refusal::new(Reason::Other, message), now);
         };
@@ -337,7 +339,7 @@ impl Core {
             .collect();
         memory.names.remember(connection.user, found);
         // Counted before it is sent, so that a client that is gone by then releases it.
-        let attachments = self.shelf.attach(id, now).unwrap_or(0);
+        let attachments = self.cache.attach(id, now).unwrap_or(0);
         self.events.push(Event::Attached { id, peer: connection.peer, attachments });
         connection.enter(Phase::Attached(id), now);
         match connection.send_with(&attached, own, now) {
@@ -359,7 +361,7 @@ impl Core {
         if let Some(id) = connection.attached() {
             let peer = connection.peer;
             // The memory is freed at the end of the turn: other clients may be about to get it.
-            let attachments = self.shelf.detach(id, now).unwrap_or(0);
+            let attachments = self.cache.detach(id, now).unwrap_or(0);
             self.events.push(Event::Released { id, peer, attachments });
         }
         let message = "the memory cannot be sent, because other clients have not read what they were \
@@ -370,7 +372,7 @@ impl Core {
 
     /// Counts the end of an attachment, and frees models that no client has any longer.
     pub(super) fn release(&mut self, id: u64, peer: Peer, now: Instant) {
-        let attachments = self.shelf.detach(id, now).unwrap_or(0);
+        let attachments = self.cache.detach(id, now).unwrap_or(0);
         self.events.push(Event::Released { id, peer, attachments });
         self.free_expired(now);
     }
@@ -426,11 +428,11 @@ impl Core {
         load.cancel.cancel();
         if self.jobs.forget_load(id) {
             self.loads.remove(&id);
-            if let Some(model) = self.shelf.remove(id) {
+            if let Some(model) = self.cache.remove(id) {
                 let (path, why) = (model.found.path, LoadFailure::Unwanted);
                 self.events.push(Event::LoadFailed { id, uid, path, why });
             }
-        } else if let Some(model) = self.shelf.get_mut(id) {
+        } else if let Some(model) = self.cache.get_mut(id) {
             model.is_abandoned = true;
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use longshore_heap::Heap;
-use longshore_mem::Granule;
+use longshore_mem::{ByteSize, Granule};
 use longshore_sys::{huge_pages, memory};
 
 use super::Options;
@@ -12,9 +12,9 @@ use super::connection::Connection;
 use super::core::{Core, Memory};
 use super::jobs::LOADING_MAX;
 use super::users::User;
+use crate::model_cache::Model;
 use crate::reason::Reason;
 use crate::served::Found;
-use crate::shelf::Model;
 
 /// The page size of the hugetlb pool.
 pub(super) const HUGETLB_PAGE: Granule = Granule::SIZE_2M;
@@ -117,8 +117,8 @@ impl Core {
         let wanted_bytes = self.limits.charge(found.len_bytes);
         loop {
             let Charged { ids, in_use_bytes, released_bytes, unused_bytes } = self.charged(user);
-            let existing = self.shelf.find(found);
-            let is_pinned = |id| self.shelf.get(id).is_some_and(|model| model.is_pinned);
+            let existing = self.cache.find(found);
+            let is_pinned = |id| self.cache.get(id).is_some_and(|model| model.is_pinned);
             if existing.is_some_and(|id| ids.contains(&id) || is_pinned(id)) {
                 return Ok(());
             }
@@ -139,17 +139,17 @@ impl Core {
                 model.may_go() && !ids.contains(&id) && existing != Some(id)
             };
             let unused_by_others =
-                self.shelf.iter().filter(|(id, it)| is_unused_by_others(*id, it));
+                self.cache.iter().filter(|(id, it)| is_unused_by_others(*id, it));
             let unused_by_others: u64 =
                 unused_by_others.map(|(_, model)| self.limits.charge(model.found.len_bytes)).sum();
             // If a client keeps the memory, this frees none, and it remains charged.
             let gone = if least_bytes <= limit_bytes {
                 let goes_first = |model: &Model<Memory>| is_only_of(model, user);
-                self.shelf.take_least_used(|_, model| was_given(model, user), goes_first)
+                self.cache.take_least_used(|_, model| was_given(model, user), goes_first)
             } else if least_bytes
                 <= self.limits.share_bytes(others_bytes.saturating_sub(unused_by_others))
             {
-                self.shelf.take_least_used(|id, model| is_unused_by_others(id, model), |_| false)
+                self.cache.take_least_used(|id, model| is_unused_by_others(id, model), |_| false)
             } else {
                 None
             };
@@ -159,22 +159,25 @@ impl Core {
                 continue;
             }
             let mut message = format!(
-                "{wanted_bytes} bytes are needed for {}, but {user} has {held_bytes} bytes of the \
-                 {limit_bytes} that one user may have",
-                found.path.display()
+                "{} are needed for {}, but {user} has {} of the {} that one user may have",
+                ByteSize(wanted_bytes),
+                found.path.display(),
+                ByteSize(held_bytes),
+                ByteSize(limit_bytes)
             );
             if limit_bytes < self.limits.memory_bytes {
                 let others = format!(
-                    " while others have {others_bytes}, since as much is left free for more users"
+                    " while others have {}, since as much is left free for more users",
+                    ByteSize(others_bytes)
                 );
                 message.push_str(&others);
             }
             message.push_str(" (--memory-max-per-user)");
             if released_bytes > 0 {
                 let released = format!(
-                    ", {released_bytes} of them in memory that was released and is not free: a \
-                     program of a user that had it still has a descriptor of it, or a load has not \
-                     ended"
+                    ", {} of them in memory that was released and is not free: a program of a user \
+                     that had it still has a descriptor of it, or a load has not ended",
+                    ByteSize(released_bytes)
                 );
                 message.push_str(&released);
             }
@@ -196,7 +199,7 @@ impl Core {
         loop {
             let ids = self.charged(user).ids;
             let is_free_of_charge = |id: u64| {
-                let is_pinned = self.shelf.get(id).is_some_and(|model| model.is_pinned);
+                let is_pinned = self.cache.get(id).is_some_and(|model| model.is_pinned);
                 !user.is_limited() || is_pinned || ids.is_empty() || ids.contains(&id)
             };
             if existing.is_some_and(is_free_of_charge) {
@@ -206,16 +209,16 @@ impl Core {
                 true => (ids.len(), max / MODELS_RESERVED),
                 false => (0, 0),
             };
-            let free = max.saturating_sub(self.shelf.len() + reserved);
+            let free = max.saturating_sub(self.cache.len() + reserved);
             if own < free {
                 return Ok(());
             }
             let may_go = |id, model: &Model<Memory>| model.may_go() && existing != Some(id);
-            let unused = self.shelf.iter().filter(|(id, model)| may_go(*id, model));
+            let unused = self.cache.iter().filter(|(id, model)| may_go(*id, model));
             let unused: Vec<u64> = unused.map(|(id, _)| id).collect();
             let own_unused = unused.iter().filter(|id| ids.contains(id)).count();
             let gone = if own.saturating_sub(own_unused) < free + unused.len() {
-                self.shelf.take_least_used(may_go, |model| is_only_of(model, user))
+                self.cache.take_least_used(may_go, |model| is_only_of(model, user))
             } else {
                 None
             };
@@ -248,7 +251,7 @@ impl Core {
         }
         released_bytes = released_bytes.saturating_sub(free_of_charge);
         let mut charged = Charged { ids, in_use_bytes: 0, released_bytes, unused_bytes: 0 };
-        for (id, model) in self.shelf.iter().filter(|(_, model)| !model.is_pinned) {
+        for (id, model) in self.cache.iter().filter(|(_, model)| !model.is_pinned) {
             let len_bytes = self.limits.charge(model.found.len_bytes);
             let add = |bytes: &mut u64| *bytes = bytes.saturating_add(len_bytes);
             if charged.ids.contains(&id) {
@@ -275,7 +278,7 @@ impl Core {
     /// Returns the memory of all models, as charged to users: including models that clients keep, and
     /// loads that hang.
     fn all_bytes(&self) -> u64 {
-        let held = self.shelf.iter().map(|(_, model)| model.found.len_bytes);
+        let held = self.cache.iter().map(|(_, model)| model.found.len_bytes);
         let all = held.chain(self.lingering.iter().map(|gone| gone.len_bytes));
         let hung_bytes = self.jobs.hung_bytes(None);
         all.map(|bytes| self.limits.charge(bytes)).fold(hung_bytes, u64::saturating_add)

@@ -4,7 +4,7 @@
 //! ```text
 //!   listener ──┐                        ┌── look: where is it, is it served? ─────┐
 //!   clients ───┼──► poll ──► core ──────┼── load: into a sealed memfd ────────────┼──► done ──► core
-//!   stop ──────┘      (books: shelf)    └── sweep: is it changed, or deleted? ────┘
+//!   stop ──────┘      (model cache)     └── sweep: is it changed, or deleted? ────┘
 //! ```
 //!
 //! The serving thread never waits for a client or for a disk: sockets do not block, the bytes that a
@@ -45,8 +45,8 @@ use longshore_sys::{descriptors, disposal};
 
 use crate::address::Listener;
 use crate::error::{Error, Result};
+use crate::model_cache::Keep;
 use crate::served::{Served, not_a_file_name, parent};
-use crate::shelf::Keep;
 
 pub use events::{Event, LoadFailure, ServerProblem};
 pub use stop::Stop;

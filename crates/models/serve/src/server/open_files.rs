@@ -105,7 +105,7 @@ impl Core {
             _ if is_abandoned => self.loads.get(&id).is_some_and(|load| of.contains(load.user)),
             _ => ids.contains(&id) && !is_pinned,
         };
-        let models = self.shelf.iter();
+        let models = self.cache.iter();
         let models = models.filter(|(id, model)| has(*id, model.is_pinned, model.is_abandoned));
         let models =
             models.map(|(_, model)| OpenFiles::of_model(&model.found, model.memory.is_some()));
@@ -137,7 +137,7 @@ impl Core {
             if needed <= 3 * max {
                 return Ok(());
             }
-            match self.shelf.take_idle(1, 1, |model| is_only_of(model, user)) {
+            match self.cache.take_idle(1, 1, |model| is_only_of(model, user)) {
                 Ok(gone) if !gone.is_empty() => self.freed(gone),
                 _ => return Err(too_many(needed - count, "the server", count, 3 * max)),
             }
@@ -147,7 +147,7 @@ impl Core {
     /// Checks that a user may attach this model, which is held for others.
     pub(super) fn may_share(&self, user: User, id: u64) -> Result<(), Refusal> {
         let mut of_user = self.connections.values().filter(|connection| connection.user == user);
-        match self.shelf.get(id).filter(|model| !model.is_pinned) {
+        match self.cache.get(id).filter(|model| !model.is_pinned) {
             Some(model) if !of_user.any(|connection| connection.model() == Some(id)) => {
                 let more = OpenFiles::of_model(&model.found, model.memory.is_some());
                 self.may_have_open(user, &more)

@@ -115,11 +115,11 @@ impl Core {
                 }
                 What::Load(id, user) => {
                     let cancel = self.loads.get(&id).map(|load| load.cancel.clone());
-                    let model = self.shelf.get(id).filter(|model| !model.is_abandoned);
+                    let model = self.cache.get(id).filter(|model| !model.is_abandoned);
                     let found = model.map(|model| model.found.clone());
                     let (Some(cancel), Some(found)) = (cancel, found) else {
                         self.loads.remove(&id);
-                        self.shelf.remove(id);
+                        self.cache.remove(id);
                         continue;
                     };
                     self.jobs.begin(user, Job::Load { id, found, cancel }, now);

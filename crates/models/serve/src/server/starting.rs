@@ -69,7 +69,7 @@ impl Core {
 
     /// Reports the files of the start that are not loaded when the server is ready.
     pub(super) fn report_slow_start(&mut self) {
-        let slow = self.jobs.start_models.iter().filter_map(|id| self.shelf.get(*id));
+        let slow = self.jobs.start_models.iter().filter_map(|id| self.cache.get(*id));
         let slow = slow.map(|model| model.found.path.clone());
         let slow = slow.map(|path| ServerProblem::StartLoadSlow { path });
         self.events.extend(slow.map(|problem| Event::Trouble { problem }));
@@ -122,10 +122,10 @@ impl Core {
     }
 
     fn hold_from_start(&mut self, found: Found, now: Instant) {
-        let id = match self.shelf.find(&found) {
+        let id = match self.cache.find(&found) {
             Some(id) => {
                 // It may be known by another path.
-                if let Some(model) = self.shelf.get_mut(id) {
+                if let Some(model) = self.cache.get_mut(id) {
                     model.found = found;
                 }
                 id
@@ -138,7 +138,7 @@ impl Core {
                 }
             },
         };
-        match self.shelf.get_mut(id) {
+        match self.cache.get_mut(id) {
             Some(model) if model.memory.is_some() => model.is_pinned = true,
             _ => {
                 self.jobs.start_models.insert(id);
@@ -151,7 +151,7 @@ impl Core {
 fn cannot_serve(path: &Path, refusal: Refusal) -> Error {
     let kind = match refusal.reason {
         Reason::NoMemory => ErrorKind::OutOfMemory,
-        Reason::Unreadable => ErrorKind::InvalidData,
+        Reason::Unreadable | Reason::Malformed => ErrorKind::InvalidData,
         _ => ErrorKind::Other,
     };
     Error::cannot_serve(path, std::io::Error::new(kind, refusal.message))

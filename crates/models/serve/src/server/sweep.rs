@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use super::core::{Core, Memory};
 use super::jobs::{Job, Sweep};
 use super::users::User;
+use crate::model_cache::Model;
 use crate::served::{Found, Freshness, is_same_path};
-use crate::shelf::Model;
 
 /// The interval between sweeps. For about this long a deleted file may keep its blocks.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
@@ -87,7 +87,7 @@ impl Core {
     /// Returns the next time when [`Self::sweep`] has something to do.
     pub(super) fn next_sweep(&self) -> Option<Instant> {
         let Sweeps { running, next, now, then } = &self.sweeps;
-        let next = (running.is_none() && self.shelf.open_files() > 0).then_some(*next);
+        let next = (running.is_none() && self.cache.open_files() > 0).then_some(*next);
         now.values().chain(then.values()).copied().chain(next).min()
     }
 
@@ -101,7 +101,7 @@ impl Core {
             self.sweeps.forget_client(client);
             self.list(client, now);
         }
-        let is_due = self.sweeps.next <= now && self.shelf.open_files() > 0;
+        let is_due = self.sweeps.next <= now && self.cache.open_files() > 0;
         if is_due && self.sweeps.running.is_none() {
             self.begin_sweep(None, now);
         }
@@ -112,7 +112,7 @@ impl Core {
         let asked_by = client.map(|connection| connection.user);
         self.sweeps.running = Some(Running { since: now, asked_by, left: None });
         self.sweeps.next = now + SWEEP_EVERY;
-        let inodes = self.shelf.iter().map(|(id, model)| Some((id, model.found.inodes.clone()?)));
+        let inodes = self.cache.iter().map(|(id, model)| Some((id, model.found.inodes.clone()?)));
         let models = inodes.flatten().collect();
         self.jobs.begin(self.users.own(), Job::FindDeleted { models }, now);
     }
@@ -120,12 +120,12 @@ impl Core {
     /// Goes on with a sweep after deleted files were found.
     pub(super) fn on_deleted(&mut self, deleted: Vec<u64>, now: Instant) {
         for id in deleted {
-            if let Some(model) = self.shelf.get_mut(id) {
+            if let Some(model) = self.cache.get_mut(id) {
                 lose_inodes(model);
             }
         }
         let may_look = |id| !self.jobs.is_sweep_hung(id);
-        let models = self.shelf.iter();
+        let models = self.cache.iter();
         let models = models.filter(|(id, model)| model.found.inodes.is_some() && may_look(*id));
         let sweeps: Vec<Sweep> = models
             .map(|(id, model)| Sweep {
@@ -165,7 +165,7 @@ impl Core {
         swept: Option<(Box<Sweep>, Freshness)>,
         now: Instant,
     ) {
-        if let (Some((mut sweep, freshness)), Some(model)) = (swept, self.shelf.get_mut(id)) {
+        if let (Some((mut sweep, freshness)), Some(model)) = (swept, self.cache.get_mut(id)) {
             match freshness {
                 Freshness::Fresh => use_name(model, sweep.name),
                 Freshness::Stale | Freshness::WithoutIndex => {

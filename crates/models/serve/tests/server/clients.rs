@@ -35,7 +35,7 @@ fn many_clients_cause_one_load_and_the_last_one_frees_the_memory() {
                 assert_eq!(attachment.files()[0].path, path.canonicalize().unwrap());
                 assert_eq!(attachment.id(), 1);
                 barrier.wait();
-                // One half says that it releases, the other is just gone.
+                // Half of the clients release, and the others only disconnect.
                 if number % 2 == 0 { attachment.release().unwrap() } else { drop(attachment) }
             });
         }
@@ -165,7 +165,7 @@ fn a_file_that_changes_while_it_is_loaded_is_reported() {
             fs::OpenOptions::new().append(true).open(path).unwrap().write_all(b"!").unwrap();
         }
     });
-    // A load can be over before the server comes to say that it has begun.
+    // A load can end before the server reports that it has begun.
     let mut outcomes = (0..100).map(|number| {
         let path = rig.file(&format!("{number}.bin"), &content(64 << 20, 2));
         let outcome = rig.attach_path(&path);
@@ -186,7 +186,10 @@ fn no_more_memory_is_taken_than_allowed() {
     let Err(Error::Refused { reason: Reason::NoMemory, message }) = rig.attach_path(&second) else {
         panic!("there is no room");
     };
-    assert!(message.contains("--memory-max") && message.contains("20000"), "{message}");
+    assert!(
+        message.contains("--memory-max") && message.contains("20.00 kB are in use"),
+        "{message}"
+    );
     drop(attachment);
     rig.wait_freed();
     assert!(rig.attach_path(&second).unwrap().as_slice() == content(20_000, 2));
@@ -215,11 +218,11 @@ fn unused_models_are_kept_for_the_idle_time() {
     let rig = Rig::new(Options::new().keep(keep));
     let path = rig.file("model.bin", b"weights");
     rig.attach_path(&path).unwrap().release().unwrap();
-    assert_eq!(rig.wait_freed(), 1, "without anybody asking");
+    assert_eq!(rig.wait_freed(), 1, "without a request");
 }
 
 #[test]
-fn one_user_has_so_many_attachments_and_clients_are_bounded() {
+fn the_attachments_of_a_user_and_the_clients_are_limited() {
     let options = Options::new().attachments_max(2).clients_max(4);
     let rig = Rig::new(options);
     let path = rig.file("model.bin", b"weights");
@@ -252,7 +255,7 @@ fn clients_that_wait_for_a_model_count_as_attached() {
 #[test]
 fn a_load_without_waiting_clients_is_given_up() {
     let rig = Rig::new(Options::default());
-    // Large enough that it is heard of before it is over.
+    // Large enough that progress is reported before the load ends.
     let path = rig.path("large.bin");
     fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
     let cancelled = |_: u32| {
@@ -261,13 +264,13 @@ fn a_load_without_waiting_clients_is_given_up() {
         let client = Client::connect(Some(&rig.socket), &cancel).unwrap();
         let wanted = Wanted::Path(path.clone());
         let attached = client.attach(&wanted, FormatChoice::Auto, &mut observe);
-        // A load can be over before its client runs again.
+        // A load can end before its client runs again.
         attached.map(|attachment| (drop(attachment), rig.wait_freed())).err()
     };
     let cancelled = (0..100).find_map(cancelled).expect("one load takes longer");
     let Error::Cancelled { total_bytes, .. } = cancelled else { panic!("{cancelled}") };
     assert_eq!(total_bytes, 1 << 30);
-    assert_eq!(rig.wait_freed_or_given_up(), "nobody wants it any longer");
+    assert_eq!(rig.wait_freed_or_given_up(), "no client waits for it any longer");
     assert!(rig.list().held.is_empty());
 }
 
@@ -284,9 +287,9 @@ fn memory_stays_valid_when_the_server_ends() {
     let gone = rig.attach_path(&path).unwrap_err();
     let Error::NoServer { cause, .. } = &gone else { panic!("{gone}") };
     assert_eq!(*cause, NoServerCause::NoSocket);
-    let told: Vec<String> = rig.events().iter().map(ToString::to_string).collect();
-    assert!(told.iter().any(|line| line.starts_with("1: clients keep")), "{told:?}");
-    assert!(!told.iter().any(|line| line.starts_with("1: freed")), "{told:?}");
+    let log: Vec<String> = rig.events().iter().map(ToString::to_string).collect();
+    assert!(log.iter().any(|line| line.starts_with("1: clients keep")), "{log:?}");
+    assert!(!log.iter().any(|line| line.starts_with("1: freed")), "{log:?}");
 }
 
 #[test]
@@ -294,7 +297,7 @@ fn files_named_at_the_start_are_held_and_a_new_version_takes_their_place() {
     let dir = tempfile::tempdir().unwrap();
     let named = dir.path().join("named.bin");
     fs::write(&named, b"first").unwrap();
-    // A link leads out of its folder: the user that runs the server named it.
+    // A link leads out of its folder. It is followed, because the user that runs the server named it.
     let link = dir.path().join("sub/link.bin");
     fs::create_dir(dir.path().join("sub")).unwrap();
     std::os::unix::fs::symlink("../named.bin", &link).unwrap();
@@ -354,12 +357,12 @@ fn all_shards_of_a_model_are_one_memory() {
         let data = tensor.data.start as usize..tensor.data.end as usize;
         assert_eq!(bytes[data], [value; 4]);
     }
-    // The shards are files like others.
+    // Each shard can also be attached alone.
     let shard = rig.attach_path(&rig.path("a.safetensors")).unwrap();
     assert_eq!(shard.as_slice(), safetensors("first", 1));
 
     rig.file("broken.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\x7f{}");
-    assert_eq!(refused(rig.attach_path(&rig.path("broken.safetensors"))), Reason::Unreadable);
+    assert_eq!(refused(rig.attach_path(&rig.path("broken.safetensors"))), Reason::Malformed);
     let lost = rig.file("lost.safetensors.index.json", br#"{"weight_map":{"x":"none"}}"#);
     // The client is asked to show the shard before the server looks for it.
     let missing = rig.attach_path(&lost).unwrap_err();
@@ -368,10 +371,10 @@ fn all_shards_of_a_model_are_one_memory() {
 }
 
 #[test]
-fn tensors_are_placed_as_is_asked_and_each_layout_is_a_memory_of_its_own() {
+fn each_alignment_of_a_model_has_its_own_memory() {
     let rig = Rig::new(Options::new().keep(Keep::Always));
     let path = rig.file("odd.safetensors", &safetensors("odd", 7));
-    let as_it_is = rig.attach_path(&path).unwrap();
+    let unaligned = rig.attach_path(&path).unwrap();
     let aligned = |alignment| {
         let client = rig.client().unwrap().align(Granule::new(alignment).unwrap());
         let wanted = Wanted::Path(path.clone());
@@ -380,7 +383,7 @@ fn tensors_are_placed_as_is_asked_and_each_layout_is_a_memory_of_its_own() {
     let first = aligned(4096).unwrap();
     let second = aligned(4096).unwrap();
     assert_eq!(first.id(), second.id());
-    assert_ne!(first.id(), as_it_is.id());
+    assert_ne!(first.id(), unaligned.id());
     let file = &first.files()[0];
     let bytes = first.file_bytes(file).unwrap();
     let header = Header::parse(bytes, bytes.len() as u64).unwrap();
@@ -393,13 +396,13 @@ fn tensors_are_placed_as_is_asked_and_each_layout_is_a_memory_of_its_own() {
     let raw = rig.file("raw.bin", b"no tensors");
     let client = rig.client().unwrap().align(Granule::SIZE_4K);
     let none = client.attach(&Wanted::Path(raw), FormatChoice::Auto, &mut |_| {});
-    assert_eq!(refused(none), Reason::Unreadable);
+    assert_eq!(refused(none), Reason::Malformed);
 }
 
-/// A model that is held in one layout is not given in another, whatever path leads to it; and in each
-/// layout it is given only while its file is the one that was loaded.
+/// A client gets a held model only in the layout that it requested, by whichever path, and only while the
+/// file is the one that was loaded.
 #[test]
-fn a_held_model_is_not_taken_for_one_with_another_alignment() {
+fn a_held_model_is_not_given_with_another_alignment() {
     let rig = Rig::new(Options::new().keep(Keep::Always));
     let path = rig.file("odd.safetensors", &safetensors("odd", 7));
     let link = rig.path("link.safetensors");
@@ -474,5 +477,5 @@ fn all_splits_of_a_gguf_model_are_one_memory() {
     let name = "m-00002-of-00002.gguf";
     assert!(matches!(&missing, Error::Open { path, .. } if path.ends_with(name)), "{missing}");
     let broken = rig.file("broken.gguf", b"GGUF and no more");
-    assert_eq!(refused(rig.attach_path(&broken)), Reason::Unreadable);
+    assert_eq!(refused(rig.attach_path(&broken)), Reason::Malformed);
 }

@@ -1,4 +1,4 @@
-//! Descriptors whose close takes long. Neither the server nor another user waits for it.
+//! Descriptors whose close takes long. Neither the server nor other users wait for the close.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, Read};
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Instant;
 
 use longshore_serve::protocol::{Reply, Request};
 use longshore_serve::{Event, Options, Reason};
@@ -18,25 +19,25 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::others::{
     ALICE, MALLORY, as_user, attach, attach_by, private, shared, shared_and_observed,
 };
-use crate::rig::{Raw, Rig};
+use crate::rig::{PATIENCE, Raw, Rig};
 use sockets::{Socket, lingering, many, nested, without_sockets};
 
 #[path = "../../../../memory/sys/src/disposal/lingering.rs"]
 pub(crate) mod sockets;
 
-/// Sends descriptors with a message that makes no sense.
+/// Sends descriptors with a malformed message.
 fn send(client: &Raw, descriptors: &[BorrowedFd<'_>]) {
     sockets::send(&client.0, b"no message", descriptors);
 }
 
-/// A server that [`exceed`] holds back, and what has it go on.
+/// A server that [`exceed`] pauses, and the sender that lets it continue.
 struct HeldBack {
     rig: Rig,
     is_held: Mutex<Receiver<()>>,
     go_on: Sender<()>,
 }
 
-/// A server with two connections per user. When the first is refused, its thread reports that and waits.
+/// Starts a server with two connections per user. Its thread reports the first refusal and waits.
 fn held_back() -> Option<HeldBack> {
     let (go_on, may_go_on) = mpsc::channel();
     let (held, is_held) = mpsc::channel();
@@ -54,14 +55,15 @@ fn held_back() -> Option<HeldBack> {
     Some(HeldBack { rig, is_held: Mutex::new(is_held), go_on })
 }
 
-/// Has the server refuse a connection, and wait.
+/// Makes the server refuse a connection and wait.
 fn exceed(HeldBack { rig, is_held, .. }: &HeldBack) -> Vec<Raw> {
     let clients = vec![rig.raw().greeted(), rig.raw().greeted(), rig.raw()];
-    assert_eq!(clients[2].hear_refusal().0, Reason::TooMany);
-    is_held.lock().unwrap().recv().unwrap();
+    assert_eq!(clients[2].receive_refusal().0, Reason::TooMany);
+    is_held.lock().unwrap().recv_timeout(PATIENCE).unwrap();
     clients
 }
 
+/// Checks that the server still serves another user.
 fn serves_alice(rig: &Rig) {
     let path = rig.path("alice").canonicalize().unwrap().join("model.bin");
     as_user(ALICE, || {
@@ -70,7 +72,7 @@ fn serves_alice(rig: &Rig) {
     });
 }
 
-/// Connections that are not accepted yet, each with a message that takes long to close.
+/// Makes connections that are not accepted yet, each with a descriptor that takes long to close.
 fn queue_lingering(rig: &Rig) -> Vec<(Raw, OwnedFd)> {
     let queue = |_| {
         let (client, (socket, peer)) = (rig.raw(), lingering());
@@ -86,7 +88,7 @@ fn descriptors_queued_on_refused_connections_do_not_block_the_server() {
     let refused = as_user(MALLORY, || (exceed(&server), queue_lingering(&server.rig)));
     server.go_on.send(()).unwrap();
     for (client, _) in &refused.1 {
-        assert_eq!(client.hear_refusal().0, Reason::TooMany);
+        assert_eq!(client.receive_refusal().0, Reason::TooMany);
     }
     serves_alice(&server.rig);
     server.rig.stop();
@@ -104,7 +106,8 @@ fn descriptors_queued_on_connections_that_are_not_accepted_do_not_block_the_end(
 
 #[test]
 fn descriptors_queued_on_a_connection_take_no_descriptors_of_the_server() {
-    /// In a message. A user may have no more in flight than a process may have open: often 1024.
+    /// The number of descriptors in a message. A user may have as many in flight as a process may have open:
+    /// often 1024.
     const COUNT: usize = 60;
     let Some(server) = held_back() else { return };
     let marker_path = server.rig.dir.path().canonicalize().unwrap().join("marker");
@@ -115,7 +118,7 @@ fn descriptors_queued_on_a_connection_take_no_descriptors_of_the_server() {
         || fs::read_dir("/proc/self/fd").unwrap().flatten().filter(is_marker).count();
     let _peers = as_user(MALLORY, || {
         let clients = exceed(&server);
-        // The first message is received, and what is wrong with it ends the connection.
+        // The first message is received, and ends the connection because it is malformed.
         let pairs = [lingering(), lingering()];
         for (socket, _) in &pairs {
             let mut descriptors = [marker.as_fd(); COUNT];
@@ -129,7 +132,10 @@ fn descriptors_queued_on_a_connection_take_no_descriptors_of_the_server() {
     server.rig.wait_disconnected();
     serves_alice(&server.rig);
     let open = open_markers();
-    assert!(open <= 2, "{open} descriptors: no more than the first of a message");
+    assert!(
+        open <= 2,
+        "{open} descriptors are open: the server keeps more than the first of a message"
+    );
 }
 
 #[test]
@@ -140,9 +146,9 @@ fn descriptors_queued_behind_unread_memory_do_not_block_the_server() {
         let client = server.rig.raw().greeted();
         client.attach(&path, private(&path, b"of mallory"));
         let watch = Watch { fd: client.0.as_fd(), read: true, write: false };
-        readiness::wait(&[watch], None).unwrap();
+        readiness::wait(&[watch], Some(Instant::now() + PATIENCE)).unwrap();
         let _others = (server.rig.raw().greeted(), server.rig.raw());
-        server.is_held.lock().unwrap().recv().unwrap();
+        server.is_held.lock().unwrap().recv_timeout(PATIENCE).unwrap();
         // The first message ends the connection, whose memory was not read.
         send(&client, &[]);
         let (sockets, peers) = many();
@@ -155,10 +161,10 @@ fn descriptors_queued_behind_unread_memory_do_not_block_the_server() {
     server.rig.stop();
 }
 
-/// Says that this process is the one that a test has started.
+/// The variable that marks the process that a test has started.
 const IS_CHILD: &str = "LONGSHORE_TEST_CHILD";
 
-/// A process of its own that runs the test `name` alone: other tests need descriptors, too.
+/// Returns a command that runs only the test `name`, because other tests need descriptors, too.
 fn child(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", &format!("closing::{name}"), "--nocapture"]).env(IS_CHILD, "1");
@@ -169,13 +175,13 @@ pub(crate) fn is_child() -> bool {
     std::env::var_os(IS_CHILD).is_some()
 }
 
-/// The server of the next test, in a process that can have 1024 descriptors.
+/// Serves for the next tests, in a process that can have 1024 descriptors.
 fn serve_with_few_descriptors() {
     let few = Rlimit { current: Some(1024), maximum: Some(1024) };
     setrlimit(Resource::Nofile, few).unwrap();
     let Some(mut rig) = shared(Options::default(), |_| {}) else { return };
     println!("\nserves {}", rig.dir.path().display());
-    // Until the test is over.
+    // Until the test closes its end.
     io::stdin().read_to_end(&mut Vec::new()).unwrap();
     rig.stop();
 }
@@ -190,27 +196,29 @@ struct Confined {
 type Lines = io::Lines<io::BufReader<ChildStdout>>;
 
 impl Confined {
-    /// Starts it in a process that runs the test `name`. `None` if that is skipped.
+    /// Starts the server in a process that runs the test `name`, or returns `None` if that test is skipped.
     fn start(name: &str) -> Option<Self> {
         let mut child = child(name);
         child.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = without_sockets(|| child.spawn()).unwrap();
         let mut lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
-        let said = lines.by_ref().map(Result::unwrap);
-        let mut said = said.take_while(|line| !line.starts_with("SKIPPED"));
-        let Some(dir) = said.find_map(|line| line.strip_prefix("serves ").map(PathBuf::from))
+        let output = lines.by_ref().map(Result::unwrap);
+        let mut output = output.take_while(|line| !line.starts_with("SKIPPED"));
+        let Some(dir) = output.find_map(|line| line.strip_prefix("serves ").map(PathBuf::from))
         else {
             assert!(child.wait().unwrap().success());
-            println!("SKIPPED: other users cannot be tried without being root");
+            println!("SKIPPED: only root can act as other users");
             return None;
         };
         Some(Self { child, lines: Some(lines), dir })
     }
 
     fn connect(&self) -> Raw {
+        let deadline = Instant::now() + PATIENCE;
         loop {
             match packet_socket::connect(&self.dir.join("socket")) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    assert!(Instant::now() < deadline, "the server accepts no connection");
                     std::thread::yield_now();
                 }
                 connected => return Raw(connected.unwrap()),
@@ -218,7 +226,7 @@ impl Confined {
         }
     }
 
-    /// The directory of a user.
+    /// Returns the directory of a user.
     fn path(&self, name: &str) -> PathBuf {
         self.dir.join("root").join(name).canonicalize().unwrap()
     }
@@ -239,7 +247,7 @@ impl Confined {
     }
 }
 
-/// A test that fails leaves no process.
+/// Ends the process, also after a failure.
 impl Drop for Confined {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -248,21 +256,21 @@ impl Drop for Confined {
 }
 
 #[test]
-fn hundreds_of_sockets_that_linger_keep_no_other_user_waiting() {
+fn hundreds_of_lingering_sockets_delay_no_other_user() {
     const COUNT: usize = 150;
     if is_child() {
         return serve_with_few_descriptors();
     }
-    let name = "hundreds_of_sockets_that_linger_keep_no_other_user_waiting";
+    let name = "hundreds_of_lingering_sockets_delay_no_other_user";
     let Some(server) = Confined::start(name) else { return };
     let connect = || server.connect();
     let attack = |make: fn() -> (Socket, OwnedFd), is_queued: bool| {
         let begin = |_| {
             let (client, (socket, peer)) = (connect(), make());
-            // It may be refused already.
+            // The server may have refused the connection already.
             let send = |with| _ = packet_socket::send(&client.0, b"no message", with);
             if is_queued {
-                // It ends the connection.
+                // This message ends the connection.
                 send(None);
             }
             send(Some(socket.as_fd()));
@@ -298,12 +306,12 @@ fn models_of_one_user_do_not_take_all_descriptors() {
                 Ok(_) => clients.push(client),
                 Err(refused) => return refused,
             }
-            // The server keeps no inode of a deleted file, but its memory.
+            // The server keeps the memory of a deleted file, but not its inode.
             fs::remove_file(&path).unwrap();
             if number % 20 == 0 {
                 let lister = server.connect().greeted();
-                lister.say(&Request::List, None);
-                while lister.hear().expect("the list ends") != Reply::End {}
+                lister.send(&Request::List, None);
+                while lister.receive().expect("the list ends") != Reply::End {}
             }
         }
         panic!("{} models are attached", clients.len())
@@ -319,12 +327,12 @@ fn a_client_gets_an_error_if_no_descriptors_are_left() {
     if !is_child() {
         let mut child = child("a_client_gets_an_error_if_no_descriptors_are_left");
         let child = without_sockets(|| child.output()).unwrap();
-        let said = String::from_utf8_lossy(&child.stdout);
-        let failed = String::from_utf8_lossy(&child.stderr);
-        assert!(child.status.success() && said.contains("1 passed"), "{said}{failed}");
+        let output = String::from_utf8_lossy(&child.stdout);
+        let errors = String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success() && output.contains("1 passed"), "{output}{errors}");
         return;
     }
-    // Takes all numbers below the limit: the server closes only larger ones.
+    // Uses all numbers below the limit, so that the server can open no descriptor.
     const LIMIT: u64 = 100;
     let held = || File::open("/dev/null").unwrap();
     let _held: Vec<File> =
@@ -336,11 +344,11 @@ fn a_client_gets_an_error_if_no_descriptors_are_left() {
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(LIMIT), ..before }).unwrap();
     client.attach(&path, &file);
-    let (reason, message) = client.hear_refusal();
+    let (reason, message) = client.receive_refusal();
     setrlimit(Resource::Nofile, before).unwrap();
     assert_eq!(reason, Reason::TooMany, "{message}");
     assert!(message.contains("no descriptors left"), "{message}");
-    assert_eq!(client.hear(), None, "and that is the end");
+    assert_eq!(client.receive(), None, "the server closes the connection");
 }
 
 #[test]
@@ -348,10 +356,11 @@ fn an_index_that_is_too_long_is_not_read() {
     let Some(rig) = shared(Options::default(), |_| {}) else { return };
     let folder = rig.path("mallory").canonicalize().unwrap();
     let index = folder.join("m.safetensors.index.json");
-    let told = as_user(MALLORY, || {
+    let refused = as_user(MALLORY, || {
         let file = private(&index, b"{");
         file.set_len((32 << 20) + 1).unwrap();
         attach(&rig, &index, file).1.unwrap_err()
     });
-    assert!(told.contains("33554433 bytes") && told.contains("at most 33554432"), "{told}");
+    assert!(refused.contains("33.55 MB or more"), "{refused}");
+    assert!(refused.contains("a server reads at most 33.55 MB"), "{refused}");
 }

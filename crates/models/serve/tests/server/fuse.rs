@@ -1,4 +1,4 @@
-//! File systems that a test mounts: one of FUSE whose daemon answers no request.
+//! A FUSE file system that a test mounts, whose daemon answers no request.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -11,22 +11,22 @@ use rustix::mount::{MountFlags, UnmountFlags};
 /// The user that owns the mounts of FUSE.
 const USER: u32 = 2002;
 
-/// A file system that is mounted for as long as this lives.
+/// A mounted file system. Dropping it unmounts the file system.
 pub(crate) struct Mounted(pub(crate) PathBuf);
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Files that the server still has open go with it.
+        // The server may still have files open there.
         let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
     }
 }
 
-/// Mounts a file system that answers no request but the first.
+/// Mounts a file system that answers only the first request.
 pub(crate) fn mount_hung(at: &Path) -> Option<(Mounted, File)> {
     let device = match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
         Ok(device) => device,
         Err(error) => {
-            println!("SKIPPED: no FUSE: {error}");
+            println!("SKIPPED: FUSE cannot be mounted: {error}");
             return None;
         }
     };
@@ -35,14 +35,14 @@ pub(crate) fn mount_hung(at: &Path) -> Option<(Mounted, File)> {
     let options = CString::new(options).unwrap();
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     if let Err(error) = rustix::mount::mount("hung", at, "fuse", flags, options.as_c_str()) {
-        println!("SKIPPED: no FUSE: {error}");
+        println!("SKIPPED: FUSE cannot be mounted: {error}");
         return None;
     }
     let mounted = Mounted(at.to_owned());
     let mut request = [0; 1 << 16];
     let request_bytes = (&device).read(&mut request).unwrap();
     assert!(request_bytes >= 16);
-    // FUSE_INIT is answered: 7.31, 64 KiB ahead, and nothing special.
+    // The reply to FUSE_INIT: version 7.31, and 64 KiB of readahead.
     let (opcode, unique) = (&request[4..8], &request[8..16]);
     assert_eq!(opcode, 26u32.to_le_bytes());
     let mut answer = [0; 16 + 64];

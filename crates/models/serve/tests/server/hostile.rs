@@ -1,4 +1,4 @@
-//! Hostile clients. None gets a file that it may not read, and none harms another client.
+//! Hostile clients. They get no file that they may not read, and do not disturb other clients.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +12,7 @@ use longshore_sys::readiness::{self, Watch};
 
 use crate::rig::{PATIENCE, Raw, Rig, content};
 
-/// Somebody else is served as ever.
+/// Checks that another client is served.
 fn serves(rig: &Rig) {
     let path = rig.file("served", b"served");
     let attachment = rig.attach_path(&path).unwrap();
@@ -21,7 +21,7 @@ fn serves(rig: &Rig) {
 }
 
 #[test]
-fn paths_that_lead_out_are_refused_whether_or_not_anything_is_there() {
+fn paths_outside_a_root_are_refused_alike_if_a_file_exists_or_not() {
     let rig = Rig::new(Options::default());
     let root = rig.dir.path().canonicalize().unwrap().join("root");
     let secret = rig.dir.path().canonicalize().unwrap().join("secret");
@@ -32,7 +32,7 @@ fn paths_that_lead_out_are_refused_whether_or_not_anything_is_there() {
     symlink("..", root.join("up")).unwrap();
     rig.file("model.bin", b"model");
     let client = rig.raw().greeted();
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     for name in [
         "../secret",
         "sub/../../secret",
@@ -46,15 +46,15 @@ fn paths_that_lead_out_are_refused_whether_or_not_anything_is_there() {
         "/etc/absent",
     ] {
         let path = root.join(name);
-        // The file itself, where there is one: the client may read it.
+        // The file itself if it exists, because the client may read it.
         let file = File::open(&path).or_else(|_| File::open(&secret)).unwrap();
         client.attach(&path, file);
-        let (reason, message) = client.hear_refusal();
+        let (reason, message) = client.receive_refusal();
         assert_eq!(reason, Reason::NotServed, "{name}");
-        told.push(message.replace(&*path.to_string_lossy(), ""));
+        messages.push(message.replace(&*path.to_string_lossy(), ""));
     }
-    told.dedup();
-    assert_eq!(told.len(), 1, "the same words for all: {told:?}");
+    messages.dedup();
+    assert_eq!(messages.len(), 1, "the messages differ: {messages:?}");
     serves(&rig);
 }
 
@@ -73,7 +73,7 @@ fn only_a_descriptor_that_can_read_the_file_gives_access() {
     let pipe = std::io::pipe().unwrap().0;
     let shown: [(&str, OwnedFd); 6] = [
         ("another file", open("other.bin", 0).into()),
-        ("a file that was only looked at", open("model.bin", libc::O_PATH).into()),
+        ("a file that was opened with O_PATH", open("model.bin", libc::O_PATH).into()),
         ("a file that can only be written", write_only.into()),
         ("a directory", open(".", libc::O_DIRECTORY).into()),
         ("a pipe", pipe.into()),
@@ -81,28 +81,28 @@ fn only_a_descriptor_that_can_read_the_file_gives_access() {
     ];
     for (what, file) in shown {
         client.attach(&path, file);
-        assert_eq!(client.hear_refusal().0, Reason::NotServed, "{what}");
+        assert_eq!(client.receive_refusal().0, Reason::NotServed, "{what}");
     }
-    // The message is that for a file that does not exist.
+    // The message is the same as for a file that does not exist.
     let of = |name: &str| {
         client.attach(&root.join(name), open("other.bin", 0));
-        client.hear_refusal().1.replace(name, "")
+        client.receive_refusal().1.replace(name, "")
     };
     assert_eq!(of("model.bin"), of("absent.bin"));
-    // Also where the file would have to be read to know what it is.
+    // Also if the format needs the content of the file.
     for (name, format, align_bytes) in
         [("model.bin", "raw", 64), ("model.bin", "safetensors", 0), ("model.bin", "gguf", 4096)]
     {
         let of = |name: &str| {
             let target = Target::Path(root.join(name));
             let request = Request::Attach { target, format: format.to_owned(), align_bytes };
-            client.say(&request, Some(open("other.bin", 0).as_fd()));
-            client.hear_refusal().1.replace(name, "")
+            client.send(&request, Some(open("other.bin", 0).as_fd()));
+            client.receive_refusal().1.replace(name, "")
         };
         assert_eq!(of(name), of("absent.bin"), "{format}, {align_bytes}");
     }
     client.attach(&path, open("model.bin", 0));
-    let (reply, memory) = client.hear_result().unwrap();
+    let (reply, memory) = client.receive_result().unwrap();
     assert!(matches!(reply, Reply::Attached { len_bytes: 5, files: 1, .. }) && memory.is_some());
 }
 
@@ -121,25 +121,25 @@ fn each_shard_must_be_shown() {
     let client = rig.raw().greeted();
     client.attach(&index, File::open(&index).unwrap());
     for name in ["a", "b"] {
-        assert_eq!(client.hear(), Some(Reply::Prove { path: root.join(name) }));
+        assert_eq!(client.receive(), Some(Reply::Prove { path: root.join(name) }));
     }
     let a = File::open(root.join("a")).unwrap();
-    client.say(&Request::Proof, Some(a.as_fd()));
-    client.say(&Request::Proof, Some(a.as_fd()));
-    let (reason, message) = client.hear_refusal();
+    client.send(&Request::Proof, Some(a.as_fd()));
+    client.send(&Request::Proof, Some(a.as_fd()));
+    let (reason, message) = client.receive_refusal();
     assert_eq!(reason, Reason::NotServed);
     assert!(message.contains("/b is not served"), "{message}");
-    // And from the beginning, as it should be.
+    // Again, with a proof for each shard.
     client.attach(&index, File::open(&index).unwrap());
     for name in ["a", "b"] {
-        assert!(matches!(client.hear(), Some(Reply::Prove { .. })));
-        client.say(&Request::Proof, Some(File::open(root.join(name)).unwrap().as_fd()));
+        assert!(matches!(client.receive(), Some(Reply::Prove { .. })));
+        client.send(&Request::Proof, Some(File::open(root.join(name)).unwrap().as_fd()));
     }
-    assert!(matches!(client.hear_result(), Some((Reply::Attached { files: 2, .. }, Some(_)))));
+    assert!(matches!(client.receive_result(), Some((Reply::Attached { files: 2, .. }, Some(_)))));
 }
 
 #[test]
-fn nonsense_ends_the_connection_and_nothing_else() {
+fn a_malformed_message_ends_only_its_connection() {
     let rig = Rig::new(Options::default());
     let root = rig.dir.path().canonicalize().unwrap().join("root");
     let path = root.join("served");
@@ -153,8 +153,8 @@ fn nonsense_ends_the_connection_and_nothing_else() {
     .encode();
     let long = vec![0x41; MESSAGE_BYTES_MAX + 1];
     let file = || File::open(&path).unwrap();
-    type Said<'a> = (&'a [u8], bool);
-    let said: [(&[Said<'_>], &str); 10] = [
+    type Message<'a> = (&'a [u8], bool);
+    let cases: [(&[Message<'_>], &str); 10] = [
         (&[(b"garbage that is no message", false)], "malformed"),
         (&[(b"\x01", false)], "ends too early"),
         (&[(&hello[..7], false)], "ends too early"),
@@ -166,17 +166,17 @@ fn nonsense_ends_the_connection_and_nothing_else() {
         (&[(&hello, false), (b"\x03\x00", true)], "out of turn"),
         (&[(&hello, false), (b"\x04\x00", false)], "out of turn"),
     ];
-    for (messages, why) in said {
+    for (messages, why) in cases {
         let client = rig.raw();
         let file = file();
         for (bytes, with_file) in messages {
             let with = with_file.then_some(file.as_fd());
             packet_socket::send(&client.0, bytes, with).unwrap();
         }
-        let told = rig.wait_disconnected();
-        assert!(told.contains(why), "'{why}' in: {told}");
+        let logged = rig.wait_disconnected();
+        assert!(logged.contains(why), "'{why}' in: {logged}");
         loop {
-            match client.hear() {
+            match client.receive() {
                 Some(Reply::Welcome { .. }) => {}
                 Some(Reply::Refused { message, .. }) => assert!(message.contains(why), "{message}"),
                 None => break,
@@ -186,8 +186,8 @@ fn nonsense_ends_the_connection_and_nothing_else() {
         serves(&rig);
     }
     let client = rig.raw();
-    client.say(&Request::Hello { version: VERSION + 1 }, None);
-    let (reason, message) = client.hear_refusal();
+    client.send(&Request::Hello { version: VERSION + 1 }, None);
+    let (reason, message) = client.receive_refusal();
     assert_eq!(reason, Reason::Version);
     assert!(message.contains("version 2"), "{message}");
 }
@@ -202,8 +202,8 @@ fn an_unknown_format_is_refused() {
         format: "exe".into(),
         align_bytes: 0,
     };
-    client.say(&request, Some(File::open(&path).unwrap().as_fd()));
-    assert_eq!(client.hear_refusal().0, Reason::Unreadable);
+    client.send(&request, Some(File::open(&path).unwrap().as_fd()));
+    assert_eq!(client.receive_refusal().0, Reason::Unreadable);
 }
 
 #[test]
@@ -214,8 +214,8 @@ fn many_descriptors_are_closed() {
     for _ in 0..8 {
         let client = rig.raw();
         send_all(&client, &borrowed);
-        let told = rig.wait_disconnected();
-        assert!(told.contains("too many descriptors"), "{told}");
+        let logged = rig.wait_disconnected();
+        assert!(logged.contains("too many descriptors"), "{logged}");
     }
     drop(writers);
     for reader in readers {
@@ -230,15 +230,15 @@ fn many_descriptors_are_closed() {
 fn clients_that_do_not_read_or_send_nothing_are_disconnected() {
     let rig = Rig::new(Options::default());
     let silent = rig.raw();
-    let deaf = rig.raw().greeted();
-    // Lists that it does not read, for as long as there is room.
-    while packet_socket::send(&deaf.0, &Request::List.encode(), None).is_ok() {}
+    let unread = rig.raw().greeted();
+    // Requests lists, which it does not read, until the socket is full.
+    while packet_socket::send(&unread.0, &Request::List.encode(), None).is_ok() {}
     serves(&rig);
     let mut reasons = [rig.wait_disconnected(), rig.wait_disconnected()];
     reasons.sort_unstable();
     assert!(reasons[0].contains("does not read"), "{reasons:?}");
     assert!(reasons[1].contains("said hello"), "{reasons:?}");
-    drop((silent, deaf));
+    drop((silent, unread));
     serves(&rig);
 }
 
@@ -263,7 +263,7 @@ fn a_flood_of_connections_leaves_nothing() {
         }
     }
     serves(&rig);
-    // It has room for as many as ever, once it has noticed that the others are gone.
+    // The server accepts as many clients as before, once it has noticed that the others are gone.
     let mut clients = Vec::new();
     while clients.len() < 63 {
         clients.extend(greeted(&rig));
@@ -282,13 +282,13 @@ fn send_all(client: &Raw, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
     rustix::net::sendmsg(&client.0, &bytes, &mut control, SendFlags::empty()).unwrap();
 }
 
-/// A client; `None` if the server has room for no more.
+/// Returns a client, or `None` if the server has reached its limit of clients.
 fn greeted(rig: &Rig) -> Option<Raw> {
     let client = rig.raw();
     let hello = Request::Hello { version: VERSION }.encode();
-    // It may have been refused and disconnected.
+    // The server may have refused the connection already.
     let _ = packet_socket::send(&client.0, &hello, None);
-    match client.hear() {
+    match client.receive() {
         Some(Reply::Welcome { .. }) => Some(client),
         Some(Reply::Refused { reason: Reason::TooMany, .. }) => None,
         other => panic!("{other:?}"),

@@ -48,7 +48,7 @@ fn share_descriptors() {
     }
 }
 
-/// The server of a test, in a process that is to be killed.
+/// Serves in a process that the test kills.
 fn serve_in_child(dir: &Path) {
     let (server, _stop) = server(dir).unwrap();
     match std::env::var_os(HUNG) {
@@ -73,15 +73,15 @@ fn serve_in_child(dir: &Path) {
 /// A process with a server.
 struct Killed {
     child: Child,
-    /// Closing it ends what keeps the server's descriptors.
+    /// Closing it ends the process that shares the server's descriptors.
     stdin: Option<ChildStdin>,
-    /// The file system in which a thread of it hangs.
+    /// The file system in which a thread of the server hangs.
     hung: Option<(Mounted, File)>,
     dir: tempfile::TempDir,
 }
 
 impl Killed {
-    /// Starts the server; `name` is the test.
+    /// Starts the server in a process that runs the test `name`.
     fn start(name: &str, dir: tempfile::TempDir, hung: Option<&Path>) -> Self {
         fs::create_dir(dir.path().join("root")).unwrap();
         fs::write(dir.path().join("root/model"), b"content").unwrap();
@@ -115,7 +115,8 @@ fn attach(socket: &Path, path: &Path) -> Vec<u8> {
     attachment.as_slice().to_vec()
 }
 
-/// Serves with the next server, while the kernel keeps the descriptors of the one that was killed.
+/// Starts the next server while the kernel keeps the descriptors of the killed one, and checks that it
+/// serves.
 fn expect_replaced(killed: &Killed) {
     let (socket, model) = (killed.socket(), killed.dir.path().join("root/model"));
     let dead = fs::symlink_metadata(&socket).unwrap();
@@ -149,11 +150,15 @@ fn expect_replaced(killed: &Killed) {
         assert_eq!(attach(&socket, &model), b"content");
         let second = Listener::bind(&socket, 0o600).unwrap_err();
         assert!(matches!(second, Error::AlreadyServed { .. }), "{second}");
-        assert_eq!(attach(&socket, &model), b"content", "it lives on");
+        assert_eq!(attach(&socket, &model), b"content", "the first server still serves");
         stop.stop();
         server.join().unwrap().unwrap();
     });
-    assert_eq!(fs::read_dir(killed.dir.path()).unwrap().count(), 1, "neither socket nor lock");
+    assert_eq!(
+        fs::read_dir(killed.dir.path()).unwrap().count(),
+        1,
+        "the socket or the lock is left"
+    );
 }
 
 #[test]
@@ -167,15 +172,15 @@ fn a_killed_server_whose_descriptors_another_process_keeps_is_replaced() {
     let (socket, model) = (killed.socket(), killed.dir.path().join("root/model"));
     let client = Client::connect(Some(&socket), &CancelToken::new()).unwrap();
     let attachment = client.attach(&Wanted::Path(model), FormatChoice::Auto, &mut |_| {}).unwrap();
-    assert!(Listener::bind(&socket, 0o600).is_err(), "it is alive");
+    assert!(Listener::bind(&socket, 0o600).is_err(), "the server is alive");
     killed.child.kill().unwrap();
     killed.child.wait().unwrap();
-    let late = Raw(packet_socket::connect(&socket).expect("its socket outlives the server"));
+    let late = Raw(packet_socket::connect(&socket).expect("the socket outlives the server"));
     expect_replaced(&killed);
-    // The server's clients keep what they have, and cannot see yet that it is dead.
+    // The server's clients keep their memory, and cannot detect yet that the server is dead.
     assert!(attachment.as_slice() == b"content" && attachment.is_server_alive());
     drop(killed.stdin.take());
-    assert_eq!(late.hear(), None, "a client in the old queue finds no server");
+    assert_eq!(late.receive(), None, "a client in the old queue finds no server");
     let deadline = Instant::now() + PATIENCE;
     while attachment.is_server_alive() {
         assert!(Instant::now() < deadline, "the connection ends");

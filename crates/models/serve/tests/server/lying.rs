@@ -1,4 +1,4 @@
-//! Servers that lie. A client uses no memory of theirs.
+//! Servers that send false replies. A client uses no memory of such a server.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,7 +29,7 @@ fn attach_file(
     attach_observed((name, content), replies, &CancelToken::new(), &mut |_| {})
 }
 
-/// A server that answers one client with `replies`, and that client.
+/// Attaches a file at a server that answers with `replies`.
 fn attach_observed(
     (name, content): (&str, &[u8]),
     replies: Vec<(Reply, Option<OwnedFd>)>,
@@ -61,7 +61,7 @@ fn attach_observed(
         }
         for (reply, memory) in replies {
             let memory = memory.as_ref().map(AsFd::as_fd);
-            // The client may have seen enough.
+            // The client may have disconnected.
             let _ = packet_socket::send(&client, &reply.encode(), memory);
         }
     });
@@ -94,7 +94,7 @@ fn untrusted(replies: Vec<(Reply, Option<OwnedFd>)>) -> String {
 }
 
 #[test]
-fn honest_memory_is_taken() {
+fn sealed_memory_is_accepted() {
     let mut buffer = Heap::Memfd.allocate(LEN_BYTES).unwrap();
     buffer.write().unwrap().fill(7);
     let shared = buffer.share(Sealing::Content).unwrap();
@@ -155,9 +155,9 @@ fn answers_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_server_is_sent_no_file_that_was_not_meant() {
+fn a_client_sends_no_file_that_is_not_part_of_the_model() {
     let path = Path::new("/etc/passwd").to_owned();
-    // The model is no index at all.
+    // The model is not an index.
     assert!(attach(vec![(Reply::Prove { path: path.clone() }, None)]).is_err());
     let index = br#"{"weight_map":{"x":"shard"}}"#;
     let replies = vec![(Reply::Prove { path }, None)];
@@ -216,5 +216,9 @@ fn nothing_is_sent_to_a_server_of_a_user_that_is_not_trusted() {
     }
     let accepted = packet_socket::accept(&listener).unwrap();
     let packet = packet_socket::receive(&accepted, &mut [0; MESSAGE_BYTES_MAX]).unwrap();
-    assert_eq!((packet.len_bytes, packet.descriptors.len()), (0, 0), "it has only closed its end");
+    assert_eq!(
+        (packet.len_bytes, packet.descriptors.len()),
+        (0, 0),
+        "the client has only closed its end"
+    );
 }

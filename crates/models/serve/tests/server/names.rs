@@ -1,4 +1,4 @@
-//! Names of models that another user can choose.
+//! Names of models, which other users can choose.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -17,7 +17,7 @@ fn public(path: &Path, bytes: &[u8]) {
 }
 
 #[test]
-fn the_end_of_a_path_does_not_stand_for_the_file_of_another_user() {
+fn the_end_of_a_path_does_not_name_the_file_of_another_user() {
     let Some(rig) = shared(Options::new().keep(Keep::Always), |_| {}) else { return };
     let path = |name: &str| rig.path(name).canonicalize().unwrap();
     as_user(MALLORY, || {
@@ -85,7 +85,7 @@ fn shards_of_another_user_do_not_get_the_name_of_an_index_of_root_by_a_link() {
     as_user(MALLORY, || {
         assert!(by_end(&links[0]).unwrap().as_slice().ends_with(b"of mallory      "));
     });
-    // A link of root is as good as a file of root.
+    // A link of root is followed like a file of root.
     make_shard(&path("own"), b"of root         ");
     let own = path("own/own.safetensors.index.json");
     symlink("../team/index", &own).unwrap();
@@ -96,13 +96,13 @@ fn shards_of_another_user_do_not_get_the_name_of_an_index_of_root_by_a_link() {
 }
 
 #[test]
-fn a_client_opens_nothing_but_regular_files() {
+fn a_client_opens_only_regular_files() {
     let rig = Rig::new(Options::new().keep(Keep::Always));
     let make_fifo = |path: &Path| {
         let _ = fs::remove_file(path);
         mknodat(CWD, path, FileType::Fifo, Mode::from(0o644), 0).unwrap();
     };
-    // A model whose path leads elsewhere by now, and an index that has a FIFO for a shard.
+    // A held model whose path is a FIFO by now, and an index whose shard is a FIFO.
     let model = rig.file("model.bin", b"weights");
     let id = rig.attach_path(&model).unwrap().id();
     make_fifo(&model);

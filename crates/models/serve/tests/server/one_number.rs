@@ -1,5 +1,4 @@
-//! Files of two users that have one inode number, as virtiofs and file systems of FUSE show files of two
-//! disks.
+//! Files of two users with the same inode number. virtiofs and FUSE file systems can have such files.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -15,7 +14,7 @@ use rustix::mount::MountFlags;
 use crate::fuse::Mounted;
 use crate::others::{ALICE, MALLORY, as_user, attach, shared};
 
-/// Files of one length, one time of modification and one number.
+/// Contents of the same length; the files also have the same modification time and inode number.
 const SECRET: &[u8] = b"the weights of alice";
 const OWN: &[u8] = b"a file of mallory's.";
 
@@ -26,7 +25,7 @@ const MALLORYS: u64 = 3;
 const SECRET_FILE: u64 = 4;
 const OWN_FILE: u64 = 5;
 
-/// The mode, the owner, the inode number and the content of a node.
+/// Returns the mode, the owner, the inode number and the content of a node.
 fn node(id: u64) -> (u32, u32, u64, &'static [u8]) {
     match id {
         ALICES => (0o040_700, ALICE, 20, b""),
@@ -37,7 +36,7 @@ fn node(id: u64) -> (u32, u32, u64, &'static [u8]) {
     }
 }
 
-/// A structure of the protocol: `len` bytes with these values at these offsets.
+/// Returns a structure of the protocol: `len` bytes with these values at these offsets.
 fn answer(len: usize, values: &[(usize, u64)]) -> Vec<u8> {
     let mut answer = vec![0; len];
     for (at, value) in values {
@@ -46,7 +45,7 @@ fn answer(len: usize, values: &[(usize, u64)]) -> Vec<u8> {
     answer
 }
 
-/// `struct fuse_attr`; all times are 0.
+/// Returns a `struct fuse_attr`; all times are 0.
 fn attributes(id: u64) -> Vec<u8> {
     let (mode, user, inode, content) = node(id);
     let (mode, user, len) = (mode.into(), user.into(), content.len() as u64);
@@ -103,7 +102,7 @@ fn answer_requests(mut device: File) {
     }
 }
 
-/// Mounts the file system, whose requests a thread answers.
+/// Mounts the file system, and starts a thread that answers its requests.
 fn mount(at: &Path) -> Option<Mounted> {
     let mounted = OpenOptions::new().read(true).write(true).open("/dev/fuse").and_then(|device| {
         let fd = device.as_raw_fd();
@@ -115,18 +114,18 @@ fn mount(at: &Path) -> Option<Mounted> {
         thread::spawn(|| answer_requests(device));
         Ok(Mounted(at.to_owned()))
     });
-    mounted.inspect_err(|error| println!("SKIPPED: no FUSE: {error}")).ok()
+    mounted.inspect_err(|error| println!("SKIPPED: FUSE cannot be mounted: {error}")).ok()
 }
 
 #[test]
-fn a_file_with_the_inode_number_of_another_users_file_shows_nothing_of_it() {
+fn a_file_with_the_inode_number_of_another_users_file_reveals_nothing_of_it() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     let root = dir.path().canonicalize().unwrap().join("disks");
     fs::create_dir(&root).unwrap();
     let options = Options::new().root(&root).keep(Keep::Always);
     if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: other users cannot be tried without being root");
+        println!("SKIPPED: only root can act as other users");
         return;
     }
     let Some(mounted) = mount(&root) else { return };
@@ -144,14 +143,14 @@ fn a_file_with_the_inode_number_of_another_users_file_shows_nothing_of_it() {
         assert!(refused.contains("is not served, or not to you"), "{refused}");
     });
     as_user(ALICE, || assert_eq!(attached(&secret, &secret).unwrap(), SECRET));
-    // While the model is held, one that looks the same is another.
+    // While the model is held, a file with the same attributes is another model.
     as_user(MALLORY, || {
         for _ in 0..2 {
             assert_eq!(attached(&own, &own).unwrap(), OWN);
         }
     });
     assert_eq!(rig.list().held.len(), 2);
-    // Each is held, and recognised again.
+    // Both are held, and the first one is found again.
     as_user(ALICE, || assert_eq!(attached(&secret, &secret).unwrap(), SECRET));
     assert_eq!(rig.list().held.len(), 2);
     rig.stop();

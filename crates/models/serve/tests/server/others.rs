@@ -1,5 +1,5 @@
-//! Users of one server who may not read each other's files. No user is given the bytes of another, or
-//! puts its own in their place, or learns anything about files that it cannot open.
+//! Users of one server who may not read each other's files. No user gets the bytes of another, can replace
+//! them, or learns anything about files that it cannot open.
 
 use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
 use std::io::{Read, Write};
@@ -26,8 +26,8 @@ use crate::rig::{PATIENCE, Raw, Rig, content, refused};
 pub(crate) const ALICE: u32 = 2001;
 pub(crate) const MALLORY: u32 = 2002;
 
-/// A server with a folder for each of them, whose socket is open to all. `None`, with the reason said,
-/// where it takes more rights than there are.
+/// Starts a server with a folder for each of them, and a socket that is open to all. Returns `None`, and
+/// prints the reason, if this process is not root.
 pub(crate) fn shared(options: Options, prepare: impl FnOnce(&Path)) -> Option<Rig> {
     shared_and_observed(options, |_, _| {}, prepare)
 }
@@ -39,7 +39,7 @@ pub(crate) fn shared_and_observed(
     prepare: impl FnOnce(&Path),
 ) -> Option<Rig> {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: other users cannot be tried without being root");
+        println!("SKIPPED: only root can act as other users");
         return None;
     }
     if !is_child() {
@@ -54,32 +54,32 @@ pub(crate) fn shared_and_observed(
     Some(rig)
 }
 
-/// Lets a user have more descriptors in flight. They are limited by how many this process may have open,
-/// and those of all tests that run at once are more than the usual 1024.
+/// Lets a user have more descriptors in flight. Their limit is the number that this process may have open,
+/// and all tests that run at once need more than the usual 1024.
 fn permit_descriptors() {
     const WANTED: u64 = 1 << 16;
     let now = getrlimit(Resource::Nofile);
     let maximum = now.maximum.map(|maximum| maximum.max(WANTED));
     if now.current.is_some_and(|current| current < WANTED) {
-        // Refused in some containers, where the limit has to do.
+        // Some containers refuse this; then the usual limit may be enough.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(WANTED), maximum });
     }
 }
 
-/// Does something as another user, which a thread of this process can be by itself.
+/// Runs `act` on a thread that has become another user; the other threads stay root.
 pub(crate) fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> T {
     use rustix::process::{Gid, Uid};
-    let be_that_user = move || {
+    let become_user = move || {
         let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
         rustix::thread::set_thread_groups(&[]).unwrap();
         rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
         rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
         act()
     };
-    thread::scope(|scope| scope.spawn(be_that_user).join().unwrap())
+    thread::scope(|scope| scope.spawn(become_user).join().unwrap())
 }
 
-/// A file that only the user who makes it can read.
+/// Makes a file that only the calling user can read.
 pub(crate) fn private(path: &Path, bytes: &[u8]) -> File {
     let mut options = OpenOptions::new();
     let mut file =
@@ -88,7 +88,7 @@ pub(crate) fn private(path: &Path, bytes: &[u8]) -> File {
     file
 }
 
-/// Has a file attached, and returns the connection with the bytes, or with the words of the refusal.
+/// Attaches a file, and returns the connection with the bytes, or with the message of the refusal.
 pub(crate) fn attach(rig: &Rig, path: &Path, shown: impl AsFd) -> (Raw, Result<Vec<u8>, String>) {
     attach_by(rig.raw().greeted(), path, shown)
 }
@@ -100,7 +100,7 @@ pub(crate) fn attach_by(
     shown: impl AsFd,
 ) -> (Raw, Result<Vec<u8>, String>) {
     client.attach(path, shown);
-    let outcome = match client.hear_result() {
+    let outcome = match client.receive_result() {
         Some((Reply::Attached { len_bytes, .. }, Some(memory))) => {
             let mut bytes = Vec::new();
             File::from(memory).take(len_bytes).read_to_end(&mut bytes).unwrap();
@@ -112,7 +112,7 @@ pub(crate) fn attach_by(
     (client, outcome)
 }
 
-/// Mounts an ext4 of its own, which gives the number of a deleted inode to the next file.
+/// Mounts a new ext4, which gives the number of a deleted inode to the next file.
 fn mount_ext4(at: &Path) -> Option<Mounted> {
     let image = at.with_file_name("image");
     File::create(&image).unwrap().set_len(64 << 20).unwrap();
@@ -128,13 +128,14 @@ fn mount_ext4(at: &Path) -> Option<Mounted> {
     let mounted = run("mkfs.ext4", &[Path::new("-qF"), &image])
         .and_then(|()| run("mount", &[Path::new("-o"), Path::new("loop"), &image, at]));
     if let Err(why) = mounted {
-        println!("SKIPPED: no ext4 can be mounted: {}", why.trim());
+        println!("SKIPPED: ext4 cannot be mounted: {}", why.trim());
         return None;
     }
     Some(Mounted(at.to_owned()))
 }
 
-/// Makes files until one has this inode number, and gives it that length and time of modification.
+/// Makes files until one has the inode number of `like`, and gives it the same length and modification
+/// time.
 fn take_number(folder: &Path, like: &fs::Metadata, bytes: &[u8]) -> Option<PathBuf> {
     for attempt in 0..32 {
         let path = folder.join(format!("x{attempt}"));
@@ -160,7 +161,7 @@ fn unmount(mounted: &Mounted) {
     }
 }
 
-/// Returns whether the number of a deleted file is given to one of the next files in this folder.
+/// Returns `true` if one of the next files in this folder gets the number of a deleted one.
 fn reuses_numbers(folder: &Path) -> bool {
     let path = folder.join("first");
     let like = private(&path, &[]).metadata().unwrap();
@@ -173,11 +174,11 @@ fn reuses_numbers(folder: &Path) -> bool {
 }
 
 #[test]
-fn a_file_with_the_number_of_a_deleted_one_is_another_model() {
-    /// The server looks for deleted files at this interval, and when a client wants a list.
+fn a_file_with_the_inode_number_of_a_deleted_file_is_another_model() {
+    /// The server looks for deleted files at this interval, and when a client requests a list.
     const SWEEP_EVERY: Duration = Duration::from_secs(10);
     for keep in [Keep::Always, Keep::Attached] {
-        // The first user's memory must not reach the second, in whichever role each of them is.
+        // The first user's memory must not reach the second, and the other way round.
         for (first, second) in [("alice", "mallory"), ("mallory", "alice")] {
             let (mut mounted, began) = (None, Instant::now());
             let options = Options::new().keep(keep);
@@ -191,7 +192,7 @@ fn a_file_with_the_number_of_a_deleted_one_is_another_model() {
             let folder = rig.path(second).canonicalize().unwrap();
             if !as_user(user(second), || reuses_numbers(&folder)) {
                 return println!(
-                    "SKIPPED: this ext4 gives the number of a deleted file to no other"
+                    "SKIPPED: this ext4 does not reuse the inode number of a deleted file"
                 );
             }
             let (like, holder) = as_user(user(first), || {
@@ -204,7 +205,7 @@ fn a_file_with_the_number_of_a_deleted_one_is_another_model() {
             });
             let mut holder = Some(holder);
             if keep == Keep::Always {
-                // It is held without an attachment.
+                // The model is held without an attachment.
                 holder = None;
                 rig.wait(|event| matches!(event, Event::Released { .. }).then_some(()));
             }
@@ -239,25 +240,25 @@ fn a_file_with_the_number_of_a_deleted_one_is_another_model() {
 }
 
 #[test]
-fn the_path_of_another_user_names_no_model() {
+fn a_model_is_not_listed_under_the_path_of_another_user() {
     let options = Options::new().keep(Keep::Always);
     let Some(rig) = shared(options, |_| {}) else { return };
     let public = rig.file("model.raw", &content(5000, 1)).canonicalize().unwrap();
     let link = rig.path("mallory").canonicalize().unwrap().join("x.bin");
     let attach_named = |client: &Raw, path: &Path| {
         client.attach(path, File::open(path).unwrap());
-        let id = match client.hear_result() {
+        let id = match client.receive_result() {
             Some((Reply::Attached { id, .. }, Some(_))) => id,
             other => panic!("{}: {other:?}", path.display()),
         };
-        match client.hear() {
+        match client.receive() {
             Some(Reply::File { path, .. }) => (id, path),
             other => panic!("{other:?}"),
         }
     };
     let release = |client: &Raw| {
-        client.say(&Request::Release, None);
-        assert_eq!(client.hear(), Some(Reply::Released));
+        client.send(&Request::Release, None);
+        assert_eq!(client.receive(), Some(Reply::Released));
     };
     let mallory = as_user(MALLORY, || {
         symlink("../model.raw", &link).unwrap();
@@ -291,7 +292,7 @@ fn the_path_of_another_user_names_no_model() {
     assert_eq!(attach_named(&alice, &public), (1, public), "it was kept");
 }
 
-/// Counts how often a file is opened.
+/// Detects that a file is opened or read.
 pub(crate) struct Opens(rustix::fd::OwnedFd);
 
 impl Opens {
@@ -303,6 +304,7 @@ impl Opens {
         Self(queue)
     }
 
+    /// Returns `true` if no file was opened or read.
     pub(crate) fn is_none(&self) -> bool {
         let mut space = [MaybeUninit::uninit(); 4096];
         let mut events = inotify::Reader::new(&self.0, &mut space);
@@ -327,7 +329,7 @@ fn split(number: u16, count: u16) -> Vec<u8> {
 }
 
 #[test]
-fn nothing_is_learned_of_files_that_an_index_of_ones_own_names() {
+fn an_index_reveals_nothing_about_files_that_its_user_cannot_open() {
     let Some(rig) = shared(Options::default(), |_| {}) else { return };
     let alice = rig.path("alice").canonicalize().unwrap();
     let header = r#"{"secret.weight":{"dtype":"BF16","shape":[16,4],"data_offsets":[0,128]}}"#;
@@ -349,11 +351,11 @@ fn nothing_is_learned_of_files_that_an_index_of_ones_own_names() {
     let mallory = rig.path("mallory").canonicalize().unwrap();
     let index = mallory.join("m.safetensors.index.json");
     let first = mallory.join("g-00001-of-00002.gguf");
-    let told: Vec<(Reason, String)> = as_user(MALLORY, || {
+    let refusals: Vec<(Reason, String)> = as_user(MALLORY, || {
         private(&index, br#"{"weight_map":{"t":"s"}}"#);
         private(&first, &split(0, 2));
         let shard = [mallory.join("s"), mallory.join("g-00002-of-00002.gguf")];
-        let mut told = Vec::new();
+        let mut refusals = Vec::new();
         for name in files.map(|(name, _)| name).iter().chain(&["folder", "nothing", "../.."]) {
             for (named, other) in [&index, &first].into_iter().zip(&shard) {
                 let _ = fs::remove_file(other);
@@ -361,23 +363,23 @@ fn nothing_is_learned_of_files_that_an_index_of_ones_own_names() {
                 let own = File::open(named).unwrap();
                 let client = rig.raw().greeted();
                 client.attach(named, &own);
-                // It is asked for a proof before anything about the other file is known.
-                assert_eq!(client.hear(), Some(Reply::Prove { path: other.clone() }), "{name}");
-                client.say(&Request::Proof, Some(own.as_fd()));
-                let (reason, message) = client.hear_refusal();
-                told.push((reason, message.replace(&*other.to_string_lossy(), "")));
+                // The server requests a proof before it looks at the other file.
+                assert_eq!(client.receive(), Some(Reply::Prove { path: other.clone() }), "{name}");
+                client.send(&Request::Proof, Some(own.as_fd()));
+                let (reason, message) = client.receive_refusal();
+                refusals.push((reason, message.replace(&*other.to_string_lossy(), "")));
             }
         }
-        told
+        refusals
     });
-    let mut different = told.clone();
+    let mut different = refusals.clone();
     different.dedup();
-    assert_eq!(different.len(), 1, "the same words for all: {different:?}");
-    assert_eq!((told.len(), told[0].0), (14, Reason::NotServed));
+    assert_eq!(different.len(), 1, "the refusals differ: {different:?}");
+    assert_eq!((refusals.len(), refusals[0].0), (14, Reason::NotServed));
     assert!(opens.is_none(), "none of them was opened");
 }
 
-/// Makes a node of `/dev/null`, and tries that [`Opens`] sees when it is opened.
+/// Makes a node of `/dev/null`, and checks that [`Opens`] detects when it is opened.
 fn make_device(path: &Path) -> Result<(), String> {
     let (mode, null) = (Mode::from(0o600), rustix::fs::makedev(1, 3));
     mknodat(CWD, path, FileType::CharacterDevice, mode, null).map_err(|error| error.to_string())?;
@@ -389,7 +391,7 @@ fn make_device(path: &Path) -> Result<(), String> {
 }
 
 #[test]
-fn files_that_were_not_shown_are_not_opened() {
+fn files_that_the_client_has_not_opened_are_not_opened() {
     let Some(rig) = shared(Options::default(), |_| {}) else { return };
     let alice = rig.path("alice").canonicalize().unwrap();
     let [pipe, file, device] = ["pipe", "model.bin", "device"].map(|name| alice.join(name));
@@ -398,7 +400,7 @@ fn files_that_were_not_shown_are_not_opened() {
     let mut special = vec![(pipe.as_path(), "a FIFO")];
     match make_device(&device) {
         Ok(()) => special.push((&device, "a device")),
-        Err(why) => println!("SKIPPED: no node of a device can be made and opened: {why}"),
+        Err(why) => println!("SKIPPED: a device node cannot be made and opened: {why}"),
     }
     let present: Vec<&Path> = special.iter().map(|(path, _)| *path).chain([&*file]).collect();
     let opens = Opens::of(&present);
@@ -414,7 +416,7 @@ fn files_that_were_not_shown_are_not_opened() {
         }
     });
     assert!(opens.is_none(), "a writer of the FIFO would have seen a reader");
-    // One that is shown is opened neither: it is no file.
+    // If the client has sent a descriptor of it, it is not opened either, because it is not a regular file.
     for (path, kind) in special {
         let mut options = OpenOptions::new();
         let shown = options.read(true).custom_flags(libc::O_NONBLOCK).open(path).unwrap();
@@ -426,7 +428,7 @@ fn files_that_were_not_shown_are_not_opened() {
 }
 
 #[test]
-fn a_path_does_not_show_which_directories_exist_in_an_unsearchable_one() {
+fn a_path_does_not_reveal_directories_in_an_unsearchable_one() {
     let Some(rig) = shared(Options::default(), |_| {}) else { return };
     let alice = rig.path("alice").canonicalize().unwrap();
     as_user(ALICE, || {
@@ -450,22 +452,23 @@ fn a_path_does_not_show_which_directories_exist_in_an_unsearchable_one() {
                 let _ = fs::remove_file(link);
                 symlink(target, link).unwrap();
             }
-            let mut told: Vec<String> = [mallory.join(&back).join("own"), link, folder.join("own")]
-                .iter()
-                .map(|path| {
-                    let refused = attach(&rig, path, &own).1.unwrap_err();
-                    refused.replace(&*path.to_string_lossy(), "")
-                })
-                .collect();
+            let mut messages: Vec<String> =
+                [mallory.join(&back).join("own"), link, folder.join("own")]
+                    .iter()
+                    .map(|path| {
+                        let refused = attach(&rig, path, &own).1.unwrap_err();
+                        refused.replace(&*path.to_string_lossy(), "")
+                    })
+                    .collect();
             let client = rig.raw().greeted();
             client.attach(&index, File::open(&index).unwrap());
             let shard = folder.join("own");
-            assert_eq!(client.hear(), Some(Reply::Prove { path: shard.clone() }));
-            client.say(&Request::Proof, Some(own.as_fd()));
-            let (reason, message) = client.hear_refusal();
+            assert_eq!(client.receive(), Some(Reply::Prove { path: shard.clone() }));
+            client.send(&Request::Proof, Some(own.as_fd()));
+            let (reason, message) = client.receive_refusal();
             assert_eq!(reason, Reason::NotServed);
-            told.push(message.replace(&*shard.to_string_lossy(), ""));
-            told
+            messages.push(message.replace(&*shard.to_string_lossy(), ""));
+            messages
         };
         let absent = probe("absent");
         assert_eq!(absent.len(), 4);
@@ -475,7 +478,7 @@ fn a_path_does_not_show_which_directories_exist_in_an_unsearchable_one() {
 }
 
 #[test]
-fn a_link_to_the_file_itself_is_followed_as_in_a_cache_of_snapshots() {
+fn a_link_to_the_file_is_followed_as_in_a_hugging_face_cache() {
     let Some(rig) = shared(Options::default(), |_| {}) else { return };
     let alice = rig.path("alice").canonicalize().unwrap();
     let header = br#"{"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#;
@@ -542,10 +545,10 @@ fn a_mount_beneath_a_root_that_hangs_is_not_entered() {
             })
             .collect();
         for client in &clients {
-            let (reason, message) = client.hear_refusal();
+            let (reason, message) = client.receive_refusal();
             assert_eq!(reason, Reason::NotServed);
             assert!(message.contains("is not served, or not to you"), "{message}");
-            assert!(!message.contains("mount"), "that is for the log: {message}");
+            assert!(!message.contains("mount"), "only the log names the mount: {message}");
         }
     });
     let logged = rig.wait(|event| match event {

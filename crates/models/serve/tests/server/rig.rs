@@ -1,4 +1,4 @@
-//! A server in a thread, files to serve, and clients that do as they like.
+//! A server in a thread, files to serve, and clients that can send any message.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -32,12 +32,12 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// A server of the directory `root`, and of those that the options name.
+    /// Starts a server of the directory `root`, and of those that the options name.
     pub(crate) fn new(options: Options) -> Self {
         Self::observed(options, |_, _| {})
     }
 
-    /// As [`Self::new`]; `observe` sees each event, and the root, on the server's thread.
+    /// As [`Self::new`]; the server's thread calls `observe` with each event and the root.
     pub(crate) fn observed(
         options: Options,
         observe: impl FnMut(&Event, &Path) + Send + 'static,
@@ -45,7 +45,7 @@ impl Rig {
         Self::prepared(options, observe, |_| {})
     }
 
-    /// As [`Self::observed`]; `prepare` is given the root before it is served.
+    /// As [`Self::observed`]; `prepare` is called with the root before the server starts.
     pub(crate) fn prepared(
         options: Options,
         mut observe: impl FnMut(&Event, &Path) + Send + 'static,
@@ -97,7 +97,7 @@ impl Rig {
         self.client().unwrap().list().unwrap()
     }
 
-    /// Waits for an event for which `is_it` returns something.
+    /// Waits for an event for which `is_it` returns a value, and returns that value.
     pub(crate) fn wait<T>(&self, mut is_it: impl FnMut(&Event) -> Option<T>) -> T {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -116,7 +116,7 @@ impl Rig {
         })
     }
 
-    /// Waits until a model is gone that nobody wants; why its load was given up, where it was.
+    /// Waits until a model without clients is freed, or its load is cancelled; returns `freed` or the reason.
     pub(crate) fn wait_freed_or_given_up(&self) -> String {
         self.wait(|event| match event {
             Event::LoadFailed { why, .. } => Some(why.to_string()),
@@ -137,11 +137,16 @@ impl Rig {
         self.events.lock().unwrap().try_iter().collect()
     }
 
+    /// Connects a client that can send any message.
     pub(crate) fn raw(&self) -> Raw {
+        let deadline = Instant::now() + PATIENCE;
         loop {
             match packet_socket::connect(&self.socket) {
-                // Others wait to be accepted.
-                Err(error) if error.kind() == ErrorKind::WouldBlock => thread::yield_now(),
+                // The queue of connections is full.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    assert!(Instant::now() < deadline, "the server accepts no connection");
+                    thread::yield_now();
+                }
                 connected => return Raw(connected.unwrap()),
             }
         }
@@ -155,11 +160,11 @@ impl Rig {
         self
     }
 
-    /// A client of another user. Only root can be one.
+    /// Connects a client of another user, which only root can do.
     pub(crate) fn raw_of(&self, uid: u32) -> Raw {
         thread::scope(|scope| {
             let connect = || {
-                // Of this thread only.
+                // This changes only the calling thread.
                 let uid = rustix::process::Uid::from_raw(uid);
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
                 self.raw()
@@ -168,7 +173,7 @@ impl Rig {
         })
     }
 
-    /// Asks the server to end, and does not wait for it.
+    /// Requests that the server ends, and does not wait.
     pub(crate) fn ask_to_stop(&self) {
         self.stop.stop();
     }
@@ -179,7 +184,7 @@ impl Rig {
         if let Some(thread) = self.thread.take() {
             let deadline = Instant::now() + PATIENCE;
             while !thread.is_finished() {
-                assert!(Instant::now() < deadline, "the server ends");
+                assert!(Instant::now() < deadline, "the server does not end");
                 thread::sleep(Duration::from_millis(1));
             }
             thread.join().unwrap().unwrap();
@@ -191,7 +196,7 @@ impl Drop for Rig {
     fn drop(&mut self) {
         if !thread::panicking() {
             self.stop();
-            assert!(!self.socket.exists(), "the socket went with the server");
+            assert!(!self.socket.exists(), "the server has left its socket");
         }
     }
 }
@@ -201,33 +206,33 @@ pub(crate) struct Raw(pub(crate) OwnedFd);
 
 impl Raw {
     pub(crate) fn greeted(self) -> Self {
-        self.say(&Request::Hello { version: VERSION }, None);
-        assert!(matches!(self.hear(), Some(Reply::Welcome { .. })));
+        self.send(&Request::Hello { version: VERSION }, None);
+        assert!(matches!(self.receive(), Some(Reply::Welcome { .. })));
         self
     }
 
-    pub(crate) fn say(&self, request: &Request, file: Option<BorrowedFd<'_>>) {
+    pub(crate) fn send(&self, request: &Request, file: Option<BorrowedFd<'_>>) {
         packet_socket::send(&self.0, &request.encode(), file).unwrap();
     }
 
     pub(crate) fn attach(&self, path: &Path, file: impl AsFd) {
         let target = Target::Path(path.to_owned());
         let format = "auto".to_owned();
-        self.say(&Request::Attach { target, format, align_bytes: 0 }, Some(file.as_fd()));
+        self.send(&Request::Attach { target, format, align_bytes: 0 }, Some(file.as_fd()));
     }
 
     /// Returns the next reply, or `None` if the server has closed the connection.
-    pub(crate) fn hear(&self) -> Option<Reply> {
-        self.hear_with().map(|(reply, _)| reply)
+    pub(crate) fn receive(&self) -> Option<Reply> {
+        self.receive_with_memory().map(|(reply, _)| reply)
     }
 
-    pub(crate) fn hear_with(&self) -> Option<(Reply, Option<OwnedFd>)> {
+    pub(crate) fn receive_with_memory(&self) -> Option<(Reply, Option<OwnedFd>)> {
         let watch = Watch { fd: self.0.as_fd(), read: true, write: false };
         let ready = readiness::wait(&[watch], Some(Instant::now() + PATIENCE)).unwrap();
         assert!(ready[0].read || ready[0].gone, "the server answers");
         let mut bytes = [0; MESSAGE_BYTES_MAX];
-        // A server that leaves descriptors unread resets the connection. That is reported once, before
-        // what it sent last.
+        // A server that leaves descriptors unread resets the connection. The kernel reports that once, before
+        // the last message.
         let mut receive = || packet_socket::receive(&self.0, &mut bytes);
         let packet = receive().or_else(|_| receive()).ok()?;
         if packet.len_bytes == 0 {
@@ -237,26 +242,26 @@ impl Raw {
         Some((reply, packet.descriptors.into_iter().next()))
     }
 
-    /// The next answer that is not about how far a load has come.
-    pub(crate) fn hear_result(&self) -> Option<(Reply, Option<OwnedFd>)> {
+    /// Returns the next reply that does not report progress.
+    pub(crate) fn receive_result(&self) -> Option<(Reply, Option<OwnedFd>)> {
         loop {
-            match self.hear_with() {
+            match self.receive_with_memory() {
                 Some((Reply::Progress { .. }, _)) => {}
-                heard => return heard,
+                received => return received,
             }
         }
     }
 
-    /// The words of a refusal.
-    pub(crate) fn hear_refusal(&self) -> (Reason, String) {
-        match self.hear() {
+    /// Returns the reason and the message of a refusal.
+    pub(crate) fn receive_refusal(&self) -> (Reason, String) {
+        match self.receive() {
             Some(Reply::Refused { reason, message }) => (reason, message),
             other => panic!("no refusal: {other:?}"),
         }
     }
 }
 
-/// The reason of a refusal.
+/// Returns the reason of a refusal.
 pub(crate) fn refused<T: std::fmt::Debug>(outcome: Result<T>) -> Reason {
     match outcome {
         Err(Error::Refused { reason, .. }) => reason,

@@ -27,7 +27,7 @@ const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 const ENOSYS: u32 = 38;
 
-/// Bytes of an answer, from the numbers at their offsets.
+/// Returns the bytes of a reply, from the numbers at their offsets.
 fn answer(len_bytes: usize, numbers: &[(usize, u32)]) -> Vec<u8> {
     let mut bytes = vec![0; len_bytes];
     for (at, number) in numbers {
@@ -36,8 +36,8 @@ fn answer(len_bytes: usize, numbers: &[(usize, u32)]) -> Vec<u8> {
     bytes
 }
 
-/// Serves a directory in which each name is the same file. Nothing is remembered by the kernel, and from
-/// the moment at which `hangs` is true no look-up is answered.
+/// Serves a directory in which each name is the same file. The kernel caches nothing, and while `hangs` is
+/// true, no look-up is answered.
 fn serve(mut device: &File, hangs: &AtomicBool) {
     let mut request = vec![0; 1 << 17];
     while let Ok(40..) = device.read(&mut request) {
@@ -64,13 +64,13 @@ fn serve(mut device: &File, hangs: &AtomicBool) {
         let mut reply = answer(16, &[(0, len_bytes), (4, error.wrapping_neg())]);
         reply[8..16].copy_from_slice(&request[8..16]);
         reply.extend(body);
-        // The one that asked may have been interrupted.
+        // The request may have been interrupted.
         let _ = device.write_all(&reply);
     }
 }
 
-/// The daemon of a file system, which ends with this, and with it all that waits for it. A process
-/// with a thread that waits for its own daemon would never exit.
+/// The daemon of a file system. Dropping it ends the daemon and all calls that wait for it, because a
+/// process with a thread that waits for its own daemon never exits.
 struct Daemon {
     folder: PathBuf,
     thread: Option<JoinHandle<()>>,
@@ -81,16 +81,16 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.folder, UnmountFlags::FORCE | UnmountFlags::DETACH);
         if let Some(thread) = self.thread.take() {
-            // What it said is in the output.
+            // Its panic message is in the output.
             let _ = thread.join();
         }
     }
 }
 
 #[test]
-fn a_directory_that_hangs_hides_no_change_of_the_files_of_other_users() {
+fn changes_of_other_users_files_are_noticed_if_a_directory_hangs() {
     if !rustix::process::geteuid().is_root() {
-        return println!("SKIPPED: other users cannot be tried without being root");
+        return println!("SKIPPED: only root can act as other users");
     }
     let mount_point = tempfile::tempdir_in("/var/tmp").unwrap();
     let folder = mount_point.path().canonicalize().unwrap();
@@ -103,7 +103,7 @@ fn a_directory_that_hangs_hides_no_change_of_the_files_of_other_users() {
     let daemon = Daemon { folder: folder.clone(), thread, _mounted: mounted };
     let options = Options::new().root(folder.clone());
     let Some(mut rig) = shared(options, |_| {}) else { return };
-    // Hers are the models that are looked at first.
+    // The server checks her models first.
     let _mallory = as_user(MALLORY, || {
         ["x", "y", "z"].map(|name| {
             let path = folder.join(name);
@@ -135,7 +135,7 @@ fn a_directory_that_hangs_hides_no_change_of_the_files_of_other_users() {
 }
 
 #[test]
-fn a_directory_of_a_file_of_the_start_that_hangs_keeps_no_client_from_being_served() {
+fn clients_are_served_if_the_directory_of_a_file_of_the_start_hangs() {
     let dir = tempfile::tempdir().unwrap();
     let named = dir.path().canonicalize().unwrap().join("named");
     let Some((mounted, device)) = mount_hung(named.parent().unwrap()) else { return };

@@ -14,10 +14,10 @@ use super::super::connection::Phase;
 use super::super::jobs::LoadedModel;
 use super::super::users::Of;
 use super::*;
+use crate::model_cache::Keep;
 use crate::protocol::{MESSAGE_BYTES_MAX, Request, Target, VERSION};
 use crate::reason::Reason;
 use crate::served::{Found, Layout, Looked};
-use crate::shelf::Keep;
 
 mod hanging;
 mod own_requests;
@@ -59,7 +59,7 @@ impl Still {
 
     /// A model that is marked as being loaded, without a thread.
     fn load(&mut self, name: &str, len_bytes: usize, done_bytes: u64) -> u64 {
-        let id = self.core.shelf.insert(self.found(name, len_bytes), self.now);
+        let id = self.core.cache.insert(self.found(name, len_bytes), self.now);
         self.core.loads.insert(
             id,
             Load { user: self.core.users.own(), cancel: CancelToken::new(), done_bytes },
@@ -68,7 +68,7 @@ impl Still {
     }
 
     fn loaded(&self, id: u64) -> LoadedModel {
-        let plan = Served::plan(&self.core.shelf.get(id).unwrap().found).unwrap();
+        let plan = Served::plan(&self.core.cache.get(id).unwrap().found).unwrap();
         let loaded = Loader::new().heap(Heap::Memfd).load(&plan).unwrap();
         LoadedModel {
             memory: loaded.buffer.share(Sealing::Content).unwrap(),
@@ -115,7 +115,7 @@ impl Still {
         let id = self.load(name, 1000, 0);
         let loaded = self.loaded(id);
         self.core.on_loaded(id, Ok(loaded), self.now);
-        self.core.shelf.get(id).unwrap().found.clone()
+        self.core.cache.get(id).unwrap().found.clone()
     }
 
     /// Has the server see that a client asks for something.
@@ -210,11 +210,11 @@ fn a_waiter_that_is_gone_when_its_load_ends_has_nothing() {
     still.core.on_loaded(id, Ok(loaded), still.now);
     let told = heard(&there);
     assert!(matches!(told[..], [Reply::Attached { files: 1, .. }, Reply::File { .. }]), "{told:?}");
-    assert_eq!(still.core.shelf.get(id).unwrap().attachments, 1);
+    assert_eq!(still.core.cache.get(id).unwrap().attachments, 1);
     assert_eq!(still.core.connections.len(), 1);
     drop(there);
     still.core.turn().unwrap();
-    assert_eq!(still.core.shelf.get(id).unwrap().attachments, 0);
+    assert_eq!(still.core.cache.get(id).unwrap().attachments, 0);
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn a_sweep_closes_the_inodes_of_deleted_files_and_marks_changed_ones() {
         let id = still.load(name, 1000, 0);
         let loaded = still.loaded(id);
         still.core.on_loaded(id, Ok(loaded), still.now);
-        still.core.shelf.attach(id, still.now);
+        still.core.cache.attach(id, still.now);
         id
     });
     let path = |name: &str| still.dir.path().join(name);
@@ -239,11 +239,11 @@ fn a_sweep_closes_the_inodes_of_deleted_files_and_marks_changed_ones() {
         still.core.turn().unwrap();
     }
     let state = ids.map(|id| {
-        let model = still.core.shelf.get(id).unwrap();
+        let model = still.core.cache.get(id).unwrap();
         (model.is_stale, model.found.inodes.is_some())
     });
     assert_eq!(state, [(false, true), (true, true), (true, false)]);
-    assert_eq!(still.core.shelf.open_files(), 2);
+    assert_eq!(still.core.cache.open_files(), 2);
 }
 
 #[test]
@@ -257,8 +257,8 @@ fn looks_of_one_user_that_hang_stop_no_sweep() {
         still.answer(client);
     }
     let root = still.dir.path().to_owned();
-    let deleted = |still: &Still, id| still.core.shelf.get(id).unwrap().found.inodes.is_none();
-    let is_stale = |still: &Still, id| still.core.shelf.get(id).unwrap().is_stale;
+    let deleted = |still: &Still, id| still.core.cache.get(id).unwrap().found.inodes.is_none();
+    let is_stale = |still: &Still, id| still.core.cache.get(id).unwrap().is_stale;
     still.core.jobs.hanging.extend(1..=COUNT);
     fs::write(root.join("written"), b"anew").unwrap();
     for name in ["deleted", &names[0]] {
@@ -345,7 +345,7 @@ fn the_files_and_memory_of_models_have_no_more_descriptors_than_there_may_be() {
     for number in 0..6 {
         fs::remove_file(still.dir.path().join(format!("m{number}"))).unwrap();
     }
-    let ids: Vec<u64> = still.core.shelf.iter().map(|(id, _)| id).collect();
+    let ids: Vec<u64> = still.core.cache.iter().map(|(id, _)| id).collect();
     still.core.on_deleted(ids[..6].to_vec(), still.now);
     for number in 0..3 {
         clients.push(still.ask(MALLORY, &format!("n{number}")));
@@ -354,7 +354,7 @@ fn the_files_and_memory_of_models_have_no_more_descriptors_than_there_may_be() {
     let refused = refusal(&still.ask(MALLORY, "one more")).unwrap();
     assert!(refused.contains("may have 20 for models and has 12"), "{refused}");
     // A model that another user has loaded counts, too.
-    let shared = still.core.shelf.get(ids[6]).unwrap().found.clone();
+    let shared = still.core.cache.get(ids[6]).unwrap().found.clone();
     still.core.open_files_max = 26;
     let refused = refusal(&still.ask_for(MALLORY, shared.clone())).unwrap();
     assert!(refused.contains("may have 13 for models and has 12"), "{refused}");
@@ -377,8 +377,8 @@ fn unused_models_make_room_for_the_descriptors_of_others() {
         // The server sees that the client is gone.
         still.core.turn().unwrap();
     }
-    assert!(still.core.shelf.get(1).is_some(), "it is attached");
-    assert!(still.core.shelf.len() < 5);
+    assert!(still.core.cache.get(1).is_some(), "it is attached");
+    assert!(still.core.cache.len() < 5);
 }
 
 #[test]
@@ -402,7 +402,7 @@ fn for_memory_that_is_missing_go_as_many_as_it_takes_and_none_for_nothing() {
             limit: longshore_load::MemoryLimit::Load,
         })
     };
-    let holds = |still: &Still| -> Vec<u64> { still.core.shelf.iter().map(|(id, _)| id).collect() };
+    let holds = |still: &Still| -> Vec<u64> { still.core.cache.iter().map(|(id, _)| id).collect() };
     still.core.on_loaded(wanted, missing(1001), still.now);
     assert_eq!(holds(&still), [held[2], wanted], "the longest unused are gone");
     assert!(heard(&client).is_empty() && still.core.loads.contains_key(&wanted), "it began anew");
@@ -477,7 +477,7 @@ fn without_descriptors_no_client_is_given_a_file_position_of_another() {
     rustix::process::setrlimit(rustix::process::Resource::Nofile, before).unwrap();
     let told = heard(&client);
     assert!(matches!(told[..], [Reply::Refused { reason: Reason::TooMany, .. }]), "{told:?}");
-    assert_eq!(still.core.shelf.get(id).unwrap().attachments, 0);
+    assert_eq!(still.core.cache.get(id).unwrap().attachments, 0);
 }
 
 #[test]
@@ -495,14 +495,14 @@ fn a_file_of_the_start_is_pinned_by_its_own_path() {
         other => panic!("{other:?}"),
     };
     // A client asked for it first, by another path.
-    let id = still.core.shelf.insert(look(&still, &link), still.now);
+    let id = still.core.cache.insert(look(&still, &link), still.now);
     let load = Load { user: still.core.users.own(), cancel: CancelToken::new(), done_bytes: 0 };
     still.core.loads.insert(id, load);
     let loaded = still.loaded(id);
     still.core.starting.insert(0, started.path.clone());
     still.core.on_start_looked(0, Looked::Found(Ok(started.clone())), still.now);
     still.core.on_loaded(id, Ok(loaded), still.now);
-    let pinned = still.core.shelf.get(id).unwrap();
+    let pinned = still.core.cache.get(id).unwrap();
     assert!(pinned.is_pinned);
     assert_eq!(pinned.found.path, started.path);
     // The path of that client leads to another file, and the file has a new version.
@@ -510,12 +510,12 @@ fn a_file_of_the_start_is_pinned_by_its_own_path() {
     let other = still.load("link", 500, 0);
     let loaded = still.loaded(other);
     still.core.on_loaded(other, Ok(loaded), still.now);
-    assert!(!still.core.shelf.get(other).unwrap().is_pinned);
+    assert!(!still.core.cache.get(other).unwrap().is_pinned);
     let newer = still.load("started", 600, 0);
     let loaded = still.loaded(newer);
     still.core.on_loaded(newer, Ok(loaded), still.now);
-    assert!(still.core.shelf.get(newer).unwrap().is_pinned);
-    assert!(!still.core.shelf.get(id).unwrap().is_pinned);
+    assert!(still.core.cache.get(newer).unwrap().is_pinned);
+    assert!(!still.core.cache.get(id).unwrap().is_pinned);
 }
 
 #[test]
@@ -525,7 +525,7 @@ fn a_path_that_changes_during_a_load_makes_it_stale_for_no_other_path() {
         let id = still.load("model", 1000, 0);
         let loaded = still.loaded(id);
         let _client = still.waiter(id);
-        let found = still.core.shelf.get(id).unwrap().found.clone();
+        let found = still.core.cache.get(id).unwrap().found.clone();
         let other = found.path.with_file_name("other");
         if has_other_path {
             let files = vec![(other.clone(), found.files[0].1)];
@@ -533,9 +533,9 @@ fn a_path_that_changes_during_a_load_makes_it_stale_for_no_other_path() {
             let connection = still.core.connections.values_mut().next_back().unwrap();
             connection.asked_for = Some(Arc::new(other));
         }
-        still.core.shelf.get_mut(id).unwrap().is_stale = true;
+        still.core.cache.get_mut(id).unwrap().is_stale = true;
         still.core.on_loaded(id, Ok(loaded), still.now);
-        let model = still.core.shelf.get(id).unwrap();
+        let model = still.core.cache.get(id).unwrap();
         assert_eq!(model.is_stale, !has_other_path);
         assert_eq!(model.found.path == other, has_other_path);
         assert!(model.found.inodes.is_some());
@@ -548,7 +548,7 @@ fn lists_that_a_user_does_not_read_are_bounded() {
     let mut found = still.found("model", 10);
     found.path = PathBuf::from("/".to_owned() + &"x".repeat(4000));
     for _ in 0..1000 {
-        still.core.shelf.insert(found.clone(), still.now);
+        still.core.cache.insert(found.clone(), still.now);
     }
     let mut list = |uid| {
         let (here, there) = packet_socket::pair().unwrap();
@@ -617,8 +617,8 @@ fn connections_that_end_with_unread_memory_count_until_it_is_read_or_closed() {
         clients.push(still.ask_for(MALLORY, found.clone()));
         still.disconnect_newest();
     }
-    let id = still.core.shelf.find(&found).unwrap();
-    assert_eq!(still.core.shelf.get(id).unwrap().attachments, 0);
+    let id = still.core.cache.find(&found).unwrap();
+    assert_eq!(still.core.cache.get(id).unwrap().attachments, 0);
     let refused = still.connect(MALLORY).1.unwrap();
     assert!(refused.starts_with("user 2002 has 4 connections (4 have ended"), "{refused}");
     let _alice = match still.connect(ALICE) {
@@ -730,13 +730,13 @@ fn clients_are_refused_while_too_many_descriptors_are_in_flight() {
     assert!(matches!(&told[..], [reply] if is_refusal(reply)), "{told:?}");
     let told = still.answer(&clients[1]);
     assert!(told.last().is_some_and(is_refusal), "{told:?}");
-    assert_eq!(ids.map(|id| still.core.shelf.get(id).unwrap().attachments), [0, 0]);
+    assert_eq!(ids.map(|id| still.core.cache.get(id).unwrap().attachments), [0, 0]);
     assert_eq!(still.core.connections.len(), 2);
     assert!(still.core.connections.values().all(|it| matches!(it.phase, Phase::Idle)));
     // They may try again.
     rustix::process::setrlimit(rustix::process::Resource::Nofile, before).unwrap();
     drop(pairs);
-    let found = still.core.shelf.get(ids[0]).unwrap().found.clone();
+    let found = still.core.cache.get(ids[0]).unwrap().found.clone();
     let connection = *still.core.connections.keys().next().unwrap();
     still.core.give(connection, found, still.now).unwrap();
     assert!(matches!(heard(&clients[0])[..], [Reply::Attached { .. }, Reply::File { .. }]));

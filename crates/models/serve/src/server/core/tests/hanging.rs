@@ -134,7 +134,7 @@ fn loads_that_make_no_progress_are_given_up_and_charged_until_they_end() {
     still.core.jobs.hanging.extend([1, 2]);
     let hanging = [2002, 2003].map(|mallory| still.ask(mallory, &format!("of {mallory}")));
     assert_eq!(still.core.jobs.loading(), LOADING_MAX);
-    // The clients go, and nobody wants the models; the threads do not come back.
+    // The clients disconnect, and no client waits for the models; the threads still hang.
     drop(hanging);
     let wanted = still.ask(ALICE, "wanted");
     still.core.turn().unwrap();

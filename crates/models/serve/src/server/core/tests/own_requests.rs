@@ -106,7 +106,7 @@ fn the_format_that_one_client_gives_fails_no_load_of_another() {
     let told = still.answer(&alice);
     assert!(is_attached(&told), "{told:?}");
     let told = still.answer(&mallory);
-    let [Reply::Refused { reason: Reason::Unreadable, message }] = &told[..] else {
+    let [Reply::Refused { reason: Reason::Malformed, message }] = &told[..] else {
         panic!("{told:?}")
     };
     assert!(message.contains("not a valid GGUF file"), "{message}");
@@ -130,7 +130,7 @@ fn an_index_that_one_client_changes_or_deletes_fails_no_load_of_another() {
             let told = still.answer(client);
             assert!(is_attached(&told), "{told:?}");
         }
-        assert_eq!(still.core.shelf.len(), 2, "one was loaded for both, beside the one that hangs");
+        assert_eq!(still.core.cache.len(), 2, "one was loaded for both, beside the one that hangs");
     }
 }
 
@@ -145,25 +145,25 @@ fn an_index_that_another_user_deletes_makes_no_model_stale() {
     fs::remove_file(still.dir.path().join(OWN_INDEX)).unwrap();
     still.sweep_all();
     let public = still.look(INDEX);
-    let model = still.core.shelf.get(1).unwrap();
+    let model = still.core.cache.get(1).unwrap();
     assert_eq!(
         (model.is_stale, &model.found.path),
         (false, &public.path),
         "by the name that is left"
     );
-    assert_eq!(still.core.shelf.find(&public), Some(1));
+    assert_eq!(still.core.cache.find(&public), Some(1));
     // Without any index it is still the same files.
     fs::remove_file(still.dir.path().join(INDEX)).unwrap();
     still.sweep_all();
-    assert!(!still.core.shelf.get(1).unwrap().is_stale);
+    assert!(!still.core.cache.get(1).unwrap().is_stale);
     still.write(INDEX, br#"{"weight_map":{"a":"a.safetensors","b":"b.safetensors"}}"#);
     let again = still.ask_for(ALICE, still.look(INDEX));
     assert!(is_attached(&heard(&again)));
-    assert_eq!(still.core.shelf.get(1).unwrap().attachments, 3);
+    assert_eq!(still.core.cache.get(1).unwrap().attachments, 3);
     // The files themselves are what counts.
     still.write("b.safetensors", &safetensors("b", b"anew"));
     still.sweep_all();
-    assert!(still.core.shelf.get(1).unwrap().is_stale);
+    assert!(still.core.cache.get(1).unwrap().is_stale);
 }
 
 #[test]
@@ -184,12 +184,12 @@ fn the_header_of_a_model_that_is_held_is_not_read_again() {
     // In another format it has to be read.
     let other = still.ask_as(ALICE, "public.safetensors", "safetensors");
     let told = still.answer(&other);
-    assert!(matches!(told[..], [Reply::Refused { reason: Reason::Unreadable, .. }]), "{told:?}");
+    assert!(matches!(told[..], [Reply::Refused { reason: Reason::Malformed, .. }]), "{told:?}");
     // If it is another file, too.
     still.write("public.safetensors", &safetensors("y", b"another"));
     let changed = still.ask_as(ALICE, "public.safetensors", "auto");
     assert!(is_attached(&still.answer(&changed)));
-    assert_eq!(still.core.shelf.len(), 2);
+    assert_eq!(still.core.cache.len(), 2);
 }
 
 #[test]

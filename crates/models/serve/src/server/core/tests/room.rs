@@ -50,9 +50,9 @@ fn no_model_goes_for_a_load_beside_others_that_have_more_than_there_is() {
         Err(longshore_load::Error::NotEnoughMemory { needed_bytes, limit_bytes, limit })
     };
     still.core.on_loaded(wanted, refused(5000), still.now);
-    assert_eq!(still.core.shelf.len(), 2, "two of three make room");
+    assert_eq!(still.core.cache.len(), 2, "two of three make room");
     still.core.on_loaded(wanted, refused(4001), still.now);
-    assert_eq!(still.core.shelf.len(), 1, "the last is not enough");
+    assert_eq!(still.core.cache.len(), 1, "the last is not enough");
     let told = heard(&client);
     assert!(matches!(told[..], [Reply::Refused { reason: Reason::NoMemory, .. }]), "{told:?}");
 }
@@ -68,7 +68,7 @@ fn unused_models_go_for_a_load_that_the_hugetlb_pool_has_no_room_for() {
     let mut fail = |needed_pages, available_pages| {
         let error = pool_lacks_pages(needed_pages, available_pages);
         still.core.on_loaded(wanted, Err(error), still.now);
-        still.core.shelf.len()
+        still.core.cache.len()
     };
     // Each has one page, however small it is.
     assert_eq!(fail(3, 1), 3, "two of four make room");
@@ -169,7 +169,7 @@ fn a_user_has_no_more_models_than_are_left_for_others() {
     assert_eq!(alices.len(), 8);
     assert!(refused.unwrap().contains("user 2001 has 8 models"));
     // Nor can one take over the models of another, which loads more then.
-    let shared = still.core.shelf.iter().last().unwrap().1.found.clone();
+    let shared = still.core.cache.iter().last().unwrap().1.found.clone();
     let refused = refusal(&still.ask_for(MALLORY, shared)).unwrap();
     assert!(refused.contains("user 2002 has 15 models"), "{refused}");
     let (roots, refused) = attached_to(&mut still, root, 32);
@@ -185,7 +185,7 @@ fn models_that_a_user_does_not_use_make_room_for_its_own() {
         still.core.limits.models = models;
         still.core.open_files_max = open_files_max;
         let is_held = |still: &Still, name: &str| {
-            still.core.shelf.iter().any(|(_, model)| model.found.path.ends_with(name))
+            still.core.cache.iter().any(|(_, model)| model.found.path.ends_with(name))
         };
         drop(attached(&mut still, ALICE, "llama").unwrap());
         still.core.turn().unwrap();
@@ -194,6 +194,6 @@ fn models_that_a_user_does_not_use_make_room_for_its_own() {
             still.core.turn().unwrap();
         }
         assert!(is_held(&still, "llama") && is_held(&still, "63") && !is_held(&still, "0"));
-        assert!(still.core.shelf.len() > 10, "{} models are held", still.core.shelf.len());
+        assert!(still.core.cache.len() > 10, "{} models are held", still.core.cache.len());
     }
 }

@@ -34,7 +34,7 @@ fn a_load_of_the_start_is_never_in_the_turn_of_a_client() {
     still.core.starting.insert(0, found.path.clone());
     still.core.on_start_looked(0, Looked::Found(Ok(found.clone())), still.now);
     let _mallory = still.ask_for(MALLORY, found);
-    assert_eq!(still.core.shelf.len(), 3);
+    assert_eq!(still.core.cache.len(), 3);
     // The first two lose their places, and the third begins.
     still.end_jobs(Instant::now() + Duration::from_secs(4));
     assert_eq!(still.core.jobs.mode_of(3), ReadMode::Auto);
@@ -103,7 +103,7 @@ fn a_load_of_the_start_that_hangs_is_given_up_and_tried_again_through_the_page_c
     let second = still.ask_for(ALICE, found);
     let told = still.answer(&second);
     assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
-    assert!(still.core.shelf.get(2).unwrap().is_pinned);
+    assert!(still.core.cache.get(2).unwrap().is_pinned);
     assert!(is_ready_after(&mut still, begun, 71));
 }
 
@@ -117,7 +117,7 @@ fn a_file_of_the_start_whose_loads_hang_does_not_end_the_server() {
     let problems = start_problems(&mut still);
     let [problem] = &problems[..] else { panic!("{problems:?}") };
     assert!(problem.contains("named is not loaded: loading the model"), "{problem}");
-    assert_eq!((still.core.shelf.len(), still.core.jobs.hung_bytes(None)), (0, 2000));
+    assert_eq!((still.core.cache.len(), still.core.jobs.hung_bytes(None)), (0, 2000));
     // Clients are refused at once.
     let client = still.ask_for(ALICE, found);
     let told = format!("{:?}", still.answer(&client));
@@ -239,7 +239,7 @@ fn clients_are_served_if_a_file_of_the_start_is_not_found_in_time_and_it_is_kept
     let alice = still.ask_for(ALICE, found);
     let told = still.answer(&alice);
     assert!(matches!(told[..], [.., Reply::Attached { .. }, Reply::File { .. }]), "{told:?}");
-    assert!(still.core.shelf.get(1).unwrap().is_pinned);
+    assert!(still.core.cache.get(1).unwrap().is_pinned);
     assert_eq!(start_problems(&mut still), [""; 0]);
 }
 

@@ -33,7 +33,7 @@ fn a_user_whose_time_is_used_up_waits_and_keeps_nobody_waiting() {
 fn nothing_is_sent_to_a_user_whose_time_is_used_up_until_it_has_time_again() {
     let mut still = Still::new();
     let model = still.load("model", 1000, 0);
-    let found = still.core.shelf.get(model).unwrap().found.clone();
+    let found = still.core.cache.get(model).unwrap().found.clone();
     let hostile = still.ask_for(MALLORY, found);
     let user = still.core.users.of(MALLORY);
     still.core.closers.budget.count(user, Duration::from_millis(300));

@@ -44,14 +44,14 @@ pub(crate) struct NoRoom {
 
 /// All models.
 #[derive(Debug)]
-pub(crate) struct Shelf<M> {
+pub(crate) struct ModelCache<M> {
     models: BTreeMap<u64, Model<M>>,
     last_id: u64,
     keep: Keep,
     memory_max_bytes: u64,
 }
 
-impl<M> Shelf<M> {
+impl<M> ModelCache<M> {
     pub(crate) fn new(keep: Keep, memory_max_bytes: u64) -> Self {
         Self { models: BTreeMap::new(), last_id: 0, keep, memory_max_bytes }
     }
@@ -257,28 +257,28 @@ mod tests {
         let found = files(&dir, 4);
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
-        let mut shelf = Shelf::new(Keep::Always, 3500);
+        let mut cache = ModelCache::new(Keep::Always, 3500);
         for (number, found) in found.iter().take(3).enumerate() {
-            assert!(shelf.make_room(1000, |_| false).unwrap().is_empty());
-            let id = shelf.insert(found.clone(), at(number as u64));
+            assert!(cache.make_room(1000, |_| false).unwrap().is_empty());
+            let id = cache.insert(found.clone(), at(number as u64));
             // A model that is being loaded is not freed.
-            assert!(shelf.make_room(3000, |_| false).is_err());
-            shelf.get_mut(id).unwrap().memory = Some(());
+            assert!(cache.make_room(3000, |_| false).is_err());
+            cache.get_mut(id).unwrap().memory = Some(());
         }
-        assert_eq!(shelf.find(&found[1]), Some(2));
-        assert_eq!(shelf.find(&found[3]), None);
+        assert_eq!(cache.find(&found[1]), Some(2));
+        assert_eq!(cache.find(&found[3]), None);
         // The first is attached, and the second used last.
-        assert_eq!(shelf.attach(1, at(10)), Some(1));
-        shelf.attach(2, at(11));
-        assert_eq!(shelf.detach(2, at(12)), Some(0));
+        assert_eq!(cache.attach(1, at(10)), Some(1));
+        cache.attach(2, at(11));
+        assert_eq!(cache.detach(2, at(12)), Some(0));
         assert_eq!(
-            shelf.make_room(2501, |_| false).err(),
+            cache.make_room(2501, |_| false).err(),
             Some(NoRoom { limit_bytes: 3500, in_use_bytes: 1000 })
         );
-        assert_eq!(shelf.len(), 3, "no model is freed in vain");
-        assert_eq!(ids(&shelf.make_room(1000, |_| false).unwrap()), [3]);
-        assert_eq!(ids(&shelf.make_room(2500, |_| false).unwrap()), [2]);
-        assert_eq!(shelf.held_bytes(), 1000);
+        assert_eq!(cache.len(), 3, "no model is freed in vain");
+        assert_eq!(ids(&cache.make_room(1000, |_| false).unwrap()), [3]);
+        assert_eq!(ids(&cache.make_room(2500, |_| false).unwrap()), [2]);
+        assert_eq!(cache.held_bytes(), 1000);
     }
 
     #[test]
@@ -288,14 +288,14 @@ mod tests {
         let found = files(&dir, 1).remove(0);
         let begin = Instant::now();
         let kept = |keep| {
-            let mut shelf = Shelf::new(keep, u64::MAX);
-            let id = shelf.insert(found.clone(), begin);
-            shelf.get_mut(id).unwrap().memory = Some(());
-            shelf.attach(id, begin);
-            assert!(shelf.take_expired(begin + Duration::from_secs(100)).is_empty());
-            assert_eq!(shelf.next_expiry(), None);
-            shelf.detach(id, begin);
-            shelf
+            let mut cache = ModelCache::new(keep, u64::MAX);
+            let id = cache.insert(found.clone(), begin);
+            cache.get_mut(id).unwrap().memory = Some(());
+            cache.attach(id, begin);
+            assert!(cache.take_expired(begin + Duration::from_secs(100)).is_empty());
+            assert_eq!(cache.next_expiry(), None);
+            cache.detach(id, begin);
+            cache
         };
         assert_eq!(kept(Keep::Attached).take_expired(begin).len(), 1);
         let mut idle = kept(Keep::Idle(Duration::from_secs(5)));
