@@ -9,9 +9,12 @@ use longshore::load::FormatChoice;
 use longshore::{Heap, ReadMode};
 
 use crate::attach::AttachArgs;
+use crate::choices;
+use crate::exec::ExecArgs;
 use crate::exit;
 use crate::ls::LsArgs;
 use crate::pt::args::PtArgs;
+use crate::publish::PublishArgs;
 use crate::repack::RepackArgs;
 use crate::serve::ServeArgs;
 use crate::units::{Alignment, Size};
@@ -28,6 +31,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Load(LoadArgs),
     Inspect(InspectArgs),
+    Publish(PublishArgs),
+    Exec(ExecArgs),
     Repack(RepackArgs),
     Serve(ServeArgs),
     Attach(AttachArgs),
@@ -66,17 +71,17 @@ pub(crate) struct LoadArgs {
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
 
-    /// The source of the memory: auto, memfd, memfd:4k, hugetlb, udmabuf, dma-heap, dma-heap:NAME.
-    #[arg(long, default_value = "auto")]
+    /// The source of the memory; `dma-heap:NAME` names a dma-heap.
+    #[arg(long, default_value = "auto", value_parser = choices::HEAPS)]
     pub(crate) heap: Heap,
 
-    /// How files are read: auto, direct, buffered, uncached.
-    #[arg(long, default_value = "auto")]
+    /// How files are read.
+    #[arg(long, default_value = "auto", value_parser = choices::MODES)]
     pub(crate) mode: ReadMode,
 
-    /// The format of the files: auto (by name), raw, safetensors, gguf. The header of a file is
-    /// checked before its data is read.
-    #[arg(long, default_value = "auto")]
+    /// The format of the files; auto: by their names. The header of a file is checked before its data
+    /// is read.
+    #[arg(long, default_value = "auto", value_parser = choices::FORMATS)]
     pub(crate) format: FormatChoice,
 
     /// Place every tensor at a multiple of this many bytes while reading: 64, 256, 4096, 2M. If the
@@ -92,8 +97,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_max: Option<Size>,
 
-    /// Compute a checksum of each file: crc32c, xxh3 or sha256. May be repeated.
-    #[arg(long, value_name = "KIND")]
+    /// Compute a checksum of each file. May be repeated.
+    #[arg(long, value_name = "KIND", value_parser = choices::DIGESTS)]
     pub(crate) verify: Vec<DigestKind>,
 
     /// Fail unless each file has the checksum in this file, which has the format of sha256sum.
@@ -122,7 +127,8 @@ pub(crate) struct LoadArgs {
 
     /// Execute this program in place of this one when the load is complete, with the memfd as
     /// descriptor $LONGSHORE_FD, the dma-buf, if there is one, as descriptor $LONGSHORE_DMABUF_FD, and
-    /// the length of the content as $LONGSHORE_BYTES. Must come last.
+    /// the length of the content as $LONGSHORE_BYTES. Must come last, with the program and its
+    /// arguments as separate words. The summary is printed to standard error.
     #[arg(long, value_name = "CMD", num_args = 1.., allow_hyphen_values = true)]
     pub(crate) exec: Vec<OsString>,
 }
@@ -178,7 +184,7 @@ pub(crate) struct CompletionsArgs {
 /// Print the manual page, or write one for each command into a directory.
 #[derive(Args, Debug)]
 pub(crate) struct ManArgs {
-    /// The directory for `longshore.1`, `longshore-load.1` and so on.
+    /// The directory for `longshore.1`, `longshore-load.1` and so on; it is created if it does not exist.
     #[arg(value_name = "DIR")]
     pub(crate) directory: Option<PathBuf>,
 }

@@ -12,9 +12,10 @@ use longshore::load::FormatChoice;
 use longshore::serve::{Attachment, Client, Trust, Wanted};
 use serde_json::json;
 
+use crate::choices;
 use crate::exit::failure;
-use crate::output::print;
-use crate::program::become_program;
+use crate::output::print_result;
+use crate::program::{become_program, check_program};
 use crate::progress::Display;
 use crate::signals;
 use crate::units::{Alignment, Decimal};
@@ -63,8 +64,8 @@ pub(crate) struct AttachArgs {
     #[arg(long, value_name = "UID")]
     trust_uid: Vec<u32>,
 
-    /// The format of the file: auto (by name), raw, safetensors, gguf.
-    #[arg(long, default_value = "auto")]
+    /// The format of the file; auto: by its name.
+    #[arg(long, default_value = "auto", value_parser = choices::FORMATS)]
     format: FormatChoice,
 
     /// Place every tensor at a multiple of this many bytes: 64, 256, 4096, 2M. The server holds each
@@ -86,12 +87,15 @@ pub(crate) struct AttachArgs {
 
     /// Execute this program in place of this one, with the memory as descriptor $LONGSHORE_FD, the
     /// length of the content as $LONGSHORE_BYTES, and the connection as descriptor
-    /// $LONGSHORE_ATTACHMENT_FD. Must come last.
+    /// $LONGSHORE_ATTACHMENT_FD. Must come last, with the program and its arguments as separate words.
+    /// The summary is printed to standard error.
     #[arg(long, value_name = "CMD", num_args = 1.., allow_hyphen_values = true)]
     exec: Vec<OsString>,
 }
 
 pub(crate) fn run(args: &AttachArgs) -> anyhow::Result<()> {
+    check_program(&args.exec)?;
+    let executes = !args.exec.is_empty();
     let cancel = signals::cancel_token()?;
     let began = Instant::now();
     let trust = Trust::from_env()?.and(args.trust_uid.iter().copied());
@@ -108,10 +112,11 @@ pub(crate) fn run(args: &AttachArgs) -> anyhow::Result<()> {
     drop(display);
 
     if args.json {
-        let stays = args.hold || !args.exec.is_empty();
-        print(&format!("{}\n", as_json(&attachment, server_pid, seconds, stays)))?;
+        let stays = args.hold || executes;
+        let json = as_json(&attachment, server_pid, seconds, stays);
+        print_result(&format!("{json}\n"), executes)?;
     } else if !args.quiet {
-        print(&summary(args, &attachment, server_pid, seconds))?;
+        print_result(&summary(args, &attachment, server_pid, seconds), executes)?;
     }
     if args.hold {
         return hold(&attachment);

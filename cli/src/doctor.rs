@@ -14,44 +14,47 @@ use longshore_sys::memfd::{self, Backing};
 use longshore_sys::{dma_heap, huge_pages, memory, page_cache, udmabuf, uring};
 use serde_json::{Value, json};
 
-use finding::{Finding, State};
+use finding::{Finding, Group, State};
 
 use crate::args::DoctorArgs;
 use crate::output::print;
 use crate::units::Decimal;
 
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
-    let directory = &args.directory;
-    let mut findings = vec![kernel(), available_memory(), file_size()];
-    findings.extend([io_uring(), memfd_heap(), huge_pages_of_memfd(), mid_pages(), hugetlb_pool()]);
-    findings.extend([udmabuf_heap(), udmabuf_limit(), dma_heaps()]);
-    findings.extend(devices::findings());
-    findings.extend(file_system(directory));
-    let text = if args.json { format!("{}\n", as_json(&findings)) } else { as_table(&findings) };
+    let mut loading = vec![kernel(), available_memory(), file_size()];
+    loading.extend([io_uring(), memfd_heap(), huge_pages_of_memfd(), huge_mappings_of_memfd()]);
+    loading.extend([mid_pages(), hugetlb_pool(), udmabuf_heap(), udmabuf_limit(), dma_heaps()]);
+    loading.extend(file_system(&args.directory));
+    let groups = [(Group::Loading, loading), (Group::Devices, devices::findings())];
+    let text = if args.json { format!("{}\n", as_json(&groups)) } else { as_table(&groups) };
     print(&text)
 }
 
-fn as_table(findings: &[Finding]) -> String {
+fn as_table(groups: &[(Group, Vec<Finding>)]) -> String {
     let mut text = String::new();
-    for finding in findings {
-        let mark = match finding.state {
-            State::Yes => "yes    ",
-            State::Limited => "limited",
-            State::No => "no     ",
-        };
-        text += &format!("{mark}  {:<22}  {}\n", finding.name, finding.found);
-        if let Some(advice) = &finding.advice {
-            text += &format!("{:33}{advice}\n", "");
+    for (group, findings) in groups {
+        let space = if text.is_empty() { "" } else { "\n" };
+        text += &format!("{space}{}:\n", group.heading());
+        for finding in findings {
+            let mark = match finding.state {
+                State::Yes => "yes    ",
+                State::Limited => "limited",
+                State::No => "no     ",
+            };
+            text += &format!("{mark}  {:<22}  {}\n", finding.name, finding.found);
+            if let Some(advice) = &finding.advice {
+                text += &format!("{:33}{advice}\n", "");
+            }
         }
     }
     text
 }
 
-fn as_json(findings: &[Finding]) -> Value {
-    let findings: Vec<Value> = findings
-        .iter()
-        .map(|finding| {
+fn as_json(groups: &[(Group, Vec<Finding>)]) -> Value {
+    let findings = groups.iter().flat_map(|(group, findings)| {
+        findings.iter().map(|finding| {
             json!({
+                "group": group.name(),
                 "name": finding.name,
                 "state": match finding.state {
                     State::Yes => "yes",
@@ -62,8 +65,8 @@ fn as_json(findings: &[Finding]) -> Value {
                 "advice": finding.advice,
             })
         })
-        .collect();
-    json!({ "findings": findings })
+    });
+    json!({ "findings": findings.collect::<Vec<Value>>() })
 }
 
 fn kernel() -> Finding {
@@ -136,6 +139,28 @@ fn huge_pages_of_memfd() -> Finding {
             "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
         ),
         Err(error) => Finding::no(NAME, error.to_string(), "free some memory"),
+    }
+}
+
+/// Examines the mappings that other programs get of a memfd. The kernel aligns them only if the setting
+/// permits huge pages.
+fn huge_mappings_of_memfd() -> Finding {
+    mappings_by_setting(huge_pages::shmem_setting().as_deref().unwrap_or("absent"))
+}
+
+fn mappings_by_setting(setting: &str) -> Finding {
+    const NAME: &str = "2 MiB mappings";
+    match setting {
+        "always" | "within_size" | "advise" | "force" => Finding::yes(
+            NAME,
+            format!("for programs that map a memfd (shmem_enabled is {setting})"),
+        ),
+        _ => Finding::limited(
+            NAME,
+            format!("only for programs that align them to 2 MiB (shmem_enabled is {setting})"),
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, or map the memfd at a \
+             multiple of 2 MiB",
+        ),
     }
 }
 
@@ -294,6 +319,30 @@ fn residency(file: &std::os::fd::OwnedFd) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_get_huge_mappings_if_the_kernel_or_they_align_them() {
+        for setting in ["always", "within_size", "advise", "force"] {
+            assert!(mappings_by_setting(setting).state == State::Yes, "{setting}");
+        }
+        for setting in ["never", "deny", "absent"] {
+            let finding = mappings_by_setting(setting);
+            assert!(finding.state == State::Limited, "{setting}");
+            assert!(finding.advice.unwrap().contains("echo advise"), "{setting}");
+        }
+    }
+
+    #[test]
+    fn each_group_has_a_heading_and_a_name() {
+        let groups = [Group::Loading, Group::Devices]
+            .map(|group| (group, vec![Finding::yes("feature", "found")]));
+        let text = as_table(&groups);
+        let expected = [Group::Loading, Group::Devices]
+            .map(|group| format!("{}:\nyes      feature                 found\n", group.heading()));
+        assert_eq!(text, expected.join("\n"));
+        let json = as_json(&groups);
+        assert_eq!(json["findings"][1]["group"], "devices");
+    }
 
     #[test]
     fn pools_of_other_page_sizes_are_listed() {

@@ -1,8 +1,9 @@
 //! Exit codes, and the output of errors.
 
+use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
-use longshore::load::Error;
+use longshore::load::{Error, PublishProblem};
 use longshore::{heap, serve};
 use serde_json::json;
 
@@ -18,12 +19,13 @@ Exit codes:
    10  no such file or directory       20  not enough memory
    11  not a regular file              21  the heap is not available
    12  no permission                   22  the read mode is not available
-   13  the disk failed                126  the program of --exec cannot be run
-   14  the file changed or shrank     127  the program of --exec was not found
+   13  the disk failed or is full     126  the program cannot be run
+   14  the file changed or shrank     127  the program was not found
    15  not a valid file of its format
    16  a checksum differs             130  Ctrl-C (128 + the signal's number)
    17  the file is empty
    18  the address is not mapped
+   19  the name of the model exists already
 
    30  no server listens, or it has ended
    31  the model is not served or held
@@ -113,12 +115,23 @@ fn code(error: &anyhow::Error) -> u8 {
     if let Some(error) = error.downcast_ref::<serve::Error>() {
         return code_of_serving(error);
     }
-    error.downcast_ref::<Error>().map_or(1, code_of_loading)
+    if let Some(error) = error.downcast_ref::<Error>() {
+        return code_of_loading(error);
+    }
+    error.chain().find_map(|cause| cause.downcast_ref()).map_or(1, code_of_system)
+}
+
+/// Returns the exit code for the error of a system call.
+fn code_of_system(error: &io::Error) -> u8 {
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory => 10,
+        ErrorKind::PermissionDenied => 12,
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => 13,
+        _ => 1,
+    }
 }
 
 fn code_of_serving(error: &serve::Error) -> u8 {
-    use std::io::ErrorKind;
-
     use serve::{Error, Reason};
     match error {
         Error::Load(error) => code_of_loading(error),
@@ -129,14 +142,12 @@ fn code_of_serving(error: &serve::Error) -> u8 {
         Error::NotAUserId { .. } => 2,
         Error::NoSocketDirectory { .. } => 10,
         Error::SocketDenied { .. } => 12,
-        Error::Open { source, .. } => match source.kind() {
-            ErrorKind::NotFound | ErrorKind::NotADirectory => 10,
-            ErrorKind::PermissionDenied => 12,
-            _ => 1,
-        },
+        // The file is not a regular one: the client opens no other.
+        Error::Open { source, .. } if source.kind() == ErrorKind::InvalidInput => 11,
+        Error::Open { source, .. } => code_of_system(source),
         Error::Refused { reason, .. } => match reason {
             Reason::NotServed | Reason::NotHeld => 31,
-            Reason::Unreadable => 15,
+            Reason::Unreadable | Reason::Malformed => 15,
             Reason::Changed => 14,
             Reason::NoMemory => 20,
             Reason::TooMany => 32,
@@ -146,12 +157,10 @@ fn code_of_serving(error: &serve::Error) -> u8 {
         Error::NotFound { .. } | Error::Ambiguous { .. } | Error::OtherUser { .. } => 31,
         Error::NothingToServe => 2,
         Error::CannotServe { source, .. } => match source.kind() {
-            ErrorKind::NotFound | ErrorKind::NotADirectory => 10,
-            ErrorKind::PermissionDenied => 12,
             ErrorKind::InvalidData => 15,
             ErrorKind::OutOfMemory => 20,
             ErrorKind::InvalidInput => 2,
-            _ => 1,
+            _ => code_of_system(source),
         },
         Error::Cancelled { .. } => signals::received().map_or(130, |signal| 128 + signal),
         Error::AlreadyServed { .. } | Error::NotASocket { .. } => 33,
@@ -164,11 +173,10 @@ fn code_of_serving(error: &serve::Error) -> u8 {
 
 fn code_of_loading(error: &Error) -> u8 {
     match error {
-        Error::Open { source, .. } | Error::Write { source, .. } => match source.kind() {
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => 10,
-            std::io::ErrorKind::PermissionDenied => 12,
-            _ if matches!(error, Error::Write { .. }) => 13,
-            _ => 1,
+        Error::Open { source, .. } => code_of_system(source),
+        Error::Write { source, .. } => match code_of_system(source) {
+            1 => 13,
+            code => code,
         },
         Error::NotRegular { .. } => 11,
         Error::Read { .. } => 13,
@@ -179,6 +187,8 @@ fn code_of_loading(error: &Error) -> u8 {
         | Error::Refused { .. } => 15,
         Error::Mismatch { .. } => 16,
         Error::NotEnoughMemory { .. } => 20,
+        Error::Heap(heap::Error::TmpfsFull { .. }) => 20,
+        Error::Publish { reason, .. } => code_of_publishing(reason),
         Error::Heap(heap::Error::OutOfMemory { .. } | heap::Error::TooLong { .. }) => 20,
         Error::Heap(
             heap::Error::NoSuchHeap { .. }
@@ -188,6 +198,21 @@ fn code_of_loading(error: &Error) -> u8 {
         ) => 21,
         Error::ModeUnavailable { .. } => 22,
         Error::Cancelled { .. } => signals::received().map_or(130, |signal| 128 + signal),
+        _ => 1,
+    }
+}
+
+fn code_of_publishing(reason: &PublishProblem) -> u8 {
+    match reason {
+        PublishProblem::InvalidName { .. } => 2,
+        PublishProblem::LeavesModel | PublishProblem::NotADirectory => 11,
+        PublishProblem::OtherOwner { .. }
+        | PublishProblem::WritableByOthers
+        | PublishProblem::Link => 12,
+        PublishProblem::Empty => 17,
+        PublishProblem::NameExists | PublishProblem::NotAModel => 19,
+        PublishProblem::NoRoom { .. } | PublishProblem::NoInodes { .. } => 20,
+        PublishProblem::NotTmpfs => 21,
         _ => 1,
     }
 }
@@ -206,17 +231,47 @@ mod tests {
         let told = codes.len();
         codes.sort_unstable();
         codes.dedup();
-        assert_eq!((codes.len(), told), (23, 23));
+        assert_eq!((codes.len(), told), (24, 24));
+    }
+
+    #[test]
+    fn the_manual_lists_every_code() {
+        let manual = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/loading-models.md");
+        let manual = std::fs::read_to_string(manual).unwrap();
+        let rows = manual.lines().skip_while(|line| !line.starts_with("| code | meaning"));
+        let rows = rows.take_while(|line| line.starts_with('|'));
+        let cells = rows.filter_map(|row| row.split('|').nth(1));
+        let codes = cells.flat_map(|cell| cell.split(',').map(str::trim));
+        let mut listed: Vec<u8> = codes.filter_map(|code| code.parse().ok()).collect();
+        let mut helped: Vec<u8> = CODES_HELP
+            .split_whitespace()
+            .filter_map(|word| word.parse().ok())
+            .filter(|code| *code != 128)
+            .collect();
+        // SIGTERM, which the help includes in the rule for signals.
+        helped.push(143);
+        listed.sort_unstable();
+        helped.sort_unstable();
+        assert_eq!(listed, helped);
+    }
+
+    #[test]
+    fn a_full_disk_has_one_code() {
+        let full = || io::Error::from(ErrorKind::StorageFull);
+        let made = anyhow::Error::new(full()).context("writing m.gguf").context("making a model");
+        let repacked = Error::Write { path: "m.gguf".into(), source: full() };
+        let served = serve::Error::Open { path: "m.gguf".into(), source: full() };
+        assert_eq!([code(&made), code(&repacked.into()), code(&served.into())], [13; 3]);
     }
 
     #[test]
     fn a_system_call_without_permission_exits_with_12() {
         let failed = |kind| {
-            let (operation, source) = ("locking a file", std::io::Error::from(kind));
+            let (operation, source) = ("locking a file", io::Error::from(kind));
             code_of_serving(&serve::Error::Kernel { operation, path: None, source })
         };
-        assert_eq!(failed(std::io::ErrorKind::PermissionDenied), 12);
-        assert_eq!(failed(std::io::ErrorKind::OutOfMemory), 1);
+        assert_eq!(failed(ErrorKind::PermissionDenied), 12);
+        assert_eq!(failed(ErrorKind::OutOfMemory), 1);
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
 
 pub(crate) fn man(args: &ManArgs) -> anyhow::Result<()> {
     if let Some(directory) = &args.directory {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("creating the directory {}", directory.display()))?;
         return clap_mangen::generate_to(Cli::command(), directory)
             .with_context(|| format!("writing manual pages to {}", directory.display()));
     }

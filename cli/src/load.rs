@@ -1,5 +1,7 @@
 //! `longshore load`.
 
+mod notes;
+
 use std::fmt::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -8,17 +10,20 @@ use longshore::formats::printable;
 use longshore::load::Opened;
 use longshore::load::{Engine, Manifest, Report};
 use longshore::{Heap, Loaded, Loader, Sealing, SharedBuffer};
+use longshore_sys::huge_pages;
 use serde_json::{Map, Value, json};
 
 use crate::args::LoadArgs;
 use crate::exit::failure;
-use crate::output::print;
-use crate::program::become_program;
+use crate::output::print_result;
+use crate::program::{become_program, check_program};
 use crate::progress::Display;
 use crate::signals;
 use crate::units::{Alignment, Decimal};
 
 pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
+    check_program(&args.exec)?;
+    let executes = !args.exec.is_empty();
     let cancel = signals::cancel_token()?;
     let heap = match &args.heap {
         // The best heap whose content can be sealed.
@@ -67,10 +72,12 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     let shared = buffer.share(sealing).map_err(longshore::load::Error::from)?;
 
     if args.json {
-        let stays = args.hold || !args.exec.is_empty();
-        print(&format!("{}\n", as_json(&report, &files, &opened, &shared, stays)))?;
+        let stays = args.hold || executes;
+        let json = as_json(&report, &files, &opened, &shared, stays);
+        print_result(&format!("{json}\n"), executes)?;
     } else if !args.quiet {
-        print(&summary(args, &report, &files, &shared).context("writing the summary")?)?;
+        let summary = summary(args, &report, &files, &shared).context("writing the summary")?;
+        print_result(&summary, executes)?;
     }
     if args.hold {
         return signals::wait_for_end();
@@ -116,8 +123,23 @@ fn summary(
     if let Engine::Threads { ring_refused: Some(reason) } = &report.engine {
         writeln!(text, "  note        io_uring is refused ({reason}); threads read instead")?;
     }
+    let shmem_enabled = huge_pages::shmem_setting().ok();
+    let stays = args.hold || !args.exec.is_empty();
+    let second_copy = || notes::second_copy(report.content_bytes, notes::memory_left());
+    let notes = [
+        notes::mapping(&report.pages, shmem_enabled.as_deref()),
+        notes::prefaulting(report),
+        stays.then(second_copy).flatten(),
+    ];
+    for note in notes.into_iter().flatten() {
+        writeln!(text, "  note        {note}")?;
+    }
     match report.page_cache_growth_bytes {
-        Some(growth) => writeln!(text, "  page cache  grew by {}", Decimal(growth as f64))?,
+        Some(growth) => {
+            let verb = if growth < 0 { "shrank" } else { "grew" };
+            let bytes = Decimal(growth.unsigned_abs() as f64);
+            writeln!(text, "  page cache  {verb} by {bytes}")?;
+        }
         None => {
             writeln!(
                 text,
@@ -188,6 +210,9 @@ fn as_json(
         "allocating_seconds": report.allocating.as_secs_f64(),
         "mapping_seconds": report.mapping.as_secs_f64(),
         "reading_seconds": report.reading.as_secs_f64(),
+        "prefault_share": report.prefault_share,
+        "memory_left_bytes": notes::memory_left(),
+        "shmem_enabled": huge_pages::shmem_setting().ok(),
         "heap": shared.heap().to_string(),
         "page_size": report.pages.prevailing().map(longshore::mem::Granule::bytes),
         "page_bytes": {

@@ -2,7 +2,9 @@
 
 mod args;
 mod attach;
+mod choices;
 mod doctor;
+mod exec;
 mod exit;
 mod generate;
 mod inspect;
@@ -13,6 +15,7 @@ mod output;
 mod program;
 mod progress;
 mod pt;
+mod publish;
 mod rate_limit;
 mod repack;
 mod serve;
@@ -37,6 +40,11 @@ fn main() -> ExitCode {
             let json = args.json;
             (inspect::run(&args), json)
         }
+        Command::Publish(args) => {
+            let json = args.json;
+            (publish::run(&args), json)
+        }
+        Command::Exec(args) => (exec::run(&args), false),
         Command::Repack(args) => (repack::run(&args), args.json),
         Command::Serve(args) => {
             let json = args.json;

@@ -12,6 +12,7 @@ use longshore::load::FormatChoice;
 use longshore::serve::{Event, Keep, Listener, Options, Peer, Server, Stop, Users};
 use serde_json::{Value, json};
 
+use crate::choices;
 use crate::exit::failure;
 use crate::rate_limit::{RateLimit, Verdict};
 use crate::serve_log::{Line, Log, LogHandle};
@@ -117,12 +118,12 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     keep: bool,
 
-    /// The kind of memory: memfd, memfd:4k, hugetlb.
-    #[arg(long, default_value = "memfd")]
+    /// The kind of memory.
+    #[arg(long, default_value = "memfd", value_parser = choices::HEAPS_OF_SERVER)]
     heap: Heap,
 
-    /// The format of each FILE: auto (by name), raw, safetensors, gguf.
-    #[arg(long, default_value = "auto")]
+    /// The format of each FILE; auto: by its name.
+    #[arg(long, default_value = "auto", value_parser = choices::FORMATS)]
     format: FormatChoice,
 
     /// Place every tensor of each FILE at a multiple of this many bytes: 64, 256, 4096, 2M. A client

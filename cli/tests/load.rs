@@ -72,8 +72,38 @@ fn a_program_gets_the_content_as_a_descriptor() {
     let write = "echo x 1<>/proc/self/fd/$LONGSHORE_FD";
     let refused = longshore(&["load", name, "--quiet", "--read-only", "--exec", "sh", "-c", write]);
     assert_ne!(refused.code, 0, "the content is sealed");
-    let absent = longshore(&["load", name, "--quiet", "--exec", "no-such-program"]);
-    assert_eq!(absent.code, 127, "{}", absent.stderr);
+}
+
+#[test]
+fn a_program_is_checked_before_anything_is_loaded() {
+    let fixture = Fixture::new();
+    let model = fixture.path("vast");
+    // A load of this file fails, because there is not enough memory.
+    File::create(&model).unwrap().set_len(8 << 40).unwrap();
+    let plain = fixture.file("plain", b"#!/bin/sh\n");
+    let exec = |program: &str| longshore(&["load", model.to_str().unwrap(), "--exec", program]);
+    exec("true").expect(20, &["MemAvailable"]);
+    exec("no-such-program").expect(127, &["cannot run 'no-such-program'", "No such file"]);
+    exec("/no/such/program").expect(127, &["cannot run '/no/such/program'"]);
+    exec("echo hi").expect(127, &["'echo hi'", "separate words: --exec echo hi"]);
+    exec(plain.to_str().unwrap()).expect(126, &["plain", "Permission denied"]);
+    let attach = ["attach", "model", "--socket", "/no/such/socket", "--exec", "no-such-program"];
+    longshore(&attach).expect(127, &["cannot run 'no-such-program'"]);
+}
+
+#[test]
+fn an_executed_program_has_standard_output_to_itself() {
+    let fixture = Fixture::new();
+    let path = fixture.file("model.bin", &content(100_000));
+    let name = path.to_str().unwrap();
+    let plain = longshore(&["load", name, "--exec", "echo", "from the program"]);
+    assert_eq!((plain.code, plain.stdout.as_str()), (0, "from the program\n"));
+    assert!(plain.stderr.contains("100.00 kB in"), "{}", plain.stderr);
+    let json = longshore(&["load", name, "--json", "--exec", "echo", "from the program"]);
+    assert_eq!((json.code, json.stdout.as_str()), (0, "from the program\n"));
+    let line = json.stderr.lines().find(|line| line.starts_with('{')).unwrap();
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!(line["bytes"], 100_000);
 }
 
 #[test]
@@ -212,10 +242,10 @@ fn a_file_larger_than_memory_is_refused_before_it_is_read() {
     // A sparse file, which needs no room on the disk.
     File::create(&path).unwrap().set_len(8 << 40).unwrap();
     longshore(&["load", path.to_str().unwrap()])
-        .expect(20, &["8796143353856 bytes are needed", "MemAvailable"]);
+        .expect(20, &["8.80 TB are needed", "MemAvailable"]);
     let small = fixture.file("small", &content(100_000));
     longshore(&["load", small.to_str().unwrap(), "--memory-max", "64KiB"])
-        .expect(20, &["100000 bytes are needed", "65536"]);
+        .expect(20, &["100.00 kB are needed", "65.54 kB", "34.46 kB too few"]);
 }
 
 #[test]
@@ -288,7 +318,7 @@ fn ctrl_c_cancels_and_reports_the_bytes_done() {
     let mut stderr = String::new();
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     let outcome = Outcome { code: status.code().unwrap_or(-1), stdout: String::new(), stderr };
-    outcome.expect(130, &["cancelled after", "of 4294967296 bytes"]);
+    outcome.expect(130, &["cancelled after", "of 4.29 GB"]);
 }
 
 #[test]

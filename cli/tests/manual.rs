@@ -38,6 +38,11 @@ fn sharing_models() {
 }
 
 #[test]
+fn serving_models_on_a_node() {
+    run("serving-models-on-a-node.md");
+}
+
+#[test]
 fn page_tables() {
     run("page-tables.md");
 }

@@ -50,7 +50,7 @@ fn a_made_gguf_model_can_be_inspected_and_loaded() {
         assert!(table.stdout.contains(word), "{word} in {}", table.stdout);
     }
     let words = table.stdout.lines().find(|line| line.contains("ggml.tokens")).unwrap();
-    assert!(words.starts_with("  tokenizer.ggml.tokens: [<unk>, <s>, </s>, ▁w3, "), "{words}");
+    assert!(words.starts_with("  tokenizer.ggml.tokens: [<unk>, <s>, </s>, <0x00>, "), "{words}");
     assert!(words.ends_with(" of string)") && words.len() < 120, "{words}");
     let json = longshore(&["inspect", "--json", name]).json();
     let file = &json["files"][0];
@@ -183,6 +183,7 @@ fn the_doctor_has_advice_for_each_missing_feature() {
         "locked memory limit",
         "heap hugetlb",
         "2 MiB pages for memfd",
+        "2 MiB mappings",
     ] {
         assert_eq!(findings.iter().filter(|f| f["name"] == name).count(), 1, "{name}");
     }
@@ -193,6 +194,9 @@ fn the_doctor_has_advice_for_each_missing_feature() {
     }
     let plain = longshore(&["doctor", "/var/tmp"]);
     assert!(plain.stdout.contains("io_uring"), "{}", plain.stdout);
+    let (loading, devices) = plain.stdout.split_once("\n\n").expect("two groups");
+    assert!(loading.contains("direct I/O") && !loading.contains("IOMMU"), "{loading}");
+    assert!(devices.starts_with("Devices of processes") && devices.contains("IOMMU"), "{devices}");
     assert_eq!(fs::read_dir("/var/tmp").unwrap().flatten().filter(is_probe).count(), 0);
 }
 
@@ -210,12 +214,24 @@ fn help_completions_and_man_pages_are_printed() {
     let serve = longshore(&["serve", "--help"]).stdout;
     assert!(serve.contains("--socket-mode 0666 --memory-mode 0444"), "{serve}");
     for shell in ["bash", "zsh", "fish"] {
-        assert!(longshore(&["completions", shell]).stdout.contains("populate-ahead"), "{shell}");
+        let script = longshore(&["completions", shell]).stdout;
+        assert!(script.contains("populate-ahead"), "{shell}");
+        for value in ["hugetlb", "uncached", "xxh3", "gguf"] {
+            assert!(script.contains(value), "{value} is no value in the script for {shell}");
+        }
     }
     assert!(longshore(&["man"]).stdout.contains(".TH longshore"));
     let dir = tempfile::tempdir().unwrap();
-    assert_eq!(longshore(&["man", dir.path().to_str().unwrap()]).code, 0);
-    assert!(dir.path().join("longshore-load.1").exists());
+    let pages = dir.path().join("share/man1");
+    let made = longshore(&["man", pages.to_str().unwrap()]);
+    assert_eq!(made.code, 0, "{}", made.stderr);
+    assert!(pages.join("longshore-load.1").exists());
+}
+
+#[test]
+fn a_full_disk_exits_with_13() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    command::run(Command::new(LONGSHORE).arg("man").stdout(full)).expect(13, &["No space left"]);
 }
 
 #[test]

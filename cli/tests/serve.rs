@@ -206,6 +206,11 @@ fn files_outside_of_the_roots_are_refused() {
     fixture.client(&["attach", "17"]).expect(31, &["nothing called '17'"]);
     let absent = fixture.path("root").join("absent");
     fixture.client(&["attach", absent.to_str().unwrap()]).expect(10, &["absent", "cannot open"]);
+    let folder = fixture.path("root");
+    fixture.client(&["attach", folder.to_str().unwrap()]).expect(11, &["it is a directory"]);
+    let damaged = folder.join("damaged.safetensors");
+    fs::write(&damaged, b"not a header").unwrap();
+    fixture.client(&["attach", damaged.to_str().unwrap()]).expect(15, &["not a valid safetensors"]);
 }
 
 #[test]
@@ -519,7 +524,7 @@ fn the_options_limit_each_user() {
     let path = path.to_str().unwrap();
     let all = ["--socket-mode", "0666"];
     let small = fixture.serve(&[&all[..], &["--memory-max-per-user", "50000"]].concat());
-    other(&["attach", path]).expect(32, &["50000 that one user", "--memory-max-per-user"]);
+    other(&["attach", path]).expect(32, &["50.00 kB that one user", "--memory-max-per-user"]);
     assert_eq!(fixture.client(&["attach", path]).code, 0, "the server's own user");
     small.stop();
     let none = fixture.serve(&[&all[..], &["--max-clients-per-user", "0"]].concat());

@@ -11,6 +11,33 @@ pub(super) enum State {
     No,
 }
 
+/// The use of a feature. Each has a heading.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Group {
+    /// Loads of files, and memory for programs.
+    Loading,
+    /// Drivers and device models in processes.
+    Devices,
+}
+
+impl Group {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Loading => "loading",
+            Self::Devices => "devices",
+        }
+    }
+
+    pub(super) fn heading(self) -> &'static str {
+        match self {
+            Self::Loading => "Loading and sharing files",
+            Self::Devices => {
+                "Devices of processes, for drivers and device models; loading needs none of it"
+            }
+        }
+    }
+}
+
 /// One line of the report.
 pub(super) struct Finding {
     pub(super) name: &'static str,

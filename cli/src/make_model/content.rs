@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use longshore::load::AtomicFile;
+use longshore::mem::ByteSize;
 use longshore::{CancelToken, Progress};
 
 /// The smallest length of a [`Synthetic`] file in bytes; a smaller file has no room for a layer.
@@ -58,8 +59,10 @@ pub(super) fn check_len(len_bytes: u64) -> anyhow::Result<()> {
     let possible = SYNTHETIC_LEN_MIN_BYTES..=SYNTHETIC_LEN_MAX_BYTES;
     anyhow::ensure!(
         possible.contains(&len_bytes),
-        "a synthetic model has {SYNTHETIC_LEN_MIN_BYTES} to {SYNTHETIC_LEN_MAX_BYTES} bytes, not \
-         {len_bytes}"
+        "a synthetic model has {} to {}, not {}",
+        ByteSize(SYNTHETIC_LEN_MIN_BYTES),
+        ByteSize(SYNTHETIC_LEN_MAX_BYTES),
+        ByteSize(len_bytes)
     );
     Ok(())
 }
@@ -151,8 +154,8 @@ impl<H> Synthetic<H> {
         });
         let total_bytes = self.len_bytes();
         written.with_context(|| {
-            let path = path.display();
-            format!("writing {path} failed after {done_bytes} of {total_bytes} bytes")
+            let (done, total) = (ByteSize(done_bytes), ByteSize(total_bytes));
+            format!("writing {} failed after {done} of {total}", path.display())
         })?;
         Ok(done_bytes)
     }

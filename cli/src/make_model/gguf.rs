@@ -19,12 +19,21 @@ impl Synthetic {
 /// The length of a tensor's description, and of the padding of its data.
 const DESCRIPTION_BYTES: u64 = 128;
 /// An upper bound for the metadata without the vocabulary.
-const METADATA_BYTES: u64 = 1500;
+const METADATA_BYTES: u64 = 1550;
 /// An upper bound for a token of the vocabulary: a length, text, score and type.
 const WORD_BYTES: u64 = 8 + 12 + 4 + 4;
-/// llama.cpp's types of normal tokens and of control tokens.
+/// The tokens before the words: three special ones, and one for each byte. llama.cpp breaks a text that
+/// consists of no words into bytes, and looks for the byte of the newline in each vocabulary.
+const SPECIAL: [(&str, i32); 3] =
+    [("<unk>", WORD_UNKNOWN), ("<s>", WORD_CONTROL), ("</s>", WORD_CONTROL)];
+const BYTE_TOKENS: u64 = 256;
+/// The fewest tokens of a vocabulary: those before the words, and some words.
+const VOCABULARY_MIN: u64 = SPECIAL.len() as u64 + BYTE_TOKENS + 5;
+/// llama.cpp's types of tokens.
 const WORD_NORMAL: i32 = 1;
+const WORD_UNKNOWN: i32 = 2;
 const WORD_CONTROL: i32 = 3;
+const WORD_BYTE: i32 = 6;
 /// The version of the format that is written.
 const VERSION: u32 = 3;
 /// The alignment of tensors if the metadata declares none.
@@ -49,7 +58,7 @@ impl Model {
             // Published models have 16 at 2048, 32 at 4096, 64 to 80 at 8192.
             layers: (hidden / 128).max(1),
             // Published models have 32,000 and more.
-            vocabulary: (8 * hidden).min(32_000),
+            vocabulary: (8 * hidden).clamp(VOCABULARY_MIN, 32_000),
         };
         // The first width is less than a block.
         let mut model = least(HIDDEN_SIZES[1]);
@@ -62,9 +71,11 @@ impl Model {
         let described = 2 * model.layer(0).len() as u64 * DESCRIPTION_BYTES;
         let two = model.layer_bytes(true) + model.layer_bytes(false) + described;
         model.layers += 2 * (room / two);
-        // The estimates are a little high, so some room is left.
+        // The estimates are a little high, so some room is left. More tokens can lengthen the padding
+        // behind the header, the embedding and the head.
+        let padding_max = 3 * (ALIGNMENT - 1);
         loop {
-            let room = file_len_bytes.saturating_sub(model.opened().1);
+            let room = file_len_bytes.saturating_sub(model.opened().1 + padding_max);
             let words = room / (model.row_bytes() + WORD_BYTES);
             if words == 0 {
                 return model;
@@ -112,8 +123,9 @@ impl Model {
         self.hidden * 7 / 2 / block * block
     }
 
+    /// Returns the number of heads: whole groups of four, which share keys and values.
     fn heads(&self) -> u64 {
-        (self.hidden / 128).max(4)
+        (self.hidden / 128).next_multiple_of(4).max(4)
     }
 
     fn layer(&self, layer: u64) -> [(&'static str, Dtype, Vec<u64>); 9] {
@@ -161,13 +173,12 @@ impl Model {
         let number = |number: u64| (ValueType::U32, (number as u32).to_le_bytes().to_vec());
         let float = |number: f32| (ValueType::F32, number.to_le_bytes().to_vec());
         let (mut words, mut scores, mut types) = (Vec::new(), Vec::new(), Vec::new());
-        let control = ["<unk>", "<s>", "</s>"];
-        for word in 0..self.vocabulary {
-            let known = control.get(word as usize);
-            let text = known.map_or_else(|| format!("▁w{word}"), |text| (*text).to_owned());
+        for number in 0..self.vocabulary {
+            let (text, kind) = token(number);
             push_string(&text, &mut words);
-            scores.extend((-(word as f32)).to_le_bytes());
-            let kind = if known.is_some() { WORD_CONTROL } else { WORD_NORMAL };
+            // A tokenizer of SentencePiece prefers words with higher scores.
+            let score = if kind == WORD_NORMAL { -(number as f32) } else { 0.0 };
+            scores.extend(score.to_le_bytes());
             types.extend(kind.to_le_bytes());
         }
         let array = |element: ValueType, bytes: Vec<u8>| {
@@ -194,6 +205,7 @@ impl Model {
             ("tokenizer.ggml.model", string("llama")),
             ("tokenizer.ggml.bos_token_id", number(1)),
             ("tokenizer.ggml.eos_token_id", number(2)),
+            ("tokenizer.ggml.unknown_token_id", number(0)),
             ("tokenizer.ggml.tokens", array(ValueType::String, words)),
             ("tokenizer.ggml.scores", array(ValueType::F32, scores)),
             ("tokenizer.ggml.token_type", array(ValueType::I32, types)),
@@ -246,6 +258,18 @@ impl Model {
             end = next.end;
         }
         Ok(Layout { opening, header, padding, len_bytes })
+    }
+}
+
+/// Returns the text and the type of a token.
+fn token(number: u64) -> (String, i32) {
+    let special = SPECIAL.len() as u64;
+    if let Some((text, kind)) = SPECIAL.get(number as usize) {
+        ((*text).to_owned(), *kind)
+    } else if number < special + BYTE_TOKENS {
+        (format!("<0x{:02X}>", number - special), WORD_BYTE)
+    } else {
+        (format!("▁w{number}"), WORD_NORMAL)
     }
 }
 
@@ -303,6 +327,30 @@ mod tests {
         }
     }
 
+    /// llama.cpp computes the width of keys and values from the numbers of heads in the metadata.
+    #[test]
+    fn the_heads_of_every_width_are_those_that_llama_cpp_expects() {
+        for hidden in &HIDDEN_SIZES[1..] {
+            let model = Model { hidden: *hidden, layers: 1, vocabulary: VOCABULARY_MIN };
+            let Layout { header, .. } = model.lay_out().unwrap();
+            let number = |key: &str| {
+                let value = header.metadata.get(&format!("llama.{key}")).unwrap();
+                value.as_u64().unwrap()
+            };
+            let heads = number("attention.head_count");
+            let grouped = number("attention.head_count_kv");
+            let head = number("rope.dimension_count");
+            let shape = |part: &str| {
+                let tensor = header.tensor(&format!("blk.0.attn_{part}.weight"));
+                tensor.unwrap().shape.clone()
+            };
+            assert_eq!((heads * head, heads % grouped, head % 2), (*hidden, 0, 0), "{model:?}");
+            assert_eq!(shape("q"), [*hidden, *hidden], "{model:?}");
+            assert_eq!(shape("k"), [grouped * head, *hidden], "{model:?}");
+            assert_eq!(shape("v"), shape("k"), "{model:?}");
+        }
+    }
+
     #[test]
     fn the_types_are_mixed_and_every_row_has_a_token() {
         let model = Synthetic::new(64 << 20).unwrap();
@@ -314,6 +362,8 @@ mod tests {
         };
         assert_eq!(words.len(), header.tensor("token_embd.weight").unwrap().shape[0]);
         assert_eq!(words.values().nth(1).unwrap().as_str(), Some("<s>"));
-        assert_eq!(words.values().nth(7).unwrap().as_str(), Some("▁w7"));
+        assert_eq!(words.values().nth(3 + 10).unwrap().as_str(), Some("<0x0A>"));
+        assert_eq!(words.values().nth(3 + 255).unwrap().as_str(), Some("<0xFF>"));
+        assert_eq!(words.values().nth(3 + 256).unwrap().as_str(), Some("▁w259"));
     }
 }

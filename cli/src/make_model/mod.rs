@@ -2,6 +2,7 @@
 
 use anyhow::Context;
 use longshore::CancelToken;
+use longshore::mem::ByteSize;
 
 use crate::args::MakeModelArgs;
 use crate::exit::failure;
@@ -45,7 +46,8 @@ fn write<H>(
     let (done_bytes, total_bytes) = (written.context("making a model")?, model.len_bytes());
     if done_bytes < total_bytes {
         let code = signals::received().map_or(130, |signal| 128 + signal);
-        let reason = format!("cancelled after {done_bytes} of {total_bytes} bytes");
+        let (done, total) = (ByteSize(done_bytes), ByteSize(total_bytes));
+        let reason = format!("cancelled after {done} of {total}");
         return Err(failure(code, reason));
     }
     print(&format!("{}: {}, {tensors} tensors\n", args.file.display(), Decimal(total_bytes as f64)))

@@ -116,11 +116,16 @@ pub(crate) fn hand_over(command: &mut Command, descriptor: std::os::fd::OwnedFd)
 /// Installs a seccomp filter that refuses `io_uring_setup` with `EPERM`, as container runtimes do.
 pub(crate) fn refuse_io_uring(command: &mut Command) {
     const IO_URING_SETUP: u32 = 425;
+    refuse_call(command, IO_URING_SETUP);
+}
+
+/// Installs a seccomp filter that refuses the system call with this number with `EPERM`.
+pub(crate) fn refuse_call(command: &mut Command, number: u32) {
     // Classic BPF over `struct seccomp_data`, whose first word is the system call's number.
     let filter = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let program = [
         filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, IO_URING_SETUP),
+        filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, number),
         filter(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         filter(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];

@@ -1,0 +1,263 @@
+//! `longshore publish`.
+
+use std::fmt::{self, Write};
+use std::fs::DirBuilder;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use longshore::formats::printable;
+use longshore::load::{DigestKind, Manifest, Outcome, Published, Publisher};
+use longshore_sys::{directory, tmpfs};
+use serde_json::{Map, Value, json};
+
+use crate::choices;
+use crate::exit::failure;
+use crate::output::print;
+use crate::progress::Display;
+use crate::signals;
+use crate::units::{Decimal, Size};
+
+/// Publish models as files in a tmpfs, in huge pages, for every program of the machine.
+///
+/// A source is a directory, a safetensors or GGUF file, the index of a sharded model, or the first of
+/// several splits. It becomes the directory DIR/NAME, with files of the same names, which appear when
+/// all are complete and verified. Owner, group and permissions are carried over, without write
+/// permission. The files stay until they are removed (rm -r DIR/NAME) or the machine restarts.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  Mount a tmpfs with huge pages (as root), and publish a model in it:
+    longshore publish ./llama --to /models --mount
+  Publish a new version; programs that use the old one keep it:
+    longshore publish ./llama --to /models --replace
+  Verify the weights first, and permit all users to read them:
+    longshore publish ./llama --to /models --manifest SHA256SUMS --mode 0444
+")]
+pub(crate) struct PublishArgs {
+    /// The models: directories or files.
+    #[arg(required = true, value_name = "SOURCE")]
+    sources: Vec<PathBuf>,
+
+    /// The directory to publish in, in a tmpfs.
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+
+    /// The name of the model, instead of that of the source.
+    #[arg(long)]
+    name: Option<String>,
+
+    /// Replace a model of this name, or another version of it. Programs that use it keep it.
+    #[arg(long)]
+    replace: bool,
+
+    /// The permissions of the files in octal, such as 0444, instead of those of the source.
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    mode: Option<u32>,
+
+    /// Compute a checksum of each file. May be repeated.
+    #[arg(long, value_name = "KIND", value_parser = choices::DIGESTS)]
+    verify: Vec<DigestKind>,
+
+    /// Fail unless each safetensors and GGUF file has the checksum in this file, which has the format
+    /// of sha256sum.
+    #[arg(long, value_name = "MANIFEST")]
+    manifest: Option<PathBuf>,
+
+    /// If DIR is not in a tmpfs, mount one there with huge pages. Needs root.
+    #[arg(long)]
+    mount: bool,
+
+    /// The size of the mounted tmpfs. The default is half of the machine's memory.
+    #[arg(long, value_name = "SIZE", requires = "mount")]
+    size: Option<Size>,
+
+    /// Print the result as one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Print only errors.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+fn parse_mode(word: &str) -> Result<u32, String> {
+    match u32::from_str_radix(word, 8) {
+        Ok(mode) if mode & !0o555 == 0 && mode & 0o444 > 0 => Ok(mode),
+        Ok(mode) if mode & !0o777 == 0 && mode & 0o222 > 0 => {
+            Err("published files cannot be written; use a mode such as 0444 or 0440".to_owned())
+        }
+        _ => Err("expected permissions in octal, such as 0444 or 0440".to_owned()),
+    }
+}
+
+pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<()> {
+    if args.name.is_some() && args.sources.len() > 1 {
+        return Err(failure(2, "--name names one model, but several sources were given"));
+    }
+    let cancel = signals::cancel_token()?;
+    let manifest = args.manifest.as_ref().map(Manifest::open).transpose()?;
+    if args.mount {
+        mount(&args.to, args.size)?;
+    }
+    let mut models = Vec::new();
+    for source in &args.sources {
+        let mut display = Display::new(args.quiet || args.json);
+        let mut publisher = Publisher::new(&args.to)
+            .replace(args.replace)
+            .cancel(&cancel)
+            .observe(|progress| display.show(progress));
+        if let Some(name) = &args.name {
+            publisher = publisher.name(name);
+        }
+        if let Some(mode) = args.mode {
+            publisher = publisher.mode(mode);
+        }
+        for kind in &args.verify {
+            publisher = publisher.digest(*kind);
+        }
+        if let Some(manifest) = &manifest {
+            publisher = publisher.manifest(manifest);
+        }
+        let published = publisher.publish(source)?;
+        drop(display);
+        if args.json {
+            models.push(as_json(&published));
+        } else if !args.quiet {
+            print(&summary(&published).context("writing the summary")?)?;
+        }
+    }
+    if args.json {
+        print(&format!("{}\n", json!({ "models": models })))?;
+    }
+    Ok(())
+}
+
+/// Mounts a tmpfs at a directory that is not in one, and makes the directory if it is missing.
+fn mount(path: &Path, size: Option<Size>) -> anyhow::Result<()> {
+    let shown = path.display();
+    match DirBuilder::new().mode(0o755).create(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            let code = if error.kind() == ErrorKind::PermissionDenied { 12 } else { 10 };
+            return Err(failure(code, format!("cannot make the directory {shown}: {error}")));
+        }
+        _ => {}
+    }
+    let failed = |error: std::io::Error| match error.kind() {
+        ErrorKind::PermissionDenied => {
+            let size = size.map_or(String::new(), |Size(bytes)| format!(",size={bytes}"));
+            let message = format!(
+                "mounting a tmpfs at {shown} needs root. Run as root: mount -t tmpfs -o \
+                 huge=always,mode=0755{size} tmpfs {shown}; or publish in a directory of /dev/shm; \
+                 or use longshore exec, which needs no privilege"
+            );
+            failure(12, message)
+        }
+        _ => failure(1, format!("cannot mount a tmpfs at {shown}: {error}")),
+    };
+    let opened = directory::open(path).map_err(|error| {
+        failure(10, format!("cannot open {shown}, whose path may have no symbolic link: {error}"))
+    })?;
+    if tmpfs::contains(&opened).map_err(failed)? {
+        return Ok(());
+    }
+    tmpfs::mount(&opened, size.map(|Size(bytes)| bytes)).map_err(failed)
+}
+
+fn summary(published: &Published) -> Result<String, fmt::Error> {
+    let mut text = String::new();
+    let path = published.path.to_string_lossy();
+    let size = Decimal(published.content_bytes as f64);
+    let seconds = published.elapsed.as_secs_f64();
+    let files = match published.files.len() {
+        1 => "1 file".to_owned(),
+        count => format!("{count} files"),
+    };
+    match published.outcome {
+        Outcome::AlreadyPublished => writeln!(text, "{size} in {files}: already published")?,
+        outcome => {
+            let speed = Decimal(published.content_bytes as f64 / seconds.max(1e-9));
+            let replaced = if outcome == Outcome::Replaced { ", replaced" } else { "" };
+            writeln!(text, "{size} in {files} in {seconds:.3} s: {speed}/s{replaced}")?;
+            writeln!(text, "  memory      {} pages", published.pages)?;
+        }
+    }
+    writeln!(text, "  path        {}", printable(&path))?;
+    let pages = if published.gives_huge_pages { "2 MiB pages" } else { "4 KiB pages" };
+    writeln!(text, "  programs    get {pages} when they map the files")?;
+    if !published.gives_huge_pages {
+        writeln!(text, "  note        a tmpfs mounted with huge=always gives them 2 MiB pages")?;
+    }
+    writeln!(text, "  access      {}", symbolic(published.mode))?;
+    for file in &published.files {
+        for (kind, digest) in &file.digests {
+            let path = published.directory.join(&file.path);
+            writeln!(text, "  {kind:<11} {digest}  {}", printable(&path.to_string_lossy()))?;
+        }
+    }
+    Ok(text)
+}
+
+/// Formats the permission bits of a directory as `ls -l` does.
+fn symbolic(mode: u32) -> String {
+    let bit = |index: u32, letter| if mode & (0o400 >> index) > 0 { letter } else { '-' };
+    let letters = "rwxrwxrwx".chars().zip(0..).map(|(letter, index)| bit(index, letter));
+    std::iter::once('d').chain(letters).collect()
+}
+
+fn as_json(published: &Published) -> Value {
+    let pages = published.pages;
+    let files: Vec<Value> = published
+        .files
+        .iter()
+        .map(|file| {
+            let digests: Map<String, Value> = file
+                .digests
+                .iter()
+                .map(|(kind, digest)| (kind.to_string(), digest.as_str().into()))
+                .collect();
+            json!({
+                "path": published.directory.join(&file.path).to_string_lossy(),
+                "bytes": file.len_bytes,
+                "digests": digests,
+            })
+        })
+        .collect();
+    let outcome = match published.outcome {
+        Outcome::Replaced => "replaced",
+        Outcome::AlreadyPublished => "already published",
+        _ => "new",
+    };
+    json!({
+        "path": published.path.to_string_lossy(),
+        "directory": published.directory.to_string_lossy(),
+        "outcome": outcome,
+        "bytes": published.content_bytes,
+        "seconds": published.elapsed.as_secs_f64(),
+        "gives_huge_pages": published.gives_huge_pages,
+        "page_bytes": {
+            "huge_2m": pages.huge_2m_bytes,
+            "mid_64k": pages.mid_64k_bytes,
+            "base": pages.base_bytes,
+        },
+        "mode": format!("{:04o}", published.mode),
+        "files": files,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_is_octal_and_without_write_permission() {
+        assert_eq!(parse_mode("0440"), Ok(0o440));
+        assert_eq!(parse_mode("555"), Ok(0o555));
+        for word in ["", "0644", "999", "7444", "0", "rw"] {
+            assert!(parse_mode(word).is_err(), "{word}");
+        }
+        assert_eq!(symbolic(0o750), "drwxr-x---");
+    }
+}
