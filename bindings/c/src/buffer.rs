@@ -7,11 +7,11 @@ use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::{io, ptr};
 
 use longshore_mem::Granule;
-use longshore_sys::dma_buf::{Bracket, CpuAccess};
+use longshore_sys::dma_buf::{CpuAccess, SyncPhase};
 use longshore_sys::{dma_buf, file};
 
-use crate::door::{self, ErrorOut, Out};
 use crate::error::{Failure, longshore_code, longshore_error};
+use crate::ffi::{self, ErrorOut, Out};
 use crate::file::longshore_file;
 use crate::memory::Memory;
 use crate::stats::longshore_stats;
@@ -88,7 +88,7 @@ impl longshore_buffer {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_free(buffer: *mut longshore_buffer) {
     // SAFETY: C passes NULL or a buffer that this library returned, and does not use it afterwards.
-    unsafe { door::free(buffer) }
+    unsafe { ffi::free(buffer) }
 }
 
 /// Returns the content of a buffer, mapped into this process for reading. For writing, use
@@ -101,9 +101,9 @@ pub unsafe extern "C" fn longshore_buffer_free(buffer: *mut longshore_buffer) {
 ///   and as long as the buffer; NULL if `buffer` is NULL. Do not read it if the length is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_data(buffer: *const longshore_buffer) -> *const c_void {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a live buffer.
-        Ok(unsafe { door::borrow(buffer, "buffer") }?.memory.start().cast_const().cast())
+        Ok(unsafe { ffi::borrow(buffer, "buffer") }?.memory.start().cast_const().cast())
     })
 }
 
@@ -114,9 +114,9 @@ pub unsafe extern "C" fn longshore_buffer_data(buffer: *const longshore_buffer) 
 ///   with `LONGSHORE_LOAD_WRITABLE`, or if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_data_mut(buffer: *mut longshore_buffer) -> *mut c_void {
-    door::guarded(ptr::null_mut(), || {
+    ffi::guarded(ptr::null_mut(), || {
         // SAFETY: C passes NULL or a live buffer.
-        let buffer = unsafe { door::borrow(buffer, "buffer") }?;
+        let buffer = unsafe { ffi::borrow(buffer, "buffer") }?;
         let writable = (!buffer.memory.is_sealed()).then(|| buffer.memory.start().cast());
         Ok(writable.unwrap_or_default())
     })
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn longshore_buffer_data_mut(buffer: *mut longshore_buffer
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_len(buffer: *const longshore_buffer) -> u64 {
     // SAFETY: C passes NULL or a live buffer.
-    door::guarded(0, || Ok(unsafe { door::borrow(buffer, "buffer") }?.memory.len_bytes()))
+    ffi::guarded(0, || Ok(unsafe { ffi::borrow(buffer, "buffer") }?.memory.len_bytes()))
 }
 
 /// Returns whether the content is sealed, so that no process can ever change it.
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn longshore_buffer_len(buffer: *const longshore_buffer) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_is_sealed(buffer: *const longshore_buffer) -> c_int {
     // SAFETY: C passes NULL or a live buffer.
-    door::guarded(0, || Ok(unsafe { door::borrow(buffer, "buffer") }?.memory.is_sealed().into()))
+    ffi::guarded(0, || Ok(unsafe { ffi::borrow(buffer, "buffer") }?.memory.is_sealed().into()))
 }
 
 /// Returns the heap that the memory came from.
@@ -150,9 +150,9 @@ pub unsafe extern "C" fn longshore_buffer_is_sealed(buffer: *const longshore_buf
 ///   a server. The string is valid as long as the buffer; NULL if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_heap(buffer: *const longshore_buffer) -> *const c_char {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a live buffer.
-        Ok(unsafe { door::borrow(buffer, "buffer") }?.heap.as_ptr())
+        Ok(unsafe { ffi::borrow(buffer, "buffer") }?.heap.as_ptr())
     })
 }
 
@@ -164,9 +164,9 @@ pub unsafe extern "C" fn longshore_buffer_heap(buffer: *const longshore_buffer) 
 ///   attached, or if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_page_size(buffer: *const longshore_buffer) -> u64 {
-    door::guarded(0, || {
+    ffi::guarded(0, || {
         // SAFETY: C passes NULL or a live buffer.
-        let prevailing = unsafe { door::borrow(buffer, "buffer") }?.memory.page_size();
+        let prevailing = unsafe { ffi::borrow(buffer, "buffer") }?.memory.page_size();
         Ok(prevailing.map_or(0, Granule::bytes))
     })
 }
@@ -181,9 +181,9 @@ pub unsafe extern "C" fn longshore_buffer_page_size(buffer: *const longshore_buf
 ///   from a `dma-heap`, which has no memfd, or if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_fd_borrow(buffer: *const longshore_buffer) -> c_int {
-    door::guarded(-1, || {
+    ffi::guarded(-1, || {
         // SAFETY: C passes NULL or a live buffer.
-        Ok(unsafe { door::borrow(buffer, "buffer") }?.memfd()?.as_raw_fd())
+        Ok(unsafe { ffi::borrow(buffer, "buffer") }?.memfd()?.as_raw_fd())
     })
 }
 
@@ -236,9 +236,9 @@ pub unsafe extern "C" fn longshore_buffer_fd_open(
 ///   from a `dma-heap`, which cannot be opened, or if `buffer` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_path(buffer: *const longshore_buffer) -> *const c_char {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a live buffer.
-        let path = unsafe { door::borrow(buffer, "buffer") }?.path.as_ref();
+        let path = unsafe { ffi::borrow(buffer, "buffer") }?.path.as_ref();
         Ok(path.map_or(ptr::null(), |path| path.as_ptr()))
     })
 }
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn longshore_buffer_path(buffer: *const longshore_buffer) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_fd_len(buffer: *const longshore_buffer) -> u64 {
     // SAFETY: C passes NULL or a live buffer.
-    door::guarded(0, || Ok(unsafe { door::borrow(buffer, "buffer") }?.fd_len))
+    ffi::guarded(0, || Ok(unsafe { ffi::borrow(buffer, "buffer") }?.fd_len))
 }
 
 /// Returns the dma-buf of a buffer, to be passed to a driver.
@@ -264,9 +264,9 @@ pub unsafe extern "C" fn longshore_buffer_fd_len(buffer: *const longshore_buffer
 pub unsafe extern "C" fn longshore_buffer_dma_buf_fd_borrow(
     buffer: *const longshore_buffer,
 ) -> c_int {
-    door::guarded(-1, || {
+    ffi::guarded(-1, || {
         // SAFETY: C passes NULL or a live buffer.
-        Ok(unsafe { door::borrow(buffer, "buffer") }?.dma_buf()?.as_raw_fd())
+        Ok(unsafe { ffi::borrow(buffer, "buffer") }?.dma_buf()?.as_raw_fd())
     })
 }
 
@@ -305,7 +305,7 @@ pub unsafe extern "C" fn longshore_buffer_sync(
     // SAFETY: C passes NULL or a place for a pointer.
     unsafe { ErrorOut::new(error) }.guard(|| {
         // SAFETY: C passes NULL or a live buffer.
-        let buffer = unsafe { door::borrow(buffer, "buffer") }?;
+        let buffer = unsafe { ffi::borrow(buffer, "buffer") }?;
         let access = match flags & !LONGSHORE_SYNC_END {
             LONGSHORE_SYNC_READ => CpuAccess::Read,
             LONGSHORE_SYNC_WRITE => CpuAccess::Write,
@@ -319,9 +319,9 @@ pub unsafe extern "C" fn longshore_buffer_sync(
             }
         };
         let ends = flags & LONGSHORE_SYNC_END != 0;
-        let bracket = if ends { Bracket::End } else { Bracket::Start };
+        let phase = if ends { SyncPhase::End } else { SyncPhase::Start };
         let Some(dma_buf) = buffer.memory.dma_buf() else { return Ok(()) };
-        dma_buf::sync(dma_buf, access, bracket)
+        dma_buf::sync(dma_buf, access, phase)
             .map_err(|error| Failure::system("DMA_BUF_IOCTL_SYNC", &error))
     })
 }
@@ -346,7 +346,7 @@ unsafe fn hand_out(
         // SAFETY: by this function's contract.
         let fd = unsafe { Out::new(fd, "fd", -1) }?;
         // SAFETY: by this function's contract.
-        let buffer = unsafe { door::borrow(buffer, "buffer") }?;
+        let buffer = unsafe { ffi::borrow(buffer, "buffer") }?;
         fd.put(make(buffer)?.into_raw_fd());
         Ok(())
     })

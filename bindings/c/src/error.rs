@@ -10,7 +10,7 @@ use longshore_heap as heap;
 use longshore_load as load;
 use longshore_serve as serve;
 
-use crate::door;
+use crate::ffi;
 
 /// The result of a function that can fail. Later versions may add codes.
 #[repr(i32)]
@@ -66,9 +66,9 @@ pub struct longshore_error {
 /// @return Its code; `LONGSHORE_INVALID_ARGUMENT` if `error` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_error_code(error: *const longshore_error) -> longshore_code {
-    door::guarded(longshore_code::LONGSHORE_INVALID_ARGUMENT, || {
+    ffi::guarded(longshore_code::LONGSHORE_INVALID_ARGUMENT, || {
         // SAFETY: C passes NULL or a live error.
-        Ok(unsafe { door::borrow(error, "error") }?.code)
+        Ok(unsafe { ffi::borrow(error, "error") }?.code)
     })
 }
 
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn longshore_error_code(error: *const longshore_error) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_error_errno(error: *const longshore_error) -> c_int {
     // SAFETY: C passes NULL or a live error.
-    door::guarded(libc::EINVAL, || Ok(unsafe { door::borrow(error, "error") }?.errno))
+    ffi::guarded(libc::EINVAL, || Ok(unsafe { ffi::borrow(error, "error") }?.errno))
 }
 
 /// Returns the message of an error: the operation, the file, the range, the bytes that were done, and
@@ -90,9 +90,9 @@ pub unsafe extern "C" fn longshore_error_errno(error: *const longshore_error) ->
 /// @return The message, which is valid as long as the error; NULL if `error` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_error_message(error: *const longshore_error) -> *const c_char {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a live error.
-        Ok(unsafe { door::borrow(error, "error") }?.message.as_ptr())
+        Ok(unsafe { ffi::borrow(error, "error") }?.message.as_ptr())
     })
 }
 
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn longshore_error_message(error: *const longshore_error) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_error_free(error: *mut longshore_error) {
     // SAFETY: C passes NULL or an error that this library returned, and does not use it afterwards.
-    unsafe { door::free(error) }
+    unsafe { ffi::free(error) }
 }
 
 /// A failure before it becomes a [`longshore_error`].
@@ -194,6 +194,7 @@ impl From<serve::Error> for Failure {
             E::Refused { reason: R::Changed, .. } => (C::LONGSHORE_FILE_CHANGED, libc::ESTALE),
             E::Refused { reason: R::NoMemory, .. } => (C::LONGSHORE_NO_MEMORY, libc::ENOMEM),
             E::Refused { reason: R::TooMany, .. } => (C::LONGSHORE_SERVER, libc::EDQUOT),
+            E::Refused { reason: R::Malformed, .. } => (C::LONGSHORE_BAD_FORMAT, libc::EBADMSG),
             E::Refused { reason: R::Unreadable, .. } => (C::LONGSHORE_SERVER, libc::EIO),
             E::Refused { reason: R::Version, .. } => (C::LONGSHORE_SERVER, libc::EPROTO),
             E::Refused { .. } | E::SocketDenied { .. } | E::UntrustedServer { .. } => {

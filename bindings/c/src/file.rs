@@ -10,7 +10,7 @@ use longshore_load::LoadedFile;
 use longshore_serve::AttachedFile;
 
 use crate::buffer::longshore_buffer;
-use crate::door;
+use crate::ffi;
 use crate::options::KINDS;
 
 /// A file that a buffer was filled from. It belongs to the buffer and is valid as long as it.
@@ -57,7 +57,7 @@ impl From<AttachedFile> for longshore_file {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_file_count(buffer: *const longshore_buffer) -> usize {
     // SAFETY: C passes NULL or a live buffer.
-    door::guarded(0, || Ok(unsafe { door::borrow(buffer, "buffer") }?.files.len()))
+    ffi::guarded(0, || Ok(unsafe { ffi::borrow(buffer, "buffer") }?.files.len()))
 }
 
 /// Returns one of the files that a buffer was filled from, in the order of the buffer.
@@ -71,9 +71,9 @@ pub unsafe extern "C" fn longshore_buffer_file(
     buffer: *const longshore_buffer,
     index: usize,
 ) -> *const longshore_file {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a live buffer.
-        let files = &unsafe { door::borrow(buffer, "buffer") }?.files;
+        let files = &unsafe { ffi::borrow(buffer, "buffer") }?.files;
         Ok(files.get(index).map_or(ptr::null(), ptr::from_ref))
     })
 }
@@ -84,9 +84,9 @@ pub unsafe extern "C" fn longshore_buffer_file(
 /// @return The path, which is valid as long as the buffer; NULL if `file` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_file_path(file: *const longshore_file) -> *const c_char {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a file of a live buffer.
-        Ok(unsafe { door::borrow(file, "file") }?.path.as_ptr())
+        Ok(unsafe { ffi::borrow(file, "file") }?.path.as_ptr())
     })
 }
 
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn longshore_file_path(file: *const longshore_file) -> *co
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_file_offset(file: *const longshore_file) -> u64 {
     // SAFETY: C passes NULL or a file of a live buffer.
-    door::guarded(0, || Ok(unsafe { door::borrow(file, "file") }?.offset))
+    ffi::guarded(0, || Ok(unsafe { ffi::borrow(file, "file") }?.offset))
 }
 
 /// Returns the length of a file in the buffer: that of the file on the disk, or of its aligned layout
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn longshore_file_offset(file: *const longshore_file) -> u
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_file_len(file: *const longshore_file) -> u64 {
     // SAFETY: C passes NULL or a file of a live buffer.
-    door::guarded(0, || Ok(unsafe { door::borrow(file, "file") }?.len))
+    ffi::guarded(0, || Ok(unsafe { ffi::borrow(file, "file") }?.len))
 }
 
 /// Returns a checksum of a file as it is on the disk, computed while it was read.
@@ -122,9 +122,9 @@ pub unsafe extern "C" fn longshore_file_digest(
     file: *const longshore_file,
     kind: u32,
 ) -> *const c_char {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a file of a live buffer.
-        let digests = &unsafe { door::borrow(file, "file") }?.digests;
+        let digests = &unsafe { ffi::borrow(file, "file") }?.digests;
         let found = digests.iter().find(|(bit, _)| *bit == kind);
         Ok(found.map_or(ptr::null(), |(_, hex)| hex.as_ptr()))
     })

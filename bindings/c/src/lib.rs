@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   C ──► entry points: one extern "C" function for each function of the header
-//!           │      pointers checked, panics caught (door.rs)
+//!           │      pointers checked, panics caught (ffi.rs)
 //!           ▼
 //!         safe code ──► longshore-load, longshore-heap, longshore-serve
 //! ```
@@ -20,7 +20,7 @@ pub mod stats;
 pub mod tensor;
 pub mod version;
 
-mod door;
+mod ffi;
 mod memory;
 
 pub use buffer::longshore_buffer;

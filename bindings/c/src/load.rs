@@ -11,8 +11,8 @@ use longshore_heap::Sealing;
 use longshore_load::{CancelToken, Error, Loaded, Loader, Manifest};
 
 use crate::buffer::longshore_buffer;
-use crate::door::{self, ErrorOut, Out};
 use crate::error::{Failure, longshore_code, longshore_error};
+use crate::ffi::{self, ErrorOut, Out};
 use crate::memory::Memory;
 use crate::options::{self, Options, longshore_load_options};
 use crate::tensor::{Tensors, of_opened};
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn longshore_load(
         // SAFETY: C passes NULL or a place for a pointer.
         let out = unsafe { Out::new(buffer, "buffer", ptr::null_mut()) }?;
         // SAFETY: C passes `path_count` strings, and does not change them during the call.
-        let paths = unsafe { door::strings(paths, path_count, "paths") }?;
+        let paths = unsafe { ffi::strings(paths, path_count, "paths") }?;
         // SAFETY: C passes NULL or options of the size in their first field, with strings and a
         // callback that are valid during the call.
         let options = unsafe { options::read(options) }?;

@@ -11,8 +11,8 @@ use longshore_load::FormatChoice;
 use longshore_load::{DigestKind, ReadMode};
 use longshore_mem::Granule;
 
-use crate::door;
 use crate::error::Failure;
+use crate::ffi;
 
 /// For `verify`: CRC-32C, eight hexadecimal digits.
 pub const LONGSHORE_VERIFY_CRC32C: u32 = 1;
@@ -195,13 +195,13 @@ unsafe fn understand<'a>(known: &longshore_load_options) -> Result<Options<'a>, 
     }
     Ok(Options {
         // SAFETY: NULL or a string, by this function's contract.
-        heap: word(unsafe { door::optional_string(known.heap) })?,
+        heap: word(unsafe { ffi::optional_string(known.heap) })?,
         // SAFETY: as above.
-        mode: word(unsafe { door::optional_string(known.mode) })?,
+        mode: word(unsafe { ffi::optional_string(known.mode) })?,
         // SAFETY: as above.
-        format: word(unsafe { door::optional_string(known.format) })?,
+        format: word(unsafe { ffi::optional_string(known.format) })?,
         // SAFETY: as above.
-        manifest: unsafe { door::optional_string(known.manifest) },
+        manifest: unsafe { ffi::optional_string(known.manifest) },
         alignment: alignment(known.align_bytes)?,
         memory_max_bytes: (known.memory_max_bytes > 0).then_some(known.memory_max_bytes),
         populate_ahead_bytes: (known.populate_ahead_bytes > 0)
@@ -218,7 +218,7 @@ unsafe fn understand<'a>(known: &longshore_load_options) -> Result<Options<'a>, 
 /// # Safety
 /// `options` is not aligned, or points to as many bytes as its first field says.
 unsafe fn copy(options: *const longshore_load_options) -> Result<longshore_load_options, Failure> {
-    door::checked(options, "options")?;
+    ffi::checked(options, "options")?;
     // SAFETY: every version has the first field.
     let size = unsafe { options.cast::<usize>().read() };
     if !(SIZE_MIN_BYTES..=SIZE_MAX_BYTES).contains(&size) {

@@ -16,8 +16,8 @@ use longshore_serve::{Attachment, Client, Held, HeldState, Wanted};
 use longshore_sys::file;
 
 use crate::buffer::longshore_buffer;
-use crate::door::{self, ErrorOut, Out};
 use crate::error::{Failure, longshore_code, longshore_error};
+use crate::ffi::{self, ErrorOut, Out};
 use crate::memory::Memory;
 use crate::options::{self, Options, longshore_load_options};
 use crate::tensor::{Found, Tensors};
@@ -100,9 +100,9 @@ pub unsafe extern "C" fn longshore_attach(
         // SAFETY: C passes NULL or a place for a pointer.
         let out = unsafe { Out::new(buffer, "buffer", ptr::null_mut()) }?;
         // SAFETY: C passes NULL or a string.
-        let socket = unsafe { door::optional_string(socket) };
+        let socket = unsafe { ffi::optional_string(socket) };
         // SAFETY: C passes NULL or a string.
-        let name = unsafe { door::string(name, "name") }?;
+        let name = unsafe { ffi::string(name, "name") }?;
         // SAFETY: C passes NULL or options of the size in their first field, with strings and a
         // callback that are valid during the call.
         let options = unsafe { options::read_to_attach(options) }?;
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn longshore_ls(
     // SAFETY: C passes NULL or a place for a pointer.
     unsafe { ErrorOut::new(error) }.guard(|| {
         // SAFETY: C passes NULL or a string.
-        let socket = unsafe { door::optional_string(socket) };
+        let socket = unsafe { ffi::optional_string(socket) };
         let Some(visit) = visit else {
             return Err(Failure::argument("visit is NULL".to_owned()));
         };

@@ -9,8 +9,8 @@ use std::time::Duration;
 use longshore_load::{Engine, Report};
 
 use crate::buffer::longshore_buffer;
-use crate::door::{self, ErrorOut};
 use crate::error::{Failure, longshore_code, longshore_error};
+use crate::ffi::{self, ErrorOut};
 
 /// For `page_cache_growth_bytes`: the kernel does not report it.
 pub const LONGSHORE_UNKNOWN: i64 = i64::MIN;
@@ -87,12 +87,12 @@ pub unsafe extern "C" fn longshore_buffer_stats(
     // SAFETY: C passes NULL or a place for a pointer.
     unsafe { ErrorOut::new(error) }.guard(|| {
         // SAFETY: C passes NULL or a live buffer.
-        let known = unsafe { door::borrow(buffer, "buffer") }?.stats;
+        let known = unsafe { ffi::borrow(buffer, "buffer") }?.stats;
         let known = known.ok_or_else(|| {
             let message = "an attached buffer has no statistics, because its server loaded it";
             Failure::new(longshore_code::LONGSHORE_NOT_FOUND, libc::ENOENT, message.to_owned())
         })?;
-        door::checked(stats, "stats")?;
+        ffi::checked(stats, "stats")?;
         // SAFETY: every version has the first field.
         let size = unsafe { stats.cast::<usize>().read() };
         if !SIZE_BYTES.contains(&size) {

@@ -10,7 +10,7 @@ use longshore_formats::TensorView;
 use longshore_load::Opened;
 
 use crate::buffer::longshore_buffer;
-use crate::door;
+use crate::ffi;
 
 /// A tensor in a buffer. It belongs to the buffer and is valid as long as it.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Tensors {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_buffer_tensor_count(buffer: *const longshore_buffer) -> usize {
     // SAFETY: C passes NULL or a live buffer.
-    door::guarded(0, || Ok(unsafe { door::borrow(buffer, "buffer") }?.tensors.all.len()))
+    ffi::guarded(0, || Ok(unsafe { ffi::borrow(buffer, "buffer") }?.tensors.all.len()))
 }
 
 /// Returns one of the tensors in a buffer, in the order of their files and of their data.
@@ -103,9 +103,9 @@ pub unsafe extern "C" fn longshore_buffer_tensor(
     buffer: *const longshore_buffer,
     index: usize,
 ) -> *const longshore_tensor {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a live buffer.
-        let tensors = &unsafe { door::borrow(buffer, "buffer") }?.tensors;
+        let tensors = &unsafe { ffi::borrow(buffer, "buffer") }?.tensors;
         Ok(tensors.all.get(index).map_or(ptr::null(), ptr::from_ref))
     })
 }
@@ -121,11 +121,11 @@ pub unsafe extern "C" fn longshore_buffer_find_tensor(
     buffer: *const longshore_buffer,
     name: *const c_char,
 ) -> *const longshore_tensor {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a live buffer.
-        let tensors = &unsafe { door::borrow(buffer, "buffer") }?.tensors;
+        let tensors = &unsafe { ffi::borrow(buffer, "buffer") }?.tensors;
         // SAFETY: C passes NULL or a string.
-        let name = unsafe { door::string(name, "name") }?;
+        let name = unsafe { ffi::string(name, "name") }?;
         Ok(tensors.find(name).map_or(ptr::null(), ptr::from_ref))
     })
 }
@@ -138,9 +138,9 @@ pub unsafe extern "C" fn longshore_buffer_find_tensor(
 ///   NULL. The name itself may contain a NUL: `longshore_tensor_name_len` returns its whole length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_tensor_name(tensor: *const longshore_tensor) -> *const c_char {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a tensor of a live buffer.
-        Ok(unsafe { door::borrow(tensor, "tensor") }?.name.as_ptr().cast())
+        Ok(unsafe { ffi::borrow(tensor, "tensor") }?.name.as_ptr().cast())
     })
 }
 
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn longshore_tensor_name(tensor: *const longshore_tensor) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_tensor_name_len(tensor: *const longshore_tensor) -> usize {
     // SAFETY: C passes NULL or a tensor of a live buffer.
-    door::guarded(0, || Ok(unsafe { door::borrow(tensor, "tensor") }?.name.len() - 1))
+    ffi::guarded(0, || Ok(unsafe { ffi::borrow(tensor, "tensor") }?.name.len() - 1))
 }
 
 /// Returns the type of a tensor's elements by its name in the format, such as `BF16`, `F8_E4M3` or
@@ -161,9 +161,9 @@ pub unsafe extern "C" fn longshore_tensor_name_len(tensor: *const longshore_tens
 /// @return A string that is valid as long as the buffer; NULL if `tensor` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_tensor_dtype(tensor: *const longshore_tensor) -> *const c_char {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a tensor of a live buffer.
-        Ok(unsafe { door::borrow(tensor, "tensor") }?.dtype.as_ptr())
+        Ok(unsafe { ffi::borrow(tensor, "tensor") }?.dtype.as_ptr())
     })
 }
 
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn longshore_tensor_dtype(tensor: *const longshore_tensor)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_tensor_ndim(tensor: *const longshore_tensor) -> usize {
     // SAFETY: C passes NULL or a tensor of a live buffer.
-    door::guarded(0, || Ok(unsafe { door::borrow(tensor, "tensor") }?.shape.len()))
+    ffi::guarded(0, || Ok(unsafe { ffi::borrow(tensor, "tensor") }?.shape.len()))
 }
 
 /// Returns the dimensions of a tensor, outermost first, even for GGUF files, which store them innermost
@@ -185,9 +185,9 @@ pub unsafe extern "C" fn longshore_tensor_ndim(tensor: *const longshore_tensor) 
 ///   `tensor` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_tensor_shape(tensor: *const longshore_tensor) -> *const u64 {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a tensor of a live buffer.
-        Ok(unsafe { door::borrow(tensor, "tensor") }?.shape.as_ptr())
+        Ok(unsafe { ffi::borrow(tensor, "tensor") }?.shape.as_ptr())
     })
 }
 
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn longshore_tensor_shape(tensor: *const longshore_tensor)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_tensor_offset(tensor: *const longshore_tensor) -> u64 {
     // SAFETY: C passes NULL or a tensor of a live buffer.
-    door::guarded(0, || Ok(unsafe { door::borrow(tensor, "tensor") }?.range.start))
+    ffi::guarded(0, || Ok(unsafe { ffi::borrow(tensor, "tensor") }?.range.start))
 }
 
 /// Returns the length of a tensor's data.
@@ -207,9 +207,9 @@ pub unsafe extern "C" fn longshore_tensor_offset(tensor: *const longshore_tensor
 /// @return The length in bytes; 0 if `tensor` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_tensor_len(tensor: *const longshore_tensor) -> u64 {
-    door::guarded(0, || {
+    ffi::guarded(0, || {
         // SAFETY: C passes NULL or a tensor of a live buffer.
-        let range = &unsafe { door::borrow(tensor, "tensor") }?.range;
+        let range = &unsafe { ffi::borrow(tensor, "tensor") }?.range;
         Ok(range.end - range.start)
     })
 }
@@ -222,9 +222,9 @@ pub unsafe extern "C" fn longshore_tensor_len(tensor: *const longshore_tensor) -
 /// @return The data, which is valid as long as the buffer; NULL if `tensor` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_tensor_data(tensor: *const longshore_tensor) -> *const c_void {
-    door::guarded(ptr::null(), || {
+    ffi::guarded(ptr::null(), || {
         // SAFETY: C passes NULL or a tensor of a live buffer.
-        let address = unsafe { door::borrow(tensor, "tensor") }?.address;
+        let address = unsafe { ffi::borrow(tensor, "tensor") }?.address;
         Ok(ptr::with_exposed_provenance(address))
     })
 }
@@ -236,5 +236,5 @@ pub unsafe extern "C" fn longshore_tensor_data(tensor: *const longshore_tensor) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longshore_tensor_file_index(tensor: *const longshore_tensor) -> usize {
     // SAFETY: C passes NULL or a tensor of a live buffer.
-    door::guarded(0, || Ok(unsafe { door::borrow(tensor, "tensor") }?.file))
+    ffi::guarded(0, || Ok(unsafe { ffi::borrow(tensor, "tensor") }?.file))
 }

@@ -32,7 +32,7 @@ static void hostile_files(void) {
         const char *said;
     } cases[] = {
         {"", 0, "the length of its header alone takes 8"},
-        {"\377\377\377\377\377\377\377\177{}", 10, "more than the limit of 100000000"},
+        {"\377\377\377\377\377\377\377\177{}", 10, "more than the limit of 100.00 MB"},
         {"\003\0\0\0\0\0\0\0{}", 10, "cut short"},
         {"\002\0\0\0\0\0\0\0{]", 10, "not a valid safetensors file"},
         {"\101\0\0\0\0\0\0\0{\"a\":{\"dtype\":\"U8\",\"shape\":[9223372036854775808],"
@@ -88,7 +88,7 @@ static void files_that_do_not_fit_into_memory(void) {
     in_folder(scratch, "vast");
     int fd = open(scratch, O_CREAT | O_WRONLY | O_TRUNC, 0600);
     CHECK(ftruncate(fd, sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) + 1) == 0);
-    refused_file(scratch, NULL, LONGSHORE_NO_MEMORY, ENOMEM, " bytes are needed, but ");
+    refused_file(scratch, NULL, LONGSHORE_NO_MEMORY, ENOMEM, " are needed, but ");
     CHECK(close(fd) == 0 && unlink(scratch) == 0);
 }
 

@@ -172,7 +172,7 @@ static void models_that_cannot_be_attached(void) {
     fails(server, scratch, NULL, LONGSHORE_CANNOT_OPEN, ENOENT, "cannot open");
     in_folder(scratch, "hostile.safetensors");
     CHECK(write_bytes(scratch, "\377\377\377\377\377\377\377\177{}", 10));
-    fails(server, scratch, NULL, LONGSHORE_SERVER, EIO, "header");
+    fails(server, scratch, NULL, LONGSHORE_BAD_FORMAT, EBADMSG, "header");
     in_folder(scratch, "no-socket");
     fails(scratch, "model.gguf", NULL, LONGSHORE_SERVER, ENOENT, "no-socket");
     longshore_error *error = NULL;
