@@ -44,6 +44,19 @@ if [[ ! -e $venv/complete ]]; then
     "$venv/bin/pip" install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}" || exit
     touch "$venv/complete"
 fi
+
+# The source of safetensors, whose tests run with longshore in its place.
+peers=$cache/python-peers-$(sha256sum "$package/tests/requirements-peers.txt" | cut -c 1-16)
+if [[ ! -e $peers/complete ]]; then
+    rm -rf "$peers"
+    mkdir -p "$peers/source"
+    "$venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-binary safetensors \
+        --require-hashes --requirement "$package/tests/requirements-peers.txt" --dest "$peers" || exit
+    tar --extract --gzip --file "$peers"/safetensors-*.tar.gz --directory "$peers/source" \
+        --strip-components 1 || exit
+    touch "$peers/complete"
+fi
+export LONGSHORE_SAFETENSORS_SOURCE=$peers/source
 python=$venv/bin/python
 
 # The default is the release profile, which takes minutes longer.
@@ -70,7 +83,7 @@ cd "$package/tests" || exit
 types() { "$python" -m mypy --config-file "$package/pyproject.toml" "$@"; }
 try "types of the package" types --package longshore
 try "types of the tests and examples" types "$package"/*.py "$package"/tests/*.py \
-    "$package"/../../examples/python/*.py
+    "$package"/engines/*.py "$package"/../../examples/python/*.py
 try "types of the module in Rust" "$python" -m mypy.stubtest longshore._core \
     --mypy-config-file "$package/pyproject.toml" --allowlist "$package/tests/stubtest.txt" \
     --ignore-unused-allowlist

@@ -7,13 +7,14 @@ use std::thread;
 use std::time::Duration;
 
 use longshore_formats::Header;
+use longshore_load as load;
 use longshore_load::FormatChoice;
 use longshore_load::Progress;
-use longshore_load::{self as load, CancelToken};
 use longshore_serve::{self as serve, Attachment, Client, Trust, Wanted};
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
+use crate::cancel::CancelToken;
 use crate::error;
 use crate::file::{File, Made};
 use crate::load::word;
@@ -37,7 +38,7 @@ enum Said {
 
 /// Attaches a model; `longshore.attach` describes the arguments. `observe` is as for `load`.
 #[pyfunction]
-#[pyo3(signature = (wanted, *, socket, format, observe, trust_uid))]
+#[pyo3(signature = (wanted, *, socket, format, observe, trust_uid, cancel))]
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted to them")]
 pub(crate) fn attach(
     py: Python<'_>,
@@ -46,13 +47,14 @@ pub(crate) fn attach(
     format: &str,
     observe: Option<Py<PyAny>>,
     trust_uid: Vec<u32>,
+    cancel: Option<Py<CancelToken>>,
 ) -> PyResult<Buffer> {
     let format: FormatChoice = word(format)?;
     let wanted = match wanted {
         Which::Number(id) => Wanted::Id(id),
         Which::Word(word) => Wanted::Word(word),
     };
-    let cancel = CancelToken::new();
+    let cancel = CancelToken::for_call(cancel.as_ref().map(Py::get));
     let mut raised = None;
     let attached = py.detach(|| {
         waited_for((socket.as_deref(), trust_uid), &wanted, format, &cancel, |progress| {
@@ -90,7 +92,7 @@ fn waited_for(
     (socket, trust_uid): (Option<&Path>, Vec<u32>),
     wanted: &Wanted,
     format: FormatChoice,
-    cancel: &CancelToken,
+    cancel: &load::CancelToken,
     mut look: impl FnMut(Option<Progress>),
 ) -> serve::Result<Attachment> {
     let (says, hears) = mpsc::channel();
@@ -135,6 +137,7 @@ fn into_buffer(
     let files = attachment.files().to_vec();
     let backing = Backing::new(Source::Attached(attachment), false);
     let files = files.into_iter().zip(headers).map(|(file, header)| File {
+        identity: None,
         path: file.path,
         offset: file.buffer_offset,
         nbytes: file.len_bytes,

@@ -7,11 +7,11 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use longshore_mem::Granule;
-use pyo3::exceptions::{PyBufferError, PyOverflowError};
+use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyMappingProxy, PyTuple};
+use pyo3::types::{PyDict, PyIterator, PyList, PyMappingProxy, PyTuple};
 
 use crate::error;
 use crate::file::File;
@@ -22,13 +22,15 @@ use crate::stats::Stats;
 ///
 /// It supports the buffer protocol. Other processes use `fileno()` or `path`. `longshore.load` and
 /// `longshore.attach` return it.
-#[pyclass(frozen, module = "longshore")]
+#[pyclass(frozen, weakref, mapping, module = "longshore")]
 pub(crate) struct Buffer {
     backing: Arc<Backing>,
     nbytes: u64,
     stats: Option<Py<Stats>>,
     files: Py<PyTuple>,
     tensors: PyOnceLock<Py<PyMappingProxy>>,
+    /// The arguments of the call that returned the buffer, to load it again in another process.
+    source: PyOnceLock<Py<PyAny>>,
 }
 
 /// A range of the memory, exported as bytes by the buffer protocol. It has no reference to the
@@ -37,6 +39,8 @@ pub(crate) struct Buffer {
 pub(crate) struct Bytes {
     backing: Arc<Backing>,
     range: Range<u64>,
+    /// `true` for memory that torch may write to.
+    to_write: bool,
 }
 
 impl Buffer {
@@ -49,13 +53,14 @@ impl Buffer {
         let nbytes = backing.memory()?.len_bytes();
         let stats = stats.map(|stats| Py::new(py, stats)).transpose()?;
         let files = PyTuple::new(py, files)?.unbind();
-        Ok(Self { backing, nbytes, stats, files, tensors: PyOnceLock::new() })
+        let (tensors, source) = (PyOnceLock::new(), PyOnceLock::new());
+        Ok(Self { backing, nbytes, stats, files, tensors, source })
     }
 }
 
 impl Bytes {
-    pub(crate) fn new(backing: Arc<Backing>, range: Range<u64>) -> Self {
-        Self { backing, range }
+    pub(crate) fn new(backing: Arc<Backing>, range: Range<u64>, to_write: bool) -> Self {
+        Self { backing, range, to_write }
     }
 }
 
@@ -65,10 +70,6 @@ impl Buffer {
     #[getter]
     fn nbytes(&self) -> u64 {
         self.nbytes
-    }
-
-    fn __len__(&self) -> PyResult<usize> {
-        usize::try_from(self.nbytes).map_err(|_| PyOverflowError::new_err("too long for len()"))
     }
 
     /// The address of the content in this process, a multiple of the page size.
@@ -86,11 +87,16 @@ impl Buffer {
         Ok(pages.map(Granule::bytes))
     }
 
-    /// The heap that the memory came from, such as "memfd"; "served" if it belongs to a server.
+    /// The heap that the memory came from, such as "memfd"; "served" if it belongs to a server,
+    /// "private" if it came from the allocator.
     #[getter]
     fn heap(&self) -> PyResult<String> {
         let memory = self.backing.memory()?;
-        Ok(memory.origin().map_or_else(|| "served".to_owned(), |(heap, _)| heap.to_string()))
+        Ok(match (memory.origin(), memory.attachment_id()) {
+            (Some((heap, _)), _) => heap.to_string(),
+            (None, Some(_)) => "served".to_owned(),
+            (None, None) => "private".to_owned(),
+        })
     }
 
     /// The server's number for the model, as `longshore ls` shows it; None if it was loaded here.
@@ -170,6 +176,17 @@ impl Buffer {
         py.detach(|| memory.free()).map_err(|error| error::raised_by_server(py, &error))
     }
 
+    /// Frees the memory when its last view is gone, although the buffer exists. The buffer can be
+    /// used as long as `_is_alive` returns True.
+    fn _let_go(&self, py: Python<'_>) {
+        py.detach(|| self.backing.let_go());
+    }
+
+    /// Returns True if the memory exists.
+    fn _is_alive(&self) -> bool {
+        self.backing.is_alive()
+    }
+
     /// True if the buffer was closed.
     #[getter]
     fn closed(&self) -> bool {
@@ -180,9 +197,64 @@ impl Buffer {
         slf
     }
 
-    #[pyo3(signature = (*_args))]
-    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
-        self.close(py)
+    /// Closes the buffer. Views that exist keep the memory, which is freed with the last one.
+    #[pyo3(signature = (exc_type, *_args))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        exc_type: Option<&Bound<'_, PyAny>>,
+        _args: &Bound<'_, PyTuple>,
+    ) -> PyResult<()> {
+        let Some(memory) = self.backing.release().and_then(Arc::into_inner) else { return Ok(()) };
+        match py.detach(|| memory.free()) {
+            // An error of the server would hide the exception of the block.
+            Err(error) if exc_type.is_none() => Err(error::raised_by_server(py, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The number of tensors; `nbytes` is the length in bytes.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.tensors(py)?.bind(py).len()
+    }
+
+    /// True even if there are no tensors.
+    #[expect(clippy::unused_self, reason = "a method, by Python's protocol")]
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    fn __contains__(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<bool> {
+        self.tensors(py)?.bind(py).as_any().contains(name)
+    }
+
+    /// Returns the tensor of that name.
+    fn __getitem__<'py>(&self, name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.tensors(name.py())?.bind(name.py()).as_any().get_item(name)
+    }
+
+    /// Iterates over the names of the tensors.
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        self.tensors(py)?.bind(py).as_any().try_iter()
+    }
+
+    /// Returns the names of the tensors, so that `dict(buffer)` has the tensors by name.
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        self.tensors(py)?.bind(py).keys()
+    }
+
+    #[getter]
+    fn _source(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.source.get(py).map(|source| source.clone_ref(py))
+    }
+
+    /// Sets the arguments to load the buffer again; only the first call has an effect.
+    fn _set_source(&self, py: Python<'_>, source: Py<PyAny>) {
+        let _ = self.source.set(py, source);
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("longshore._source")?.call_method1("reduce", (slf,))
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
@@ -193,7 +265,7 @@ impl Buffer {
         let plural = if files == 1 { "" } else { "s" };
         let memory = self.backing.memory()?;
         let from = memory.origin().map_or_else(
-            || "attached".to_owned(),
+            || if memory.attachment_id().is_some() { "attached" } else { "private" }.to_owned(),
             |(heap, pages)| format!("{heap} in {pages} pages"),
         );
         Ok(format!("<longshore.Buffer: {bytes} bytes of {files} file{plural}, {from}>"))
@@ -224,7 +296,12 @@ impl Bytes {
         flags: c_int,
     ) -> PyResult<()> {
         let this = slf.get();
-        let lease = this.backing.lease(slf.py())?;
+        let py = slf.py();
+        let lease = if this.to_write {
+            this.backing.lease_to_write(py)?
+        } else {
+            this.backing.lease(py)?
+        };
         // SAFETY: Python passes a view that meets the buffer protocol.
         unsafe { lend(slf.as_any(), lease, this.range.clone(), view, flags) }
     }

@@ -24,7 +24,7 @@ pub(crate) fn raised_by_server(py: Python<'_>, error: &serve::Error) -> PyErr {
             ((opening(source), libc::ENOENT), Some(path.as_path()))
         }
         serve::Error::NoServer { .. } | serve::Error::NoDefaultServer { .. } => {
-            (("UnavailableError", libc::ECONNREFUSED), None)
+            (("ServerError", libc::ECONNREFUSED), None)
         }
         serve::Error::SocketDenied { .. } | serve::Error::UntrustedServer { .. } => {
             (("PermissionDeniedError", libc::EACCES), None)
@@ -41,7 +41,9 @@ pub(crate) fn raised_by_server(py: Python<'_>, error: &serve::Error) -> PyErr {
         _ => (("LongshoreError", libc::EIO), None),
     };
     let errno = errno(error).unwrap_or(nearest);
-    exception(py, class, Some(errno), &message(error), path).unwrap_or_else(|broken| broken)
+    // The library names the option of the command.
+    let message = message(error).replace("with --socket or", "with socket= or");
+    exception(py, class, Some(errno), &message, path).unwrap_or_else(|broken| broken)
 }
 
 fn exception(
@@ -155,6 +157,7 @@ fn refused(reason: Reason) -> (&'static str, i32) {
         Reason::Changed => ("FileChangedError", libc::ESTALE),
         Reason::NoMemory => ("OutOfMemoryError", libc::ENOMEM),
         Reason::TooMany => ("UnavailableError", libc::EDQUOT),
+        Reason::Malformed => ("FormatError", libc::EBADMSG),
         Reason::Unreadable => ("LongshoreError", libc::EIO),
         Reason::Version => ("ServerError", libc::EPROTO),
         _ => ("ServerError", libc::EACCES),

@@ -10,12 +10,15 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyMappingProxy, PyString, PyTuple};
 
+use crate::files::Identity;
 use crate::memory::Backing;
 use crate::tensor::Tensor;
 
 /// One of the files in a buffer.
-#[pyclass(frozen, module = "longshore")]
+#[pyclass(frozen, weakref, module = "longshore")]
 pub(crate) struct File {
+    /// The version of the file that was loaded; `None` if a server loaded it.
+    pub(crate) identity: Option<Identity>,
     pub(crate) path: PathBuf,
     /// Its offset in the buffer, in bytes.
     pub(crate) offset: u64,
@@ -45,6 +48,11 @@ impl File {
     #[getter]
     fn path(&self) -> &Path {
         &self.path
+    }
+
+    #[getter]
+    fn _identity(&self) -> Option<Identity> {
+        self.identity
     }
 
     /// Its offset in the buffer, in bytes.

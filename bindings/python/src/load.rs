@@ -1,21 +1,25 @@
 //! Loads files, without holding the GIL during the load.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use longshore_formats::{Dtype, Header, TensorView, safetensors};
-use longshore_heap::{Heap, Sealing, SharedBuffer};
-use longshore_load::{self as library, CancelToken, DigestKind, Manifest, Progress};
-use longshore_load::{FileTensors, FormatChoice, Opened};
+use longshore_formats::{Header, TensorView, safetensors};
+use longshore_heap::{Heap, Sealing};
+use longshore_load::{self as library, DigestKind, Manifest, Progress};
+use longshore_load::{FileTensors, FormatChoice, Opened, PlannedFile};
 use longshore_load::{Loaded, Loader, Plan, ReadMode};
 use longshore_mem::Granule;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
+use crate::cancel::CancelToken;
 use crate::error;
 use crate::file::{File, Made};
+use crate::files::{Identity, Name, Named, identity};
 use crate::memory::{Backing, Source};
+use crate::small::{self, Small};
 use crate::stats::Stats;
 
 /// A tensor of a header: its name, dtype, shape, and the begin and end of its data in the file.
@@ -24,9 +28,12 @@ type Described = (String, &'static str, Vec<u64>, u64, u64);
 /// Loads files; `longshore.load` describes the arguments.
 ///
 /// `observe` is called with the bytes done and the total, about twenty times a second. An exception
-/// that it or a signal handler raises stops the load and is raised by this function.
+/// that it or a signal handler raises stops the load and is raised by this function. With `private`,
+/// the buffer has no descriptor.
 #[pyfunction]
-#[pyo3(signature = (files, *, heap, mode, format, align, tensor, digests, manifest, writable, observe))]
+#[pyo3(signature = (
+    files, *, heap, mode, format, align, tensor, digests, manifest, writable, private, observe, cancel
+))]
 #[expect(
     clippy::too_many_arguments,
     clippy::needless_pass_by_value,
@@ -43,8 +50,14 @@ pub(crate) fn load(
     digests: Vec<String>,
     manifest: Option<PathBuf>,
     writable: bool,
+    private: bool,
     observe: Option<Py<PyAny>>,
+    cancel: Option<Py<CancelToken>>,
 ) -> PyResult<Buffer> {
+    let files = match files {
+        Which::Opened(files) => Files::Opened(files),
+        Which::Named(names) => Files::Named(Named::new(py, names)?),
+    };
     let request = Request {
         files,
         heap: word(heap)?,
@@ -55,9 +68,10 @@ pub(crate) fn load(
         digests: digests.iter().map(|kind| word(kind)).collect::<PyResult<_>>()?,
         manifest,
         writable,
+        private,
     };
     request.check()?;
-    let cancel = CancelToken::new();
+    let cancel = CancelToken::for_call(cancel.as_ref().map(Py::get));
     let mut raised = None;
     let loaded = py.detach(|| {
         request.run(&cancel, |progress| {
@@ -87,29 +101,53 @@ pub(crate) fn load(
 /// Open safetensors files, of which only the headers were read. Loads read these files even if others
 /// have taken their names since.
 #[pyclass(frozen, module = "longshore._core")]
-pub(crate) struct OpenedFiles(Opened);
+pub(crate) struct OpenedFiles {
+    opened: Opened,
+    places: Places,
+}
+
+/// The index of the file in [`Opened::tensors`] and that of the tensor in its header, by name. A model
+/// has thousands of tensors, so a search for each would take seconds.
+type Places = HashMap<String, (usize, usize)>;
+
+/// A tensor's name, dtype and shape, and the range of its bytes in the data section of its file.
+type Entry = (String, &'static str, Vec<u64>, (u64, u64));
 
 /// Opens a safetensors file, or all shards of an index.
 #[pyfunction]
 pub(crate) fn open_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<OpenedFiles> {
     let opened = py.detach(|| longshore_load::open(&[path], FormatChoice::Safetensors));
-    opened.map(OpenedFiles).map_err(|error| error::raised(py, &error))
+    opened.map(OpenedFiles::new).map_err(|error| error::raised(py, &error))
 }
 
 #[pymethods]
 impl OpenedFiles {
-    /// Name, dtype and shape of each tensor, in the order of the data.
+    /// The tensors, in the order of the data.
     #[getter]
-    fn tensors(&self) -> Vec<(String, &'static str, Vec<u64>)> {
-        let placed = self.0.placed_tensors().map(|placed| placed.tensor);
-        placed.map(|it| (it.name.to_owned(), it.dtype.name(), it.shape.to_vec())).collect()
+    fn tensors(&self) -> Vec<Entry> {
+        let headers = self.opened.tensors.iter().map(|of_file| &of_file.header);
+        let tensors = headers.flat_map(|header| {
+            let data = header.data_offset();
+            let tensors = header.tensors().filter(|tensor| !tensor.is_padding());
+            tensors.map(move |it| {
+                let range = (it.data.start - data, it.data.end - data);
+                (it.name.to_owned(), it.dtype.name(), it.shape.to_vec(), range)
+            })
+        });
+        tensors.collect()
+    }
+
+    /// The versions of the files, in their order.
+    #[getter]
+    fn identities(&self) -> Vec<Identity> {
+        self.opened.plan.files().iter().map(|file| identity(&file.source().version())).collect()
     }
 
     /// The metadata of all files together.
     #[getter]
     fn metadata(&self) -> BTreeMap<String, String> {
         let mut metadata = BTreeMap::new();
-        for of_file in &self.0.tensors {
+        for of_file in &self.opened.tensors {
             // The shards of a model have the same metadata.
             if let Header::Safetensors(header) = &of_file.header {
                 metadata.extend(header.metadata.clone());
@@ -120,13 +158,33 @@ impl OpenedFiles {
 }
 
 impl OpenedFiles {
+    fn new(opened: Opened) -> Self {
+        let mut places = Places::new();
+        for (file, of_file) in opened.tensors.iter().enumerate() {
+            let names = of_file.header.tensors().enumerate().filter(|(_, it)| !it.is_padding());
+            for (at, tensor) in names {
+                // The first tensor of a name is loaded.
+                places.entry(tensor.name.to_owned()).or_insert((file, at));
+            }
+        }
+        Self { opened, places }
+    }
+
+    /// Returns the tensor of that name and its file.
+    fn tensor(&self, name: &str) -> Option<(&PlannedFile, &safetensors::Tensor)> {
+        let (file, at) = *self.places.get(name)?;
+        let of_file = &self.opened.tensors[file];
+        let Header::Safetensors(header) = &of_file.header else { return None };
+        Some((&self.opened.plan.files()[of_file.file_index], header.tensors.get(at)?))
+    }
+
     /// Duplicates the open files for one more load.
     fn again(&self) -> library::Result<Opened> {
         let mut plan = Plan::new();
-        for file in self.0.plan.files() {
+        for file in self.opened.plan.files() {
             plan.push(file.source().try_clone()?)?;
         }
-        Ok(Opened::new(plan, self.0.tensors.clone()))
+        Ok(Opened::new(plan, self.opened.tensors.clone()))
     }
 }
 
@@ -156,16 +214,22 @@ fn granule(bytes: u64) -> PyResult<Granule> {
     })
 }
 
-/// The files to load.
+/// The files to load, as Python passes them.
 #[derive(FromPyObject)]
 pub(crate) enum Which {
     Opened(Py<OpenedFiles>),
-    Paths(Vec<PathBuf>),
+    Named(Vec<Name>),
+}
+
+/// The files to load.
+enum Files {
+    Opened(Py<OpenedFiles>),
+    Named(Named),
 }
 
 /// The checked arguments of a load.
 struct Request {
-    files: Which,
+    files: Files,
     heap: Heap,
     mode: ReadMode,
     format: FormatChoice,
@@ -175,21 +239,21 @@ struct Request {
     digests: Vec<DigestKind>,
     manifest: Option<PathBuf>,
     writable: bool,
+    /// `true` if no other process can get the memory, because the caller does not hand out the
+    /// buffer. It then needs no descriptor.
+    private: bool,
 }
 
 /// The result of a load.
 struct Done {
     opened: Opened,
-    shared: SharedBuffer,
+    source: Source,
     files: Vec<library::LoadedFile>,
     report: library::Report,
 }
 
 impl Request {
     fn check(&self) -> PyResult<()> {
-        if matches!(&self.files, Which::Paths(paths) if paths.is_empty()) {
-            return Err(PyValueError::new_err("no file is named"));
-        }
         if self.tensor.is_some() && !(self.digests.is_empty() && self.manifest.is_none()) {
             return Err(PyValueError::new_err("checksums are of whole files, not of one tensor"));
         }
@@ -215,17 +279,23 @@ impl Request {
         }
     }
 
-    fn run(&self, cancel: &CancelToken, observe: impl FnMut(Progress)) -> library::Result<Done> {
+    fn run(
+        &self,
+        cancel: &library::CancelToken,
+        mut observe: impl FnMut(Progress),
+    ) -> library::Result<Done> {
         let opened = match (&self.files, &self.tensor) {
-            // A single tensor begins at a page, so it is aligned.
-            (Which::Opened(files), Some(name)) => only(&files.get().0, name)?,
-            (Which::Paths(paths), Some(name)) => {
-                only(&longshore_load::open(paths, self.format)?, name)?
+            (Files::Opened(files), Some(name)) => {
+                if let Some(done) = self.small_tensor(files.get(), name, cancel, &mut observe)? {
+                    return Ok(done);
+                }
+                only(files.get(), name)?
             }
-            (Which::Opened(files), None) => self.aligned(files.get().again()?)?,
-            (Which::Paths(paths), None) => {
-                self.aligned(longshore_load::open(paths, self.format)?)?
+            (Files::Named(named), Some(name)) => {
+                only(&OpenedFiles::new(named.open(self.format)?), name)?
             }
+            (Files::Opened(files), None) => self.aligned(files.get().again()?)?,
+            (Files::Named(named), None) => self.aligned(named.open(self.format)?)?,
         };
         let manifest = self.manifest.as_ref().map(Manifest::open).transpose()?;
         let heap = self.memory();
@@ -238,38 +308,95 @@ impl Request {
         if let Some(manifest) = &manifest {
             loader = loader.manifest(manifest);
         }
+        if let Some(mut small) = self.small(opened.plan.len_bytes()) {
+            let (files, report) = loader.load_into(&opened.plan, small.bytes_mut())?;
+            return Ok(Done { opened, source: Source::Small(small), files, report });
+        }
         let Loaded { buffer, files, report, .. } = loader.load(&opened.plan)?;
-        let shared = buffer.share(sealing)?;
-        Ok(Done { opened, shared, files, report })
+        let source = match if self.private { buffer.into_private()? } else { Err(buffer) } {
+            Ok(private) => Source::Private(private),
+            Err(buffer) => Source::Loaded(buffer.share(sealing)?),
+        };
+        Ok(Done { opened, source, files, report })
+    }
+
+    /// Loads one tensor if it is small: without descriptors of its own.
+    fn small_tensor(
+        &self,
+        files: &OpenedFiles,
+        name: &str,
+        cancel: &library::CancelToken,
+        observe: &mut dyn FnMut(Progress),
+    ) -> library::Result<Option<Done>> {
+        let began = Instant::now();
+        let Some((file, tensor)) = files.tensor(name) else { return Ok(None) };
+        let len_bytes = tensor.len_bytes();
+        let Some(mut small) = self.small(len_bytes) else { return Ok(None) };
+        if cancel.is_cancelled() {
+            return Err(library::Error::Cancelled { done_bytes: 0, total_bytes: len_bytes });
+        }
+        file.source().read_range(tensor.data.start, small.bytes_mut())?;
+        let header = alone(tensor);
+        let opened = Opened::new(Plan::new(), vec![FileTensors::new(0, header)]);
+        let path = file.source().path().to_owned();
+        let files = vec![library::LoadedFile::new(path, 0, len_bytes)];
+        let elapsed = began.elapsed();
+        observe(Progress::new(len_bytes, len_bytes, elapsed));
+        let report = library::Report::of_small(len_bytes, elapsed);
+        Ok(Some(Done { opened, source: Source::Small(small), files, report }))
+    }
+
+    /// Allocates memory for a load that is small and private, and for which the caller chose neither
+    /// a heap nor a way of reading.
+    fn small(&self, len_bytes: u64) -> Option<Small> {
+        let alignment_bytes = self.align.map_or(1, Granule::bytes);
+        let is_small = self.private
+            && len_bytes <= small::MAX_BYTES
+            && alignment_bytes <= small::ALIGNMENT_MAX_BYTES
+            && self.heap == Heap::Auto
+            && matches!(self.mode, ReadMode::Auto | ReadMode::Buffered);
+        // Without memory for it, the load reports the error of its heap.
+        if !is_small {
+            return None;
+        }
+        Small::new(len_bytes as usize, alignment_bytes as usize)
     }
 }
 
 /// Returns a plan of only the tensor of that name, or an empty plan if there is none.
-fn only(opened: &Opened, name: &str) -> library::Result<Opened> {
+fn only(files: &OpenedFiles, name: &str) -> library::Result<Opened> {
     let mut found = Opened::new(Plan::new(), Vec::new());
-    let Some(placed) = opened.placed_tensors().find(|placed| placed.tensor.name == name) else {
-        return Ok(found);
-    };
-    let TensorView { dtype: Dtype::Safetensors(dtype), shape, data, .. } = placed.tensor else {
-        return Ok(found);
-    };
-    let source = placed.file.source().try_clone()?;
-    let (name, shape, len_bytes) = (name.to_owned(), shape.to_vec(), data.end - data.start);
-    let tensor = safetensors::Tensor::new(name, dtype, shape, 0..len_bytes);
-    let header = safetensors::Header::new(vec![tensor], BTreeMap::new(), 0);
-    found.plan.push_range(source, data)?;
-    found.tensors.push(FileTensors::new(0, Header::Safetensors(header)));
+    let Some((file, tensor)) = files.tensor(name) else { return Ok(found) };
+    // A single tensor begins at a page, so it is aligned.
+    found.plan.push_range(file.source().try_clone()?, tensor.data.clone())?;
+    found.tensors.push(FileTensors::new(0, alone(tensor)));
     Ok(found)
+}
+
+/// Returns a header of only that tensor, with its data at the beginning.
+fn alone(tensor: &safetensors::Tensor) -> Header {
+    let (name, shape) = (tensor.name.as_str(), tensor.shape.clone());
+    let tensor = safetensors::Tensor::new(name, tensor.dtype, shape, 0..tensor.len_bytes());
+    Header::Safetensors(safetensors::Header::new(vec![tensor], BTreeMap::new(), 0))
 }
 
 impl Done {
     fn into_buffer(self, py: Python<'_>, writable: bool) -> PyResult<Buffer> {
-        let backing = Backing::new(Source::Loaded(self.shared), writable);
+        let heap = match &self.source {
+            Source::Small(_) => "private".to_owned(),
+            _ => self.report.heap.to_string(),
+        };
+        let stats = Stats::new(self.report, heap);
+        let backing = Backing::new(self.source, writable);
         let mut headers: Vec<Option<Header>> = vec![None; self.files.len()];
         for of_file in self.opened.tensors {
             headers[of_file.file_index] = Some(of_file.header);
         }
+        // The plan of a small tensor has no file.
+        let mut identities =
+            self.opened.plan.files().iter().map(|file| identity(&file.source().version()));
         let files = self.files.into_iter().zip(headers).map(|(file, header)| File {
+            identity: identities.next(),
             path: file.path,
             offset: file.buffer_offset,
             nbytes: file.len_bytes,
@@ -279,6 +406,6 @@ impl Done {
             made: Made::new(),
         });
         let files = files.collect();
-        Buffer::new(py, backing, Some(Stats::new(self.report)), files)
+        Buffer::new(py, backing, Some(stats), files)
     }
 }

@@ -1,13 +1,21 @@
 //! The memory of a buffer, and leases on it.
+//!
+//! ```text
+//!  longshore.load ──────────► Source::Loaded     a memfd or dma-buf, which can be shared
+//!  safe_open, load_file ─┬──► Source::Private    a mapping without a descriptor
+//!                        └──► Source::Small      memory of the allocator, up to 1 MiB
+//!  longshore.attach ────────► Source::Attached   memory of a server
+//! ```
 #![expect(unsafe_code, reason = "lends memory to Python by address")]
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use longshore_heap::{Heap, PageReport, SharedBuffer, SharedView};
+use longshore_heap::{self as heap, CopyOnWrite, Heap, PageReport};
+use longshore_heap::{PrivateBuffer, SharedBuffer, SharedView};
 use longshore_mem::DmaMemory;
 use longshore_serve::{self as serve, Attachment};
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -15,21 +23,36 @@ use pyo3::prelude::*;
 use pyo3::{PyErr, ffi};
 
 use crate::error;
+use crate::small::Small;
 
 /// The memory of a buffer until it is closed, shared by the buffer, its files and its tensors.
-pub(crate) struct Backing(Mutex<Option<Arc<Memory>>>);
+pub(crate) struct Backing(Mutex<State>);
+
+enum State {
+    /// The buffer keeps the memory.
+    Held(Arc<Memory>),
+    /// Only leases keep the memory.
+    Released(Weak<Memory>),
+    Closed,
+}
 
 /// Loaded or attached memory.
 pub(crate) struct Memory {
     source: Source,
     /// `true` if this process may write to it. No process may write to sealed content.
     writable: bool,
+    /// The copy-on-write mapping of sealed content, for torch.
+    copy_on_write: OnceLock<CopyOnWrite>,
 }
 
 /// The source of memory.
 pub(crate) enum Source {
     /// A load by this process.
     Loaded(SharedBuffer),
+    /// A load by this process whose descriptor was closed.
+    Private(PrivateBuffer),
+    /// A small load by this process.
+    Small(Small),
     /// A server.
     Attached(Attachment),
 }
@@ -40,12 +63,15 @@ pub(crate) struct Lease {
     /// Declared before the memory that it borrows from, because fields are dropped in this order.
     _access: Option<SharedView<'static>>,
     memory: Arc<Memory>,
+    /// `true` if addresses are those of the copy-on-write mapping.
+    copied_on_write: bool,
 }
 
 impl Backing {
     /// Wraps memory; `writable` may be `true` only if it is mapped for writing.
     pub(crate) fn new(source: Source, writable: bool) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(Arc::new(Memory { source, writable })))))
+        let memory = Memory { source, writable, copy_on_write: OnceLock::new() };
+        Arc::new(Self(Mutex::new(State::Held(Arc::new(memory)))))
     }
 
     /// Returns the memory for a short use; long uses take a [`Lease`].
@@ -53,8 +79,12 @@ impl Backing {
     /// # Errors
     /// `ValueError` if the buffer was closed.
     pub(crate) fn memory(&self) -> PyResult<Arc<Memory>> {
-        let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        memory.clone().ok_or_else(|| PyValueError::new_err("the buffer is closed"))
+        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            State::Held(memory) => Some(Arc::clone(memory)),
+            State::Released(memory) => memory.upgrade(),
+            State::Closed => None,
+        }
+        .ok_or_else(|| PyValueError::new_err("the buffer is closed"))
     }
 
     /// Takes a lease on the memory.
@@ -70,14 +100,52 @@ impl Backing {
                 let shared: &'static SharedBuffer = unsafe { &*std::ptr::from_ref(shared) };
                 Some(shared.view().map_err(|heap| error::raised(py, &heap.into()))?)
             }
-            Source::Attached(_) => None,
+            Source::Private(_) | Source::Small(_) | Source::Attached(_) => None,
         };
-        Ok(Lease { _access: access, memory })
+        Ok(Lease { _access: access, memory, copied_on_write: false })
+    }
+
+    /// Takes a lease on memory that torch may write to: on a copy-on-write mapping if the content is
+    /// sealed, or else on the memory itself.
+    ///
+    /// # Errors
+    /// Those of [`Backing::lease`]; `BufferError` for sealed memory of the hugetlb pool; the error of
+    /// the kernel if it refuses the mapping.
+    pub(crate) fn lease_to_write(&self, py: Python<'_>) -> PyResult<Lease> {
+        let mut lease = self.lease(py)?;
+        lease.copied_on_write = lease.memory.make_copy_on_write(py)?;
+        Ok(lease)
     }
 
     /// Returns `true` if the buffer was closed.
     pub(crate) fn is_closed(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        matches!(*self.0.lock().unwrap_or_else(PoisonError::into_inner), State::Closed)
+    }
+
+    /// Lets the leases alone keep the memory. If there are none, it is freed.
+    pub(crate) fn let_go(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let State::Held(memory) = &*state else { return };
+        let released = State::Released(Arc::downgrade(memory));
+        let held = std::mem::replace(&mut *state, released);
+        drop(state);
+        // Freeing gigabytes takes a while, so it is done without the lock.
+        drop(held);
+    }
+
+    /// Returns `true` if the memory exists.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.memory().is_ok()
+    }
+
+    /// Takes the memory out, even while there are leases, which keep it; `None` if the buffer was closed
+    /// before.
+    pub(crate) fn release(&self) -> Option<Arc<Memory>> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *state, State::Closed) {
+            State::Held(memory) => Some(memory),
+            State::Released(_) | State::Closed => None,
+        }
     }
 
     /// Takes the memory out to free it; `None` if the buffer was closed before.
@@ -85,13 +153,15 @@ impl Backing {
     /// # Errors
     /// `BufferError` while there are leases.
     pub(crate) fn take(&self) -> PyResult<Option<Memory>> {
-        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(memory) = slot.take() else { return Ok(None) };
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let State::Held(memory) = std::mem::replace(&mut *state, State::Closed) else {
+            return Ok(None);
+        };
         match Arc::try_unwrap(memory) {
             Ok(memory) => Ok(Some(memory)),
             Err(memory) => {
                 let leases = Arc::strong_count(&memory) - 1;
-                *slot = Some(memory);
+                *state = State::Held(memory);
                 let (views, them) = if leases == 1 { ("view", "it") } else { ("views", "them") };
                 Err(PyBufferError::new_err(format!(
                     "cannot close the buffer while {leases} {views} of it (arrays, memoryviews, \
@@ -112,6 +182,8 @@ impl Memory {
     pub(crate) fn len_bytes(&self) -> u64 {
         match &self.source {
             Source::Loaded(shared) => shared.len(),
+            Source::Private(private) => private.len(),
+            Source::Small(small) => small.len() as u64,
             Source::Attached(attachment) => attachment.len(),
         }
     }
@@ -120,6 +192,8 @@ impl Memory {
     pub(crate) fn address(&self) -> NonNull<u8> {
         match &self.source {
             Source::Loaded(shared) => shared.host().cast(),
+            Source::Private(private) => private.host().cast(),
+            Source::Small(small) => small.start(),
             Source::Attached(attachment) => NonNull::from(attachment.as_slice()).cast(),
         }
     }
@@ -128,6 +202,7 @@ impl Memory {
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
             Source::Loaded(shared) => shared.memfd().or(self.dma_buf()),
+            Source::Private(_) | Source::Small(_) => None,
             Source::Attached(attachment) => Some(attachment.memfd()),
         }
     }
@@ -136,7 +211,7 @@ impl Memory {
     pub(crate) fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
             Source::Loaded(shared) => shared.dma_buf().map(AsFd::as_fd),
-            Source::Attached(_) => None,
+            Source::Private(_) | Source::Small(_) | Source::Attached(_) => None,
         }
     }
 
@@ -144,16 +219,39 @@ impl Memory {
     pub(crate) fn origin(&self) -> Option<(&Heap, PageReport)> {
         match &self.source {
             Source::Loaded(shared) => Some((shared.heap(), shared.page_report())),
-            Source::Attached(_) => None,
+            Source::Private(private) => Some((private.heap(), private.page_report())),
+            Source::Small(_) | Source::Attached(_) => None,
         }
     }
 
     /// Returns the server's number for attached memory.
     pub(crate) fn attachment_id(&self) -> Option<u64> {
         match &self.source {
-            Source::Loaded(_) => None,
+            Source::Loaded(_) | Source::Private(_) | Source::Small(_) => None,
             Source::Attached(attachment) => Some(attachment.id()),
         }
+    }
+
+    /// Maps sealed content copy-on-write, unless it is mapped so already. Returns `false` if the
+    /// content is not sealed.
+    fn make_copy_on_write(&self, py: Python<'_>) -> PyResult<bool> {
+        let memfd = match &self.source {
+            Source::Loaded(shared) if shared.sealing() == heap::Sealing::Content => shared.memfd(),
+            Source::Attached(attachment) => Some(attachment.memfd()),
+            Source::Loaded(_) | Source::Private(_) | Source::Small(_) => None,
+        };
+        let Some(memfd) = memfd else { return Ok(false) };
+        if self.copy_on_write.get().is_none() {
+            let made = CopyOnWrite::new(memfd, self.len_bytes()).map_err(|error| match error {
+                heap::Error::HugetlbCopyOnWrite => PyBufferError::new_err(format!(
+                    "{error}; pass writable=False for tensors that must not be written to"
+                )),
+                error => error::raised(py, &error.into()),
+            })?;
+            // If another thread was faster, its mapping is used.
+            let _ = self.copy_on_write.set(made);
+        }
+        Ok(true)
     }
 
     /// Frees loaded memory, or releases attached memory and waits until the server confirms that.
@@ -162,7 +260,7 @@ impl Memory {
     /// If the server does not confirm it. The memory is released nevertheless.
     pub(crate) fn free(self) -> serve::Result<()> {
         match self.source {
-            Source::Loaded(_) => Ok(()),
+            Source::Loaded(_) | Source::Private(_) | Source::Small(_) => Ok(()),
             Source::Attached(attachment) => attachment.release(),
         }
     }
@@ -186,8 +284,17 @@ impl Lease {
                 range.start, range.end
             )));
         }
+        let start = match self.memory.copy_on_write.get() {
+            Some(mapping) if self.copied_on_write => mapping.host().cast(),
+            _ => self.memory.address(),
+        };
         // SAFETY: it is inside the mapping, which has no more than isize::MAX bytes.
-        Ok(unsafe { self.memory.address().add(range.start as usize) })
+        Ok(unsafe { start.add(range.start as usize) })
+    }
+
+    /// Returns `true` if this process may write to the leased memory.
+    fn is_writable(&self) -> bool {
+        self.memory.writable || self.copied_on_write
     }
 }
 
@@ -211,7 +318,7 @@ pub(crate) unsafe fn lend(
     }
     let address: *mut c_void = lease.address_of(&range)?.as_ptr().cast();
     let len = (range.end - range.start) as ffi::Py_ssize_t;
-    let read_only = c_int::from(!lease.memory.writable);
+    let read_only = c_int::from(!lease.is_writable());
     // SAFETY: `view` is valid for writes. The lease keeps the range mapped until the view is
     // released, and the range is writable unless `read_only` is set.
     let refused =

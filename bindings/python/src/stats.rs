@@ -9,11 +9,13 @@ use pyo3::types::PyDict;
 #[pyclass(frozen, module = "longshore")]
 pub(crate) struct Stats {
     report: Report,
+    heap: String,
 }
 
 impl Stats {
-    pub(crate) fn new(report: Report) -> Self {
-        Self { report }
+    /// Creates the statistics of a load into memory of that name.
+    pub(crate) fn new(report: Report, heap: String) -> Self {
+        Self { report, heap }
     }
 }
 
@@ -58,8 +60,8 @@ impl Stats {
 
     /// The heap that the memory came from.
     #[getter]
-    fn heap(&self) -> String {
-        self.report.heap.to_string()
+    fn heap(&self) -> &str {
+        &self.heap
     }
 
     /// The page sizes as text, such as "2 MiB" or "2 MiB 50%, base 50%".

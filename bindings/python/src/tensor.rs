@@ -16,7 +16,7 @@ use crate::memory::Backing;
 ///
 /// It has DLPack's methods, so every framework can import it. `longshore.numpy.asarray` and the
 /// functions of the same name for JAX and torch also support types that DLPack lacks.
-#[pyclass(frozen, module = "longshore")]
+#[pyclass(frozen, weakref, module = "longshore")]
 pub(crate) struct Tensor {
     backing: Arc<Backing>,
     name: String,
@@ -106,7 +106,15 @@ impl Tensor {
     /// A view of its data as bytes.
     #[getter]
     fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
-        let bytes = Bytes::new(Arc::clone(&self.backing), self.range.clone());
+        let bytes = Bytes::new(Arc::clone(&self.backing), self.range.clone(), false);
+        PyMemoryView::from(Bound::new(py, bytes)?.as_any())
+    }
+
+    /// Returns a writable view of its data as bytes, for torch, which has no read-only tensors. If the
+    /// content is sealed, it is a copy-on-write mapping: no other process and no other view sees
+    /// writes.
+    fn _data_to_write<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
+        let bytes = Bytes::new(Arc::clone(&self.backing), self.range.clone(), true);
         PyMemoryView::from(Bound::new(py, bytes)?.as_any())
     }
 
@@ -161,6 +169,12 @@ impl Tensor {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         py.import("longshore.numpy")?.call_method1("_array", (slf, dtype, copy))
+    }
+
+    /// Returns the tensor as a JAX array, as `longshore.jax.asarray` does. Without this method, JAX would
+    /// take `dtype` for a type of numpy.
+    fn __jax_array__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("longshore.jax")?.call_method1("asarray", (slf,))
     }
 
     fn __repr__(&self) -> String {

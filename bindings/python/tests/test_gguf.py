@@ -144,6 +144,60 @@ def same_parts(ours: Any, theirs: Any) -> None:
     assert not any(part.flags.writeable for part in ours.parts)
 
 
+def test_fields_and_tensors_are_the_tuples_of_the_package(model: Path) -> None:
+    ours, theirs = longshore.gguf.GGUFReader(model), gguf.GGUFReader(model)
+    assert ours.tensors[0]._fields == theirs.tensors[0]._fields
+    name, tensor_type, *_rest, field = ours.tensors[0]
+    assert (name, tensor_type, field.name) == (*theirs.tensors[0][:2], theirs.tensors[0].field.name)
+    for mine, other in zip(ours.fields.values(), theirs.fields.values(), strict=True):
+        assert isinstance(mine, tuple) and mine._fields == other._fields
+        offset, key, parts, data, types = mine
+        assert (offset, key, data, types) == (other[0], other[1], other[3], other[4])
+        assert [part.tolist() for part in parts] == [part.tolist() for part in other[2]]
+
+
+def test_the_attributes_of_the_reader_are_those_of_the_package(model: Path) -> None:
+    ours, theirs = longshore.gguf.GGUFReader(model), gguf.GGUFReader(model)
+    assert (ours.byte_order, ours.endianess) == (theirs.byte_order, theirs.endianess)
+    assert ours.endianess.name == theirs.endianess.name
+    assert ours.gguf_scalar_to_np == theirs.gguf_scalar_to_np
+    assert ours.data.tobytes() == theirs.data.tobytes() and ours.data.dtype == theirs.data.dtype
+    assert ours.data_offset == theirs.data_offset and ours.alignment == theirs.alignment
+
+
+def test_the_modes_of_the_reader(model: Path) -> None:
+    assert not longshore.gguf.GGUFReader(model).tensors[0].data.flags.writeable
+    content = model.read_bytes()
+    private = longshore.gguf.GGUFReader(model, "c")
+    private.tensors[0].data[:] = 0
+    private.fields["test.uint32"].parts[-1][0] = 7
+    assert model.read_bytes() == content
+    with pytest.raises(ValueError, match="does not write to files"):
+        longshore.gguf.GGUFReader(model, "r+")
+
+
+def test_the_last_metadata_entry_may_be_of_any_type(tmp_path: Path) -> None:
+    values: list[tuple[str, Any]] = [
+        ("add_array", ["", "word", "πάντα"]),
+        ("add_array", [1, 2]),
+        ("add_array", [True]),
+        ("add_string", "text"),
+        ("add_bool", True),
+        ("add_float64", 1.5),
+    ]
+    for add, value in values:
+        path = tmp_path / "last.gguf"
+        writer = gguf.GGUFWriter(str(path), "llama")
+        getattr(writer, add)("last", value)
+        writer.add_tensor("t", np.ones(3, np.float32))
+        for write in ("header", "kv_data", "tensors"):
+            getattr(writer, f"write_{write}_to_file")()
+        writer.close()
+        ours, theirs = longshore.gguf.load(path)["t"].field, gguf.GGUFReader(path).tensors[0].field
+        assert ours.offset == theirs.offset
+        same_parts(ours, theirs)
+
+
 def test_the_header_entry_of_every_tensor_is_the_same(model: Path) -> None:
     ours = longshore.gguf.load(model)
     for theirs in gguf.GGUFReader(model).tensors:

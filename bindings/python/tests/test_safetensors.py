@@ -118,7 +118,8 @@ def test_arrays_are_views_of_one_buffer_and_keep_it_alive(
     before = descriptors()
     arrays = longshore.numpy.load_file(every)
     whole = longshore.load(every)
-    assert len(descriptors() - before) == 4, "a descriptor and a mapping each"
+    # The file is small, so the arrays have memory of the allocator.
+    assert len(descriptors() - before) == 2, "a descriptor and a mapping of the shared buffer"
     for tensor in whole.tensors.values():
         array = longshore.numpy.asarray(tensor)
         if array.size:
@@ -126,7 +127,7 @@ def test_arrays_are_views_of_one_buffer_and_keep_it_alive(
     last = arrays.popitem()[1]
     arrays.clear()
     del whole, tensor, array
-    assert len(descriptors() - before) == 2
+    assert descriptors() == before
     assert last.tobytes() is not None
     del last
     assert descriptors() == before
@@ -191,7 +192,7 @@ def test_no_data_is_read_before_a_tensor_is_requested(
         assert 1 <= len(descriptors() - before) <= 2
         assert not any("memfd" in name for name in descriptors() - before)
         array = file.get_tensor("float32.5")
-        assert len(descriptors() - before) == 2
+        assert len(descriptors() - before) <= 2
     assert array.shape == (2, 3)
     with pytest.raises(longshore.SafetensorError, match="File is closed"):
         file.get_tensor("float32.5")
@@ -205,10 +206,10 @@ def test_tensors_are_loaded_one_by_one(every: str, descriptors: Callable[[], set
             assert same(file.get_tensor(name), array), name
             assert descriptors() == before
         kept = file.get_tensor("float32.5")
-        assert kept.ctypes.data % 4096 == 0
+        assert kept.ctypes.data % 64 == 0
         part = file.get_slice("float32.5")[1:, ::2]
         assert same(part, theirs["float32.5"][1:, ::2])
-        assert len(descriptors() - before) == 4
+        assert descriptors() == before
         with pytest.raises(longshore.SafetensorError, match="does not contain tensor x"):
             file.get_tensor("x")
     with longshore.safe_open(every, "np", whole=False, verify="crc32c") as file:
@@ -219,10 +220,14 @@ def test_tensors_are_loaded_one_by_one(every: str, descriptors: Callable[[], set
 def memfds() -> int:
     """Return the number of longshore's memfds that this process has mapped."""
     with open("/proc/self/maps") as maps:
-        return sum("memfd:longshore" in line for line in maps)
+        # Parts of a mapping with pages of different sizes have a line each, with the same inode.
+        return len({line.split()[4] for line in maps if "memfd:longshore" in line})
 
 
-def test_threads_share_one_load(every: str) -> None:
+def test_threads_share_one_load(tmp_path: Path) -> None:
+    path = tmp_path / "large.safetensors"
+    large = {str(n): np.full(200_000, n, np.uint8) for n in range(9)}
+    safetensors.numpy.save_file(large, path)
     before = memfds()
     for _ in range(5):
         loads: list[int] = []
@@ -233,7 +238,7 @@ def test_threads_share_one_load(every: str) -> None:
             loads += [total] if done == total else []
             time.sleep(0.001)
 
-        with longshore.safe_open(every, framework="np", progress=slow) as file:
+        with longshore.safe_open(path, framework="np", progress=slow) as file:
             names = file.offset_keys()
 
             def get(
@@ -367,23 +372,32 @@ def outcome(part: Any, index: Any) -> Any:
 @pytest.mark.parametrize("shape", [(), (5,), (0,), (4, 3), (3, 4, 5), (2, 0, 3)])
 def test_slices_are_the_same(tmp_path: Path, shape: tuple[int, ...]) -> None:
     path = str(tmp_path / "part.safetensors")
-    safetensors.numpy.save_file({"t": random_array("int16", shape, 1)}, path)
+    array = random_array("int16", shape, 1)
+    safetensors.numpy.save_file({"t": array}, path)
     with safetensors.safe_open(path, "np") as theirs, longshore.safe_open(path, "np") as ours:
         for index in INDICES:
             start_behind_stop = isinstance(index, slice) and index.start and index.stop is not None
             if start_behind_stop and 0 <= index.stop < index.start:
                 # `safetensors` computes a negative length here, and panics or returns a huge shape.
-                assert outcome(ours.get_slice("t"), index) == "SafetensorError", index
+                is_inside = shape and index.start < shape[0]
+                expected = outcome(array, index) if is_inside else "SafetensorError"
+                assert outcome(ours.get_slice("t"), index) == expected, index
                 continue
             expected = outcome(theirs.get_slice("t"), index)
             assert outcome(ours.get_slice("t"), index) == expected, index
 
 
-def test_slices_are_views(every: str) -> None:
-    with longshore.safe_open(every, framework="np") as file:
-        whole = file.get_tensor("float32.6")
-        part = file.get_slice("float32.6")[1, 1:3]
-    assert np.shares_memory(whole, part) and same(part, whole[1, 1:3])
+def test_small_slices_are_copied_and_others_are_views(tmp_path: Path) -> None:
+    path = tmp_path / "large.safetensors"
+    safetensors.numpy.save_file({"t": random_array("uint8", (3, 1 << 20), 1)}, path)
+    for writable in (False, True):
+        with longshore.safe_open(path, framework="np", writable=writable) as file:
+            whole = file.get_tensor("t")
+            part = file.get_slice("t")[1:]
+            small = file.get_slice("t")[1]
+        assert np.shares_memory(whole, part) and same(part, whole[1:])
+        assert not np.shares_memory(whole, small) and same(small, whole[1])
+        assert small.flags.writeable == part.flags.writeable == writable
 
 
 @pytest.mark.parametrize(
@@ -579,3 +593,20 @@ def test_unmodified_readers_open_the_memory(every: str) -> None:
         theirs = safetensors.numpy.load_file(buffer.path)
     expected = safetensors.numpy.load_file(every)
     assert all(same(theirs[name], array) for name, array in expected.items())
+
+
+def test_the_entry_of_a_tensor_in_the_header(tmp_path: Path) -> None:
+    weights = {"a": np.zeros((2, 3), np.float32), "b": np.zeros((), np.int8)}
+    safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
+    content = (tmp_path / "model.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    with longshore.safe_open(tmp_path / "model.safetensors", "numpy") as file:
+        for name in weights:
+            meta = file.get_tensor_meta(name)
+            assert meta.dtype == header[name]["dtype"]
+            assert meta.shape == header[name]["shape"]
+            assert list(meta.data_offsets) == header[name]["data_offsets"]
+            meta.shape.append(1)
+            assert file.get_tensor_meta(name).shape == header[name]["shape"]
+        with pytest.raises(longshore.SafetensorError, match="does not contain tensor c"):
+            file.get_tensor_meta("c")

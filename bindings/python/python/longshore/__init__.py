@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from longshore import errors
 from longshore._attach import attach
-from longshore._core import Buffer, File, Stats, Tensor, __version__
-from longshore._load import load
+from longshore._core import Buffer, CancelToken, File, Stats, Tensor, __version__
+from longshore._load import load, load_async
 from longshore._safetensors import safe_open
 from longshore.errors import (
     CancelledError,
@@ -38,8 +38,14 @@ from longshore.errors import (
     UnavailableError,
 )
 
+TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
+if TYPE_CHECKING:
+    from longshore._patch import patch_safetensors
+    from longshore._saving.raw import TensorSpec, deserialize, serialize, serialize_file
+
 __all__ = [
     "Buffer",
+    "CancelToken",
     "CancelledError",
     "ChecksumError",
     "File",
@@ -54,10 +60,29 @@ __all__ = [
     "ServerError",
     "Stats",
     "Tensor",
+    "TensorSpec",
     "UnavailableError",
     "__version__",
     "attach",
+    "deserialize",
     "errors",
     "load",
+    "load_async",
+    "patch_safetensors",
     "safe_open",
+    "serialize",
+    "serialize_file",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import the functions that few programs need when they are used."""
+    if name in ("TensorSpec", "deserialize", "serialize", "serialize_file"):
+        from longshore._saving import raw
+
+        return getattr(raw, name)
+    if name == "patch_safetensors":
+        from longshore._patch import patch_safetensors
+
+        return patch_safetensors
+    raise AttributeError(f"module 'longshore' has no attribute '{name}'")

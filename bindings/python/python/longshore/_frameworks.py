@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from longshore._load import Options
 
 
+COPIED_MAX_BYTES = 1 << 20
+"""The length of slices that are copied, so that they do not keep the buffer of the whole file."""
+
+
 class Framework:
     """The interface of all frameworks."""
 
@@ -53,7 +57,12 @@ class Numpy(Framework):
 
     def part(self, tensor: _core.Tensor, index: Any) -> Any:
         # With `...`, a single element is an array, too, and not a scalar.
-        return self._asarray(tensor)[(*index, ...)]
+        part = self._asarray(tensor)[(*index, ...)]
+        if part.nbytes > COPIED_MAX_BYTES:
+            return part
+        copied = part.copy()
+        copied.flags.writeable = part.flags.writeable
+        return copied
 
 
 class Jax(Framework):
@@ -88,17 +97,21 @@ class Torch(Framework):
         from longshore import torch
 
         self._torch = torch
-        self._device = "cpu" if device is None else device
+        self._device = torch.device_of("cpu" if device is None else device)
 
     def defaults(self, options: Options) -> None:
         # torch has no read-only tensors.
-        options.setdefault("writable", True)
+        self._writable = options.setdefault("writable", True)
 
     def tensor(self, tensor: _core.Tensor) -> Any:
-        return self._torch.moved(self._torch.asarray(tensor), self._device)
+        tensor = self._torch.asarray(tensor, writable=self._writable)
+        return self._torch.moved(tensor, self._device)
 
     def part(self, tensor: _core.Tensor, index: Any) -> Any:
-        return self._torch.moved(self._torch.asarray(tensor)[index], self._device)
+        part = self._torch.asarray(tensor, writable=self._writable)[index]
+        if part.nbytes <= COPIED_MAX_BYTES:
+            part = part.clone()
+        return self._torch.moved(part, self._device)
 
 
 _FRAMEWORKS: dict[str, type[Framework]] = {
@@ -111,6 +124,11 @@ _FRAMEWORKS: dict[str, type[Framework]] = {
     "pytorch": Torch,
 }
 _OTHERS = ("tf", "tensorflow", "mlx", "paddle")
+
+
+def supports(name: str) -> bool:
+    """Return True if files can be opened for the framework of that name."""
+    return name in _FRAMEWORKS
 
 
 def framework_of(name: str, device: str | int | None, backend: str) -> Framework:

@@ -1,18 +1,24 @@
-"""`longshore.load`."""
+"""`longshore.load` and `longshore.load_async`."""
 
 from __future__ import annotations
 
+import operator
 import os
 
 from longshore import _core
 from longshore._progress import observer
+from longshore._source import absolute, named, remember
 
 TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Literal, TypedDict
+    from typing import Any, Literal, TypedDict, Unpack
+
+    from longshore._source import HasDescriptor, Name
 
     StrPath = str | os.PathLike[str]
+    File = StrPath | int | HasDescriptor
+    Files = File | bytes | bytearray | memoryview | Sequence[File]
     Progress = bool | Callable[[int, int], object] | None
     Verify = StrPath | Sequence[str] | None
     Format = Literal["auto", "raw", "safetensors", "gguf"]
@@ -26,13 +32,14 @@ if TYPE_CHECKING:
         verify: Verify
         progress: Progress
         writable: bool
+        cancel: _core.CancelToken | None
 
 
 _DIGESTS = ("crc32c", "xxh3", "sha256")
 
 
 def load(
-    path_or_paths: StrPath | Sequence[StrPath],
+    path_or_paths: Files,
     heap: str = "auto",
     mode: str = "auto",
     align: int | None = None,
@@ -41,6 +48,7 @@ def load(
     *,
     format: Format = "auto",
     writable: bool = False,
+    cancel: _core.CancelToken | None = None,
 ) -> _core.Buffer:
     """Load a file, or several one after another, into memory that can be shared.
 
@@ -48,7 +56,9 @@ def load(
     it fails, it leaves neither a descriptor nor memory behind.
 
     Args:
-        path_or_paths: The file or files. A `*.safetensors.index.json` stands for its shards.
+        path_or_paths: The file, or a sequence of files: paths, file descriptors, or file objects, whose
+            unwritten data is written first. They are loaded whole, whatever their position. A
+            `*.safetensors.index.json` stands for its shards. Bytes-like objects are copied.
         heap: The source of the memory: "memfd" with the largest available pages, "memfd:4k",
             "hugetlb", "udmabuf" or "dma-heap:NAME". "auto" takes "memfd", which can be sealed.
         mode: How files are read: "direct", "buffered" or "uncached". "auto" copies resident pages
@@ -61,7 +71,9 @@ def load(
         progress: True shows a progress bar if tqdm is installed, and prints lines on standard error
             if not. A callable is called with the bytes done and the total, about twenty times a
             second.
-        format: The format of the files; "auto" chooses it by their names.
+        format: The format of the files; "auto" chooses it by their names, and for bytes by the magic
+            number: GGUF, or else safetensors.
+        cancel: A token that stops the load from another thread.
         writable: Do not seal the content: this process can write to the arrays, and other processes
             that have the descriptor can write to the memory.
 
@@ -74,25 +86,73 @@ def load(
     >>> buffer = longshore.load(example, verify="crc32c")
     >>> buffer.files[0].digests["crc32c"] == crc32c(bytes(buffer))
     True
-    >>> memoryview(buffer).readonly, buffer.stats.nbytes == len(buffer)
-    (True, True)
+    >>> memoryview(buffer).readonly, "weight" in buffer, len(buffer)
+    (True, True, 2)
     """
-    return load_only(
-        None,
-        _paths(path_or_paths),
-        heap=heap,
-        mode=mode,
-        align=align,
-        verify=verify,
-        progress=progress,
-        format=format,
-        writable=writable,
-    )
+    with named(path_or_paths, format) as (names, kind):
+        buffer = load_only(
+            None,
+            names,
+            heap=heap,
+            mode=mode,
+            align=align,
+            verify=verify,
+            progress=progress,
+            format=kind,
+            writable=writable,
+            cancel=cancel,
+        )
+    if paths := absolute(names):
+        options = {"heap": heap, "mode": mode, "align": align, "format": format, "writable": writable}
+        remember(buffer, load, paths, options)
+    return buffer
+
+
+async def load_async(
+    path_or_paths: Files, *, format: Format = "auto", **options: Unpack[Options]
+) -> _core.Buffer:
+    """Load files in a thread, as `longshore.load` does, while the event loop runs.
+
+    Cancelling the task that awaits it stops the load. The task ends when the load has ended and has
+    freed its memory. `progress` is called in the thread.
+
+    >>> import asyncio
+    >>> import longshore
+    >>> buffer = asyncio.run(longshore.load_async(example))
+    >>> sorted(buffer)
+    ['bias', 'weight']
+    """
+    # Programs that do not use asyncio do not need this import.
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    if "cancel" in options:
+        raise TypeError("load_async() has no argument 'cancel': cancel the task that awaits it")
+    token = _core.CancelToken()
+    # The executor of the loop may be full of other work.
+    executor = ThreadPoolExecutor(1, "longshore.load_async")
+    arguments: dict[str, Any] = {"format": format, **options, "cancel": token}
+    loading = asyncio.wrap_future(executor.submit(load, path_or_paths, **arguments))
+    executor.shutdown(wait=False)
+    try:
+        return await asyncio.shield(loading)
+    except asyncio.CancelledError:
+        token.cancel()
+        while not loading.done():
+            try:
+                await asyncio.wait([loading])
+            except asyncio.CancelledError:
+                # Cancelled again: the load is about to end.
+                continue
+        if not loading.cancelled():
+            # Marks the exception of the load as seen.
+            loading.exception()
+        raise
 
 
 def load_only(
     tensor: str | None,
-    paths: list[str],
+    names: list[Name],
     opened: _core.OpenedFiles | None = None,
     *,
     heap: str = "auto",
@@ -102,12 +162,20 @@ def load_only(
     progress: Progress = None,
     format: Format = "auto",
     writable: bool = False,
+    cancel: _core.CancelToken | None = None,
+    private: bool = False,
 ) -> _core.Buffer:
-    """Load whole files, or only the safetensors tensor of that name; from `opened` if it is given."""
+    """Load whole files, or only the safetensors tensor of that name; from `opened` if it is given.
+
+    With `private`, no other process can get the memory, so it uses no descriptor, and up to 1 MiB no
+    mapping either.
+    """
     digests, manifest = _verify(verify)
-    with observer(progress, paths) as observe:
+    if align is not None and not 0 < operator.index(align) < 1 << 63:
+        raise ValueError(f"align={align} is not a power of two (such as 64 or 4096)")
+    with observer(progress, names) as observe:
         return _core.load(
-            paths if opened is None else opened,
+            names if opened is None else opened,
             heap=heap,
             mode=mode,
             format=format,
@@ -116,14 +184,10 @@ def load_only(
             digests=digests,
             manifest=manifest,
             writable=writable,
+            private=private,
             observe=observe,
+            cancel=cancel,
         )
-
-
-def _paths(path_or_paths: StrPath | Sequence[StrPath]) -> list[str]:
-    if isinstance(path_or_paths, (str, os.PathLike)):
-        return [os.fspath(path_or_paths)]
-    return [os.fspath(path) for path in path_or_paths]
 
 
 def _verify(verify: Verify) -> tuple[list[str], str | None]:
@@ -132,5 +196,11 @@ def _verify(verify: Verify) -> tuple[list[str], str | None]:
         return [], None
     if isinstance(verify, (str, os.PathLike)):
         word = os.fspath(verify)
-        return ([word], None) if word in _DIGESTS else ([], word)
+        if word in _DIGESTS:
+            return [word], None
+        if isinstance(verify, str) and word.isalnum() and not os.path.exists(word):
+            raise ValueError(
+                f"unknown checksum '{word}' (expected crc32c, xxh3, sha256, or the path of a manifest)"
+            )
+        return [], word
     return list(verify), None

@@ -20,14 +20,14 @@ LINE_SECONDS = 1.0
 
 
 @contextmanager
-def observer(progress: Progress, paths: Sequence[str]) -> Generator[Observe | None]:
+def observer(progress: Progress, names: Sequence[str | int]) -> Generator[Observe | None]:
     """Yield the function to call with the bytes done and the total, or None."""
     if callable(progress):
         yield progress
     elif not progress:
         yield None
     else:
-        label = paths[0] if len(paths) == 1 else f"{len(paths)} files"
+        label = str(names[0]) if len(names) == 1 else f"{len(names)} files"
         bar = _new_bar(label)
         if bar is None:
             yield _lines(label)

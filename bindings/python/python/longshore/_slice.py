@@ -92,9 +92,10 @@ def _range(entry: int | slice, length: int) -> tuple[int, int, int]:
 def _check_bounds(entries: list[int | slice], place: int, shape: Sequence[int]) -> None:
     length = shape[place]
     start, stop, _ = _range(entries[place], length)
-    if start < length and stop <= length and start <= stop:
+    if start < length and stop <= length:
+        # If the start is greater than the stop, the slice is empty, as in Python.
         return
-    asked = start if start >= length or start > stop else max(stop - 1, 0)
+    asked = start if start >= length else stop - 1
     raise _refused(
         entries,
         shape,

@@ -34,6 +34,8 @@ __all__ = [
     "ReadError",
     "SafetensorError",
     "SafetensorFormatError",
+    "SafetensorNotFoundError",
+    "SafetensorPermissionError",
     "ServerError",
     "UnavailableError",
 ]
@@ -83,7 +85,8 @@ class CancelledError(LongshoreError):
 
 
 class ServerError(LongshoreError, ConnectionError):
-    """The server of `longshore.attach` ended, did not answer in time, or sent an invalid reply."""
+    """No server listens for `longshore.attach`, or it ended, did not answer in time, or sent an invalid
+    reply."""
 
 
 class SafetensorError(LongshoreError):
@@ -92,3 +95,23 @@ class SafetensorError(LongshoreError):
 
 class SafetensorFormatError(SafetensorError, FormatError):
     """The file is not a valid safetensors file."""
+
+
+class SafetensorNotFoundError(SafetensorError, NotFoundError):
+    """The folder of the file to save does not exist."""
+
+
+class SafetensorPermissionError(SafetensorError, PermissionDeniedError):
+    """The file to save may not be written."""
+
+
+def save_error(error: OSError, filename: str) -> SafetensorError:
+    """Return the exception for a file that cannot be saved, which names that file and no other."""
+    kind: type[SafetensorError] = SafetensorError
+    if isinstance(error, FileNotFoundError):
+        kind = SafetensorNotFoundError
+    elif isinstance(error, PermissionError):
+        kind = SafetensorPermissionError
+    found = kind(error.errno, f"cannot save {filename}: {error.strerror or error}")
+    found.filename = filename
+    return found

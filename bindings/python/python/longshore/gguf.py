@@ -3,9 +3,9 @@
 `load` returns the tensors and the metadata that `gguf.GGUFReader` returns, in memory that can be
 shared and that is filled at the disk's speed. Tensors are read-only views of it.
 
-The positions in the file are there, too, and are computed when they are first used: `parts` and
-`data` of a `ReaderField`, and the `field` of a `ReaderTensor`. The package lacks two mappings that
-this module adds: `metadata`, and tensors by name.
+`GGUFReader` is a replacement for the class of that name; it does not write to files. Fields and tensors
+are named tuples with the same elements. `parts` and `data` of a `ReaderField` are computed when they are
+first used. The package lacks two mappings that this module adds: `metadata`, and tensors by name.
 
 >>> import numpy, gguf
 >>> writer = gguf.GGUFWriter("tiny.gguf", "llama")
@@ -26,11 +26,10 @@ this module adds: `metadata`, and tensors by name.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Unpack
 
 import numpy as np
 
@@ -43,7 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GGMLQuantizationType",
+    "GGUFEndian",
     "GGUFFile",
+    "GGUFReader",
     "GGUFValueType",
     "ReaderField",
     "ReaderTensor",
@@ -111,6 +112,13 @@ class GGUFValueType(IntEnum):
     FLOAT64 = 12
 
 
+class GGUFEndian(IntEnum):
+    """The byte order of a file. Big-endian files raise FormatError."""
+
+    LITTLE = 0
+    BIG = 1
+
+
 _NUMPY = {
     GGMLQuantizationType.F16: "float16",
     GGMLQuantizationType.F32: "float32",
@@ -141,31 +149,51 @@ Parts = tuple[list[Array], list[int]]
 """Views of ranges of a file, and the indices of those that are data, not lengths and types."""
 
 
-@dataclass(frozen=True, eq=False)
-class ReaderField:
-    """An entry of the header."""
+class _Lazy(Sequence[Any]):
+    """A list that is made when it is first used."""
 
-    name: str
-    types: list[GGUFValueType]
-    """The type of the value; for an array, followed by the type of its elements."""
-    value: Any
+    def __init__(self, make: Callable[[], list[Any]]) -> None:
+        self._make: Callable[[], list[Any]] | None = make
+        self._made: list[Any] = []
+
+    def _items(self) -> list[Any]:
+        if self._make is not None:
+            self._made = self._make()
+            self._make = None
+        return self._made
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._items()[index]
+
+    def __len__(self) -> int:
+        return len(self._items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (list, _Lazy)) and self._items() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._items())
+
+
+class _FieldTuple(NamedTuple):
     offset: int
     """Its offset in the file in bytes, or in the aligned layout in memory if `align` was given."""
-    _read: Callable[[int], Parts]
+    name: str
+    parts: Sequence[Array]
+    """Views of the memory: name, type and value, each length before its content."""
+    data: Sequence[int]
+    """The indices of the parts that are the value."""
+    types: list[GGUFValueType]
+    """The type of the value; for an array, followed by the type of its elements."""
 
-    @cached_property
-    def _pieces(self) -> Parts:
-        return self._read(self.offset)
 
-    @property
-    def parts(self) -> list[Array]:
-        """Views of the memory: name, type and value, each length before its content."""
-        return self._pieces[0]
+class ReaderField(_FieldTuple):
+    """An entry of the header."""
 
-    @property
-    def data(self) -> list[int]:
-        """The indices of the parts that are the value."""
-        return self._pieces[1]
+    value: Any
+    """The value; None for the entry of a tensor."""
 
     def contents(self, index_or_slice: int | slice = slice(None)) -> Any:
         """Return the value; for an array, the selected elements."""
@@ -174,8 +202,16 @@ class ReaderField:
         return self.value
 
 
-@dataclass(frozen=True, eq=False)
-class ReaderTensor:
+def _field(
+    name: str, types: list[GGUFValueType], value: Any, offset: int, read: Callable[[int], Parts]
+) -> ReaderField:
+    parts: _Lazy = _Lazy(lambda: read(offset)[0])
+    field = ReaderField(offset, name, parts, _Lazy(lambda: read(offset)[1]), types)
+    field.value = value
+    return field
+
+
+class ReaderTensor(NamedTuple):
     """A tensor."""
 
     name: str
@@ -189,12 +225,8 @@ class ReaderTensor:
     given."""
     data: Array
     """A view of the memory; for types that numpy lacks, of bytes, with a row of blocks in each row."""
-    _header: _Header
-
-    @property
-    def field(self) -> ReaderField:
-        """Its entry in the header."""
-        return self._header.tensor_fields[self.name]
+    field: ReaderField
+    """Its entry in the header."""
 
 
 class _Header:
@@ -203,6 +235,7 @@ class _Header:
     def __init__(self, file: _core.File, content: Array) -> None:
         self._file = file
         self._content = content
+        self._bytes = content.data
 
     def scalar(self, dtype: str) -> Callable[[int], Parts]:
         return lambda offset: ([self._take(offset, dtype)], [0])
@@ -223,20 +256,46 @@ class _Header:
         kind, data_offset = self._take(offset, "<u4"), self._take(offset + 4, "<u8")
         return [*parts, n_dims, dims, kind, data_offset], [1, 3, 4, 5]
 
-    @cached_property
     def tensor_fields(self) -> dict[str, ReaderField]:
-        """The entries of the tensors, which follow the metadata."""
+        """Return the entries of the tensors, which follow the metadata."""
         offset = _OPENING_BYTES
         if offsets := self._file.metadata_offsets:
-            offset = max(offsets.values())
-            offset += sum(part.nbytes for part in self.entry(offset)[0])
+            offset = self._after_entry(max(offsets.values()))
         fields = {}
         for _ in range(len(self._file.tensors)):
-            parts, _data = self.tensor(offset)
-            name = parts[1].tobytes().decode()
-            fields[name] = ReaderField(name, [], None, offset, self.tensor)
-            offset += sum(part.nbytes for part in parts)
+            begin = offset
+            name, offset = self._text(offset)
+            (n_dims,) = struct.unpack_from("<I", self._bytes, offset)
+            # The dimensions, the type, and the offset of the data.
+            offset += 4 + 8 * n_dims + 4 + 8
+            fields[name] = _field(name, [], None, begin, self.tensor)
         return fields
+
+    def _after_entry(self, offset: int) -> int:
+        """Return the end of a metadata entry, without views of all elements."""
+        _name, offset = self._text(offset)
+        (kind,) = struct.unpack_from("<I", self._bytes, offset)
+        return self._after_value(offset + 4, GGUFValueType(kind))
+
+    def _after_value(self, offset: int, kind: GGUFValueType) -> int:
+        length: int
+        if kind == GGUFValueType.STRING:
+            (length,) = struct.unpack_from("<Q", self._bytes, offset)
+            return offset + 8 + length
+        if kind != GGUFValueType.ARRAY:
+            return offset + np.dtype(_SCALARS[kind]).itemsize
+        element, length = struct.unpack_from("<IQ", self._bytes, offset)
+        offset += 12
+        if (of_one := GGUFValueType(element)) in _SCALARS:
+            return offset + length * np.dtype(_SCALARS[of_one]).itemsize
+        for _ in range(length):
+            offset = self._after_value(offset, of_one)
+        return offset
+
+    def _text(self, offset: int) -> tuple[str, int]:
+        (length,) = struct.unpack_from("<Q", self._bytes, offset)
+        end = offset + 8 + length
+        return bytes(self._bytes[offset + 8 : end]).decode(), end
 
     def _take(self, offset: int, dtype: str, count: int = 1) -> Array:
         kind = np.dtype(dtype)
@@ -270,6 +329,15 @@ _OPENING_BYTES = 24
 class GGUFFile(Mapping[str, ReaderTensor]):
     """A mapping from names to the tensors of a GGUF file, or of all splits of one."""
 
+    byte_order: Literal["I", "S"] = "I"
+    """ "I" for the byte order of the machine, as in the package."""
+    endianess = GGUFEndian.LITTLE
+    """The byte order of the file, with the spelling of the package."""
+    gguf_scalar_to_np: ClassVar[dict[GGUFValueType, type[np.generic]]] = {
+        kind: np.dtype(name).type for kind, name in _SCALARS.items()
+    }
+    """The numpy types of metadata values that are no strings and no arrays."""
+
     def __init__(self, buffer: _core.Buffer) -> None:
         self.buffer = buffer
         """The memory that the tensors are in."""
@@ -279,10 +347,15 @@ class GGUFFile(Mapping[str, ReaderTensor]):
         self.data_offset: int = first.data_offset or 0
         self.metadata: Mapping[str, Any] = first.metadata
         """Values by name; for splits, those of the first, which has all of them."""
-        headers = [_header(buffer, file) for file in buffer.files]
+        headers = [_Header(file, _content(buffer, file)) for file in buffer.files]
+        self.data: Array = _content(buffer, first)
+        """The bytes of the file, or of the first split; with `align`, of the aligned layout."""
         self.tensors: list[ReaderTensor] = [
-            _tensor(tensor, file, header)
-            for file, header in zip(buffer.files, headers, strict=True)
+            _tensor(tensor, file, fields[tensor.name])
+            for file, fields in (
+                (file, header.tensor_fields())
+                for file, header in zip(buffer.files, headers, strict=True)
+            )
             for tensor in file.tensors.values()
         ]
         """The tensors, in the order of their data."""
@@ -298,6 +371,9 @@ class GGUFFile(Mapping[str, ReaderTensor]):
         """Return the tensor with that index."""
         return self.tensors[idx]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GGUFFile, (self.buffer,)
+
     def __getitem__(self, name: str) -> ReaderTensor:
         return self._by_name[name]
 
@@ -312,22 +388,45 @@ class GGUFFile(Mapping[str, ReaderTensor]):
         return f"<longshore.gguf.GGUFFile: {kind}, {len(self)} tensors>"
 
     def _fields(self, first: _core.File, header: _Header) -> dict[str, ReaderField]:
-        version = ReaderField(
+        version = _field(
             "GGUF.version", [GGUFValueType.UINT32], self.version, 4, header.scalar("<u4")
         )
         counts = {"GGUF.tensor_count": len(first.tensors), "GGUF.kv_count": len(self.metadata)}
         fields = {version.name: version}
         for number, (name, count) in enumerate(counts.items()):
             offset, read = 8 + 8 * number, header.scalar("<u8")
-            fields[name] = ReaderField(name, [GGUFValueType.UINT64], count, offset, read)
+            fields[name] = _field(name, [GGUFValueType.UINT64], count, offset, read)
         types, offsets = first.metadata_types, first.metadata_offsets
         for name, value in self.metadata.items():
             kinds = [GGUFValueType(number) for number in types[name]]
             if value == [] and kinds[0] == GGUFValueType.ARRAY:
                 # As in the package, which takes the element type from the first element.
                 kinds = kinds[:1]
-            fields[name] = ReaderField(name, kinds, value, offsets[name], header.entry)
+            fields[name] = _field(name, kinds, value, offsets[name], header.entry)
         return fields
+
+
+class GGUFReader(GGUFFile):
+    """A loaded GGUF file, for programs written for `gguf.GGUFReader`.
+
+    Args:
+        path: The file.
+        mode: "r" for read-only arrays, "c" for arrays that can be written to, which does not change the
+            file.
+        options: The arguments of `longshore.load`, except its `mode`.
+    """
+
+    def __init__(
+        self, path: StrPath, mode: Literal["r", "r+", "c"] = "r", **options: Any
+    ) -> None:
+        if mode not in ("r", "c"):
+            raise ValueError(
+                f"longshore does not write to files, so mode '{mode}' is not supported; "
+                "gguf.GGUFReader of the package gguf writes to them"
+            )
+        if mode == "c":
+            options.setdefault("writable", True)
+        super().__init__(_load_buffer(path, format="gguf", **options))
 
 
 def load(path: StrPath, **options: Unpack[Options]) -> GGUFFile:
@@ -338,12 +437,12 @@ def load(path: StrPath, **options: Unpack[Options]) -> GGUFFile:
     return GGUFFile(_load_buffer(path, format="gguf", **options))
 
 
-def _header(buffer: _core.Buffer, file: _core.File) -> _Header:
+def _content(buffer: _core.Buffer, file: _core.File) -> Array:
     content = np.frombuffer(memoryview(buffer), np.uint8)
-    return _Header(file, content[file.offset : file.offset + file.nbytes])
+    return content[file.offset : file.offset + file.nbytes]
 
 
-def _tensor(tensor: _core.Tensor, file: _core.File, header: _Header) -> ReaderTensor:
+def _tensor(tensor: _core.Tensor, file: _core.File, field: ReaderField) -> ReaderTensor:
     kind = GGMLQuantizationType.__members__.get(tensor.dtype)
     if kind is None:
         raise FormatError(
@@ -359,7 +458,7 @@ def _tensor(tensor: _core.Tensor, file: _core.File, header: _Header) -> ReaderTe
         n_bytes=tensor.nbytes,
         data_offset=tensor.offset - file.offset,
         data=_data(tensor, kind),
-        _header=header,
+        field=field,
     )
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from longshore import _core, numpy as _numpy
+from longshore._attach import attached
 from longshore._safetensors import safe_open
 
 if TYPE_CHECKING:
@@ -25,22 +26,38 @@ if TYPE_CHECKING:
 
     from longshore._load import Options, StrPath
 
-__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file"]
+__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file", "tensors"]
 
 ALIGNMENT_BYTES = 64
 """The alignment that XLA on a CPU requires of memory that it shares."""
 
 
 def load_file(
-    filename: StrPath, *, backend: str = "mmap", **options: Unpack[Options]
+    filename: StrPath,
+    *,
+    backend: str = "mmap",
+    attach: bool = False,
+    socket: StrPath | None = None,
+    **options: Unpack[Options],
 ) -> dict[str, jax.Array]:
     """Load a safetensors file, or all shards of an index, as arrays by name.
 
     `backend` is ignored, and accepted because `safetensors` accepts it; `options` are the arguments
-    of `longshore.load`.
+    of `longshore.load`. With `attach=True`, `longshore serve` loads the file if it does not hold it
+    yet, and arrays that are aligned there share its memory; `socket` is as for `longshore.attach`.
     """
+    if (buffer := attached(attach, filename, socket, options)) is not None:
+        return tensors(buffer)
     with safe_open(filename, framework="jax", backend=backend, **options) as file:
         return file.get_tensors()
+
+
+def tensors(buffer: _core.Buffer) -> dict[str, jax.Array]:
+    """Return all tensors of a buffer as arrays by name, on JAX's default device.
+
+    Arrays on a CPU share the buffer's memory if they are aligned to 64 bytes.
+    """
+    return {name: placed(tensor) for name, tensor in buffer.tensors.items()}
 
 
 def load(data: bytes) -> dict[str, jax.Array]:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from longshore import _core, _dtypes, _save
+from longshore import _core, _dtypes
+from longshore._attach import attached
 from longshore._safetensors import safe_open
+from longshore._saving.files import Entry, to_bytes, to_file
 from longshore.errors import SafetensorError
 
 if TYPE_CHECKING:
@@ -27,21 +29,39 @@ if TYPE_CHECKING:
 
     from longshore._load import Options, StrPath
 
-__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file"]
+__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file", "tensors"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def load_file(
-    filename: StrPath, *, backend: str = "mmap", **options: Unpack[Options]
+    filename: StrPath,
+    *,
+    backend: str = "mmap",
+    attach: bool = False,
+    socket: StrPath | None = None,
+    **options: Unpack[Options],
 ) -> dict[str, Array]:
     """Load a safetensors file, or all shards of an index, as arrays by name.
 
     `backend` is ignored, and accepted because `safetensors` accepts it; `options` are the arguments
-    of `longshore.load`.
+    of `longshore.load`. With `attach=True`, `longshore serve` loads the file if it does not hold it
+    yet, and the arrays are views of its memory; `socket` is as for `longshore.attach`.
     """
+    if (buffer := attached(attach, filename, socket, options)) is not None:
+        return tensors(buffer)
     with safe_open(filename, framework="numpy", backend=backend, **options) as file:
         return file.get_tensors()
+
+
+def tensors(buffer: _core.Buffer) -> dict[str, Array]:
+    """Return all tensors of a buffer as arrays by name, which share its memory and keep it alive.
+
+    >>> import longshore, longshore.numpy
+    >>> sorted(longshore.numpy.tensors(longshore.load(example)))
+    ['bias', 'weight']
+    """
+    return {name: asarray(tensor) for name, tensor in buffer.tensors.items()}
 
 
 def load(data: bytes) -> dict[str, Array]:
@@ -54,16 +74,15 @@ def from_file(data: bytes, view: memoryview) -> dict[str, Array]:
 
     `view` has the same content as `data`.
     """
-    tensors = _core.parse_safetensors(data)
     return {
         name: _from_bytes(view[begin:end], name, dtype, shape)
-        for name, dtype, shape, begin, end in tensors
+        for name, dtype, shape, begin, end in _core.parse_safetensors(data)
     }
 
 
 def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) -> bytes:
     """Return the bytes of a safetensors file with these arrays."""
-    return _save.to_bytes(_entries(tensor_dict), metadata)
+    return to_bytes(_entries(tensor_dict), metadata)
 
 
 def save_file(
@@ -72,7 +91,7 @@ def save_file(
     metadata: dict[str, str] | None = None,
 ) -> None:
     """Write arrays into a safetensors file, which appears only when it is complete."""
-    _save.to_file(_entries(tensor_dict), filename, metadata)
+    to_file(_entries(tensor_dict), filename, metadata)
 
 
 def asarray(tensor: _core.Tensor) -> Array:
@@ -131,11 +150,11 @@ def _dtype(dtype: str, name: str) -> np.dtype[Any]:
 _NAMES = {name: dtype for dtype, name in (_dtypes.NUMPY | _dtypes.ML_DTYPES).items()}
 
 
-def _entries(tensors: dict[str, Array]) -> list[_save.Entry]:
+def _entries(tensors: dict[str, Array]) -> list[Entry]:
     return [_entry(name, array) for name, array in tensors.items()]
 
 
-def _entry(name: str, array: Array) -> _save.Entry:
+def _entry(name: str, array: Array) -> Entry:
     dtype = _NAMES.get(array.dtype.name)
     if dtype is None:
         raise SafetensorError(
@@ -144,4 +163,4 @@ def _entry(name: str, array: Array) -> _save.Entry:
     # The format is little-endian and row-major.
     dense = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     data = memoryview(dense.reshape(-1).view(np.uint8).data)
-    return _save.Entry(name, dtype, array.shape, data)
+    return Entry(name, dtype, array.shape, data)

@@ -3,8 +3,7 @@
 Tensors are views of one buffer, which lives as long as any of them. torch has no read-only tensors,
 so the buffer is writable, and each load has a buffer of its own, as in `safetensors`.
 
-The package `safetensors` itself writes the files, with its rules about tensors that share memory. It
-must be installed for that.
+Saving has the rules of `safetensors` about tensors that share memory.
 """
 
 from __future__ import annotations
@@ -15,7 +14,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from longshore import _core, _dtypes
+from longshore._attach import attached
 from longshore._safetensors import safe_open
+from longshore._saving import torch as _saving
+from longshore._saving.raw import serialize, serialize_file
+from longshore._saving.torch import storage_ptr, storage_size
 from longshore.errors import SafetensorError
 
 if TYPE_CHECKING:
@@ -23,7 +26,19 @@ if TYPE_CHECKING:
 
     from longshore._load import Options, StrPath
 
-__all__ = ["asarray", "load", "load_file", "load_model", "safe_open", "save", "save_file", "save_model"]
+__all__ = [
+    "asarray",
+    "load",
+    "load_file",
+    "load_model",
+    "safe_open",
+    "save",
+    "save_file",
+    "save_model",
+    "storage_ptr",
+    "storage_size",
+    "tensors",
+]
 
 
 def load_file(
@@ -31,24 +46,34 @@ def load_file(
     device: str | int = "cpu",
     *,
     backend: str = "mmap",
+    attach: bool = False,
+    socket: StrPath | None = None,
     **options: Unpack[Options],
 ) -> dict[str, Any]:
     """Load a safetensors file, or all shards of an index, as tensors by name.
 
     `backend` is ignored, and accepted because `safetensors` accepts it; `options` are the arguments
-    of `longshore.load`.
+    of `longshore.load`. With `attach=True`, `longshore serve` loads the file if it does not hold it
+    yet, and tensors on the CPU are copy-on-write views of its memory; `socket` is as for `longshore.attach`.
     """
+    if (buffer := attached(attach, filename, socket, options)) is not None:
+        return tensors(buffer, device)
     with safe_open(filename, framework="pt", device=device, backend=backend, **options) as file:
         return file.get_tensors()
 
 
+def tensors(buffer: _core.Buffer, device: str | int = "cpu", *, writable: bool = True) -> dict[str, Any]:
+    """Return all tensors of a buffer as torch tensors by name, as `asarray` does, on that device."""
+    place = device_of(device)
+    return {name: moved(asarray(tensor, writable=writable), place) for name, tensor in buffer.tensors.items()}
+
+
 def load(data: bytes) -> dict[str, Any]:
     """Return the tensors of a safetensors file that is in memory, copied once."""
-    tensors = _core.parse_safetensors(data)
     view = memoryview(bytearray(data))
     return {
         name: _from_bytes(view[begin:end], name, dtype, shape)
-        for name, dtype, shape, begin, end in tensors
+        for name, dtype, shape, begin, end in _core.parse_safetensors(data)
     }
 
 
@@ -63,14 +88,20 @@ def load_model(
 ) -> tuple[set[str], list[str]]:
     """Load a file into a module; return the missing and the unexpected names.
 
-    A name that the file lacks is not missing if its tensor shares memory with a loaded one.
+    A name that the file lacks is not missing if its tensor shares memory with a loaded one. If the file
+    has both, the second is unexpected.
     """
     state = load_file(filename, device, backend=backend, **options)
-    own = model.state_dict()
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    loaded = {_place(own[name]) for name in state if name in own}
+    duplicates = _saving.duplicates(model.state_dict(), state.keys())
+    found, unexpected = model.load_state_dict(state, strict=False)
     # `safetensors` returns a set here, although its annotation differs.
-    missing = {name for name in missing if _place(own[name]) not in loaded}
+    missing = set(found)
+    for name in (name for others in duplicates.values() for name in others):
+        if name in missing:
+            missing.remove(name)
+        else:
+            # The file has two values for the same memory.
+            unexpected.append(name)
     if strict and (missing or unexpected):
         lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
         for what, names in (("Missing", missing), ("Unexpected", unexpected)):
@@ -83,8 +114,8 @@ def load_model(
 
 def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
     """Return the bytes of a safetensors file with these tensors."""
-    content: bytes = _writer().save(tensors, metadata)
-    return content
+    specs, _kept = _saving.specs(tensors)
+    return serialize(specs, metadata)
 
 
 def save_file(
@@ -92,27 +123,62 @@ def save_file(
     filename: str | os.PathLike[str],
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write tensors into a safetensors file."""
-    _writer().save_file(tensors, filename, metadata)
+    """Write tensors into a safetensors file, which appears only when it is complete."""
+    specs, _kept = _saving.specs(tensors)
+    serialize_file(specs, filename, metadata)
 
 
 def save_model(
     model: Any, filename: str, metadata: dict[str, str] | None = None, force_contiguous: bool = True
 ) -> None:
-    """Write a module's tensors into a safetensors file, each once."""
-    _writer().save_model(model, filename, metadata, force_contiguous)
+    """Write a module's tensors into a safetensors file, each once.
+
+    The metadata gets the names of those that are not written, each with the name of the tensor that has
+    its memory.
+    """
+    state = model.state_dict()
+    for kept, others in _saving.duplicates(state).items():
+        for name in others:
+            del state[name]
+            # As in `safetensors`, the caller's own metadata wins.
+            metadata = {name: kept} | (metadata or {})
+    if force_contiguous:
+        state = {name: tensor.contiguous() for name, tensor in state.items()}
+    try:
+        save_file(state, filename, metadata)
+    except ValueError as error:
+        raise ValueError(f"{error}. Or use save_model(..., force_contiguous=True)") from error
 
 
-def asarray(tensor: _core.Tensor) -> Any:
+def asarray(tensor: _core.Tensor, *, writable: bool = True) -> Any:
     """Return a tensor as a torch tensor, which shares the buffer's memory and keeps it alive.
 
-    Do not write to it unless the buffer is writable: `longshore.load` returns a read-only buffer by
-    default, torch does not check that, and a write ends the process.
+    torch has no read-only tensors. If the content of the buffer is sealed, as that of `longshore.load`
+    and `longshore.attach` is, the tensor is a copy-on-write view: the first write to a page copies that
+    page (4 KiB) for this process, and changes neither the buffer nor other processes. All tensors of a
+    buffer share these copies. Memory of the hugetlb pool has no such views: the call raises BufferError.
+
+    Args:
+        tensor: The tensor of a buffer.
+        writable: False to map sealed memory as it is, for a GPU with unified memory, for which the
+            copy-on-write view is slow, or for the hugetlb pool. Do not write to the tensor then: torch
+            does not check that, and a write ends the process.
     """
-    return _from_bytes(tensor.data, tensor.name, tensor.dtype, tensor.shape)
+    data = tensor._data_to_write() if writable else tensor.data
+    return _from_bytes(data, tensor.name, tensor.dtype, tensor.shape)
 
 
-def moved(tensor: Any, device: str | int) -> Any:
+def device_of(device: Any) -> Any:
+    """Return the device of that name; raise SafetensorError if torch does not know it."""
+    if device == "cpu":
+        return device
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise SafetensorError(None, f"device {device} is invalid") from error
+
+
+def moved(tensor: Any, device: Any) -> Any:
     """Return the tensor on that device."""
     return tensor if device == "cpu" else tensor.to(device)
 
@@ -137,17 +203,3 @@ def _from_bytes(data: memoryview, name: str, dtype: str, shape: Any) -> Any:
         # torch warns that the memory is read-only; see `asarray`.
         warnings.simplefilter("ignore", UserWarning)
         return torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(shape)
-
-
-def _place(tensor: Any) -> tuple[int, int, int]:
-    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.numel()
-
-
-def _writer() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError(
-            "saving torch tensors needs the package safetensors: pip install safetensors"
-        ) from error
-    return safetensors.torch

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from longshore._dtypes import BITS
-from longshore.errors import SafetensorError
+from longshore.errors import SafetensorError, save_error
 
 _ORDER = {dtype: order for order, dtype in enumerate(BITS)}
 
@@ -38,7 +38,13 @@ def to_file(
 ) -> None:
     """Write a file that appears under its name only when it is complete."""
     parts = _parts(entries, metadata)
-    target = os.path.realpath(os.fspath(filename))
+    try:
+        _write(parts, os.path.realpath(os.fspath(filename)))
+    except OSError as error:
+        raise save_error(error, os.fspath(filename)) from error
+
+
+def _write(parts: list[bytes | memoryview], target: str) -> None:
     # The temporary file is in the same folder, because it cannot be renamed across file systems. An
     # existing file is replaced and not written to: a caller that saves tensors that it loaded from
     # this file may have the file mapped.
