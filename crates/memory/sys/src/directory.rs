@@ -6,13 +6,15 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
+use std::time::SystemTime;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Uid,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, ResolveFlags,
+    StatxFlags, Uid,
 };
 use rustix::io::Errno;
 
-use crate::retry_interrupted;
+use crate::{file_use, retry_interrupted};
 
 /// The limit on nested directories that [`remove_all`] removes.
 const DEPTH_MAX: u32 = 64;
@@ -155,6 +157,16 @@ fn kind_of(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<EntryKind> {
 pub fn attributes(file: impl AsFd) -> io::Result<Attributes> {
     let status = rustix::fs::fstat(file)?;
     Ok(Attributes { owner: status.st_uid, group: status.st_gid, mode: status.st_mode & 0o7777 })
+}
+
+/// Returns the time of the last modification of an entry, which is not followed if it is a symbolic link.
+///
+/// # Errors
+/// Those of `statx(2)`.
+pub fn modified_in(directory: impl AsFd, name: &Path) -> io::Result<SystemTime> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    let status = rustix::fs::statx(directory, name, flags, StatxFlags::MTIME)?;
+    Ok(file_use::system_time(status.stx_mtime))
 }
 
 /// Sets the owner and the group of a file or directory; `None` leaves one unchanged.

@@ -28,6 +28,7 @@
 //! | [`readiness`] | `poll` on any number of descriptors |
 //! | [`answering`] | `statx`, `statmount`, `/proc/self/mountinfo`, `/sys/dev/block`: files whose operations may wait for another process |
 //! | [`file_handle`] | `name_to_handle_at`: the identity of a file in its file system |
+//! | [`file_use`] | `F_SETLEASE`, `futimens`: whether a file is open elsewhere, and when it was read |
 //! | [`beneath`] | `openat2`: files beneath a directory |
 //! | [`directory`] | directories by descriptor: `openat2`, `renameat2`, `unlinkat` |
 //! | [`tmpfs`] | `O_TMPFILE`, `linkat`, `fallocate`, `mount`: files in a tmpfs |
@@ -59,6 +60,7 @@ pub mod fiemap;
 pub mod file;
 pub mod file_handle;
 mod file_queues;
+pub mod file_use;
 pub mod huge_pages;
 pub mod in_flight;
 mod ioctl;
