@@ -176,8 +176,8 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A model cannot be published.
-    #[error("cannot publish {}: {reason}", path.display())]
+    /// A model cannot be published, pinned or evicted.
+    #[error("{}{}: {reason}", if reason.is_of_publishing() { "cannot publish " } else { "" }, path.display())]
     Publish {
         /// The model or one of its files, or the target directory or a name in it.
         path: PathBuf,

@@ -51,7 +51,10 @@ pub use open::{
 };
 pub use plan::{FILE_ALIGNMENT, Plan, PlannedFile};
 pub use progress::{CancelToken, Progress};
-pub use publish::{Outcome, PublishProblem, Published, PublishedFile, Publisher};
+pub use publish::{
+    HeldFile, HeldModel, ManagerLock, ModelUse, Outcome, PublishProblem, Published, PublishedFile,
+    PublishedModel, PublishedModels, Publisher, SourceState,
+};
 pub use reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimit, ModeProblem};
 pub use repack::{copy_file, repack};
 pub use report::{BytesByRoute, Engine, Report};

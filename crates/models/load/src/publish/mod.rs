@@ -12,6 +12,8 @@
 //! A model appears complete or not at all. See [`Publisher`].
 
 mod access;
+mod hold;
+mod models;
 mod problem;
 mod published;
 mod record;
@@ -25,6 +27,8 @@ use std::time::Instant;
 use longshore_heap::{self as heap, FileAttributes, Heap, PageReport};
 use longshore_sys::directory;
 
+pub use hold::{HeldFile, HeldModel};
+pub use models::{ManagerLock, ModelUse, PublishedModel, PublishedModels, SourceState};
 pub use problem::PublishProblem;
 pub use published::{Outcome, Published, PublishedFile};
 
@@ -66,6 +70,7 @@ pub struct Publisher<'a> {
     target: PathBuf,
     name: Option<String>,
     replace: bool,
+    pin: bool,
     mode: Option<u32>,
     digests: Vec<DigestKind>,
     manifest: Option<Manifest>,
@@ -89,6 +94,7 @@ impl<'a> Publisher<'a> {
             target: target.into(),
             name: None,
             replace: false,
+            pin: false,
             mode: None,
             digests: Vec::new(),
             manifest: None,
@@ -108,6 +114,13 @@ impl<'a> Publisher<'a> {
     /// Programs that have its files open keep them.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
+        self
+    }
+
+    /// Sets whether the model is pinned, so that no server evicts it. A new version of a pinned model is
+    /// pinned, too.
+    pub fn pin(mut self, pin: bool) -> Self {
+        self.pin = pin;
         self
     }
 
@@ -163,9 +176,14 @@ impl<'a> Publisher<'a> {
         let owner = self.owner(&tree)?;
         let wanted = self.record(&tree);
         let existing = self.compare(&target, &name, owner, &wanted)?;
+        let before = target.open_name(&name);
         if let Some(record) = existing {
+            if let Some(folder) = before.filter(|_| self.pin) {
+                models::pin(folder.as_fd()).map_err(write_error(&self.target))?;
+            }
             return Ok(self.described(&target, &name, &tree, &record, began));
         }
+        self.pin |= before.is_some_and(|it| directory::exists(it, Path::new(record::PIN_NAME)));
         let lengths = tree.files.iter().map(|file| file.version.len_bytes);
         target.check_room(lengths, tree.folders.len())?;
         // Each load checks its own file, but the whole model must fit, too.
@@ -251,18 +269,10 @@ impl<'a> Publisher<'a> {
 
     fn verify(&self, record: &Record) -> Result<()> {
         for file in &record.files {
-            self.check(&record.source().join(&file.path), &file.digests())?;
+            let path = record.source().join(&file.path);
+            check_manifest(self.manifest.as_ref(), &path, &file.digests())?;
         }
         Ok(())
-    }
-
-    /// Compares the checksums of a file with the manifest, if there is one.
-    fn check(&self, path: &Path, digests: &[(DigestKind, String)]) -> Result<()> {
-        let Some(manifest) = &self.manifest else { return Ok(()) };
-        match manifest.check(path, digests) {
-            Err(Error::Manifest { .. }) if !has_weights(path) => Ok(()),
-            checked => checked,
-        }
     }
 
     fn fill(&mut self, tree: &Tree, partial: &Partial<'_>, began: Instant) -> Result<Filled> {
@@ -328,7 +338,7 @@ impl<'a> Publisher<'a> {
         }
         let loaded = loader.load(&plan)?;
         let digests = loaded.files.into_iter().next().map(|file| file.digests).unwrap_or_default();
-        self.check(&full, &digests)?;
+        check_manifest(self.manifest.as_ref(), &full, &digests)?;
         let name = Path::new(path.file_name().unwrap_or_default());
         loaded.buffer.link(folder.as_fd(), name, &attributes)?;
         let len_bytes = file.version.len_bytes;
@@ -352,6 +362,9 @@ impl<'a> Publisher<'a> {
             &json.map_err(failed())?,
         );
         let written = written.map_err(failed())?;
+        if self.pin {
+            models::pin(partial.folder.as_fd()).map_err(failed())?;
+        }
         let mut mode = 0;
         // The model itself comes last.
         let folders = tree.folders.iter().rev().map(PathBuf::as_path).chain([Path::new("")]);
@@ -421,6 +434,19 @@ fn check_header(source: &SourceFile) -> Result<()> {
         Some("safetensors") => read_safetensors_header(source).map(drop),
         Some("gguf") => read_gguf_header(source).map(drop),
         _ => Ok(()),
+    }
+}
+
+/// Compares the checksums of a file with the manifest, if there is one.
+fn check_manifest(
+    manifest: Option<&Manifest>,
+    path: &Path,
+    digests: &[(DigestKind, String)],
+) -> Result<()> {
+    let Some(manifest) = manifest else { return Ok(()) };
+    match manifest.check(path, digests) {
+        Err(Error::Manifest { .. }) if !has_weights(path) => Ok(()),
+        checked => checked,
     }
 }
 

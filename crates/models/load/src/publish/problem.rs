@@ -1,6 +1,6 @@
 //! The reasons why a model cannot be published.
 
-/// The reason why a model cannot be published.
+/// The reason why a model cannot be published, pinned or evicted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishProblem {
@@ -37,6 +37,29 @@ pub enum PublishProblem {
          (--name)"
     )]
     NotAModel,
+    /// No model has this name.
+    #[error("no model with this name is published there")]
+    NotPublished,
+    /// A program has a file of the model open or mapped.
+    #[error(
+        "a program has one of its files open; end it, or evict the model all the same (--force)"
+    )]
+    InUse,
+    /// The kernel does not report whether a program uses the model.
+    #[error(
+        "the kernel does not report whether a program has its files open: {cause}; evict it all the \
+         same (--force)"
+    )]
+    UseUnknown {
+        /// The error of the kernel.
+        cause: String,
+    },
+    /// The model is pinned.
+    #[error("it is pinned; unpin it (longshore pin --undo), or evict it all the same (--force)")]
+    Pinned,
+    /// Another server manages the directory.
+    #[error("another server manages the models of this directory")]
+    Managed,
     /// The name of the model is empty, hidden or too long, or contains a slash.
     #[error(
         "the name '{name}' is not valid: 1 to 200 bytes, no slash, and no dot at the beginning; \
@@ -74,8 +97,8 @@ pub enum PublishProblem {
     },
     /// The tmpfs has not enough free bytes.
     #[error(
-        "the model has {}, but the tmpfs has {} free; remove models from it, or mount it with a larger \
-         size (mount -o remount,size=SIZE)",
+        "the model has {}, but the tmpfs has {} free; remove models from it (longshore evict), or mount \
+         it with a larger size (mount -o remount,size=SIZE)",
         longshore_mem::ByteSize(*needed_bytes),
         longshore_mem::ByteSize(*free_bytes)
     )]
@@ -96,4 +119,18 @@ pub enum PublishProblem {
         /// The number of free inodes.
         free: u64,
     },
+}
+
+impl PublishProblem {
+    /// Returns `false` if the problem concerns a model that is published already.
+    pub(crate) fn is_of_publishing(&self) -> bool {
+        !matches!(
+            self,
+            Self::NotPublished
+                | Self::InUse
+                | Self::UseUnknown { .. }
+                | Self::Pinned
+                | Self::Managed
+        )
+    }
 }

@@ -13,6 +13,10 @@ use crate::version::FileVersion;
 
 /// The name of the record in the directory of a model.
 pub(crate) const NAME: &str = ".longshore.json";
+/// The name of the file that marks a pinned model, in its directory.
+pub(crate) const PIN_NAME: &str = ".longshore.pinned";
+/// The limit on files and directories of a model.
+pub(crate) const ENTRIES_MAX: usize = 10_000;
 /// The version of the format.
 const FORMAT: u32 = 1;
 /// The limit on the length of a record that is read.
@@ -56,7 +60,7 @@ impl Record {
     pub(crate) fn read(model: impl AsFd) -> Option<Self> {
         let (_, bytes) = directory::read_in(model, Path::new(NAME), LEN_MAX_BYTES).ok()?;
         let record: Self = serde_json::from_slice(&bytes).ok()?;
-        (record.format == FORMAT).then_some(record)
+        (record.format == FORMAT && record.files.len() <= ENTRIES_MAX).then_some(record)
     }
 
     /// Returns `true` if both are of the same versions of the same files, published with the same mode.

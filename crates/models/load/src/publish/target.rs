@@ -10,6 +10,7 @@
 //! The kernel releases the lock when the publisher ends. A directory of that form without a lock is a
 //! leftover of a publisher that was killed, or an old version that was replaced.
 
+use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -126,8 +127,7 @@ impl Target {
         lengths: impl ExactSizeIterator<Item = u64>,
         folders: usize,
     ) -> Result<()> {
-        let room = tmpfs::room(&self.folder)
-            .map_err(|source| Error::Open { path: self.path.clone(), source })?;
+        let room = self.room()?;
         // The directory of the model, and its record.
         let needed = (lengths.len() + folders + 2) as u64;
         let page_bytes = longshore_sys::page_size_bytes() as u64;
@@ -141,6 +141,14 @@ impl Target {
             return Err(publish_error(&self.path, reason));
         }
         Ok(())
+    }
+
+    /// Returns the room that is left in the tmpfs.
+    ///
+    /// # Errors
+    /// [`Error::Open`].
+    pub(crate) fn room(&self) -> Result<tmpfs::Room> {
+        tmpfs::room(&self.folder).map_err(|source| Error::Open { path: self.path.clone(), source })
     }
 
     /// Returns the entry with the name of a model. A model is trusted if it belongs to root, to this
@@ -158,16 +166,20 @@ impl Target {
         record.map_or(Existing::Other, Existing::Model)
     }
 
+    /// Opens the directory with a name, which may be that of any user.
+    pub(crate) fn open_name(&self, name: &str) -> Option<OwnedFd> {
+        directory::open_in(&self.folder, Path::new(name)).ok()
+    }
+
     /// Returns the permission bits of a model's directory.
     pub(crate) fn mode_of(&self, name: &str) -> u32 {
-        let model = directory::open_in(&self.folder, Path::new(name));
-        model.and_then(directory::attributes).map_or(0, |found| found.mode & 0o777)
+        let model = self.open_name(name).and_then(|model| directory::attributes(model).ok());
+        model.map_or(0, |found| found.mode & 0o777)
     }
 
     /// Returns `true` if a model has all files of its record.
     pub(crate) fn is_complete(&self, name: &str, record: &Record) -> bool {
-        let model = directory::open_in(&self.folder, Path::new(name));
-        model.is_ok_and(|model| record.is_complete(model))
+        self.open_name(name).is_some_and(|model| record.is_complete(model))
     }
 
     /// Removes the leftovers of publishers that were killed. Leftovers of other users stay, unless this
@@ -194,6 +206,58 @@ impl Target {
         Ok(())
     }
 
+    /// Returns `true` if only this user and root can make entries in the directory.
+    fn is_own(&self) -> bool {
+        directory::attributes(&self.folder).is_ok_and(|it| it.mode & WRITABLE_BY_OTHERS == 0)
+    }
+
+    /// Returns the names of the directory that may be models.
+    ///
+    /// # Errors
+    /// [`Error::Open`].
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
+        let entries = directory::entries(&self.folder)
+            .map_err(|source| Error::Open { path: self.path.clone(), source })?;
+        let is_candidate = |(name, kind): (OsString, EntryKind)| {
+            let name = name.into_string().ok()?;
+            (kind == EntryKind::Directory && !name.starts_with('.')).then_some(name)
+        };
+        Ok(entries.into_iter().filter_map(is_candidate).collect())
+    }
+
+    /// Opens the directory of a model and its record. `None` if it is not a model, or if it belongs to
+    /// another user and any user may make entries here.
+    pub(crate) fn open_model(&self, name: &str) -> Option<(OwnedFd, Record)> {
+        let model = self.open_name(name)?;
+        let owner = directory::attributes(&model).ok()?.owner;
+        let is_trusted = owner == effective_uid() || self.is_own();
+        let record = is_trusted.then(|| Record::read(&model)).flatten()?;
+        Some((model, record))
+    }
+
+    /// Removes a model: gives it a hidden name first, so that no program finds a part of it. Returns
+    /// `false` if the name is another model by now. If this process is killed, the next publisher
+    /// removes the rest.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub(crate) fn remove(&self, name: &str, model: &OwnedFd) -> Result<bool> {
+        let path = self.path.join(name);
+        let failed = || write_error(&path);
+        let hidden = hidden_name(name);
+        match directory::rename_new(&self.folder, Path::new(name), &hidden) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            renamed => renamed.map_err(failed())?,
+        }
+        if !directory::has_name(&self.folder, &hidden, model) {
+            // A publisher has replaced it. If its name exists again, the newest one stays.
+            let back = directory::rename_new(&self.folder, &hidden, Path::new(name));
+            return back.map_err(failed()).map(|()| false);
+        }
+        directory::remove_all(&self.folder, &hidden).map_err(failed())?;
+        Ok(true)
+    }
+
     /// Begins a model: makes its hidden directory.
     ///
     /// # Errors
@@ -201,8 +265,7 @@ impl Target {
     pub(crate) fn begin(&self, name: &str) -> Result<Partial<'_>> {
         let failed = |source| write_error(&self.path)(source);
         for _ in 0..ATTEMPTS_MAX {
-            let random = RandomState::new().build_hasher().finish();
-            let hidden = PathBuf::from(format!(".{name}.{random:016x}{SUFFIX}"));
+            let hidden = hidden_name(name);
             let folder = match directory::create_in(&self.folder, &hidden) {
                 Ok(folder) => folder,
                 // Another publisher has the name, or has removed it as a leftover without a lock.
@@ -223,6 +286,12 @@ impl Target {
         }
         Err(failed(io::ErrorKind::AlreadyExists.into()))
     }
+}
+
+/// Returns a new name for a model that is incomplete or removed.
+fn hidden_name(name: &str) -> PathBuf {
+    let random = RandomState::new().build_hasher().finish();
+    PathBuf::from(format!(".{name}.{random:016x}{SUFFIX}"))
 }
 
 impl Partial<'_> {

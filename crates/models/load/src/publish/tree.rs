@@ -10,15 +10,13 @@ use longshore_sys::directory::{self, EntryKind};
 use longshore_sys::file::{self, Kind};
 
 use super::problem::PublishProblem;
-use super::record;
+use super::record::{self, ENTRIES_MAX};
 use crate::error::{Error, Result};
 use crate::open::{FormatChoice, others_of};
 use crate::reason::{Change, FileKind};
 use crate::source::SourceFile;
 use crate::version::FileVersion;
 
-/// The limit on files and directories of a model.
-const ENTRIES_MAX: usize = 10_000;
 /// The limit on nested directories.
 const DEPTH_MAX: usize = 16;
 
@@ -119,8 +117,8 @@ impl Tree {
         let mut entries = directory::entries(folder).map_err(|error| failed(&here, error))?;
         entries.sort_by(|(one, _), (other, _)| one.cmp(other));
         for (name, kind) in entries {
-            if depth == 0 && name == record::NAME {
-                // The record of a model that was itself published.
+            if depth == 0 && (name == record::NAME || name == record::PIN_NAME) {
+                // The source is itself a published model.
                 continue;
             }
             let entry = path.join(&name);
@@ -221,6 +219,12 @@ impl Tree {
             return Err(changed(""));
         }
         Ok(())
+    }
+
+    /// Returns `true` if both have the same files in the same versions.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        (&self.root, &self.main, &self.folders, &self.files)
+            == (&other.root, &other.main, &other.folders, &other.files)
     }
 
     /// Returns the name under which the model is published if no other name is requested.

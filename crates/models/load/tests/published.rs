@@ -1,0 +1,252 @@
+//! Published models: their use by other programs, pinning and evicting them.
+
+mod place;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use longshore_load::{
+    Error, Outcome, PublishProblem, PublishedModel, PublishedModels, SourceState,
+};
+use place::{Place, with_tmpfs};
+
+const NOBODY: u32 = 65534;
+
+fn models(place: &Place) -> PublishedModels {
+    PublishedModels::open(&place.tmpfs).unwrap()
+}
+
+fn find(place: &Place) -> PublishedModel {
+    models(place).find("model").unwrap()
+}
+
+fn is_open(place: &Place) -> bool {
+    find(place).usage().is_open.unwrap()
+}
+
+fn reason<T: std::fmt::Debug>(result: Result<T, Error>) -> PublishProblem {
+    match result.unwrap_err() {
+        Error::Publish { reason, .. } => reason,
+        other => panic!("{other}"),
+    }
+}
+
+/// A program that has a file open until its standard input is closed.
+struct Holder(Child);
+
+impl Holder {
+    fn new(path: &Path) -> Self {
+        let script = "exec 3< \"$0\" && echo open && read line";
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .arg(path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0; 5];
+        child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_model_is_listed_with_its_use() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        place.publish(&source).unwrap();
+        fs::create_dir(place.tmpfs.join("other")).unwrap();
+        let listed = models(place).list().unwrap();
+        assert_eq!(listed.len(), 1, "{listed:?}");
+        let model = &listed[0];
+        assert_eq!(
+            (model.name.as_str(), &model.source),
+            ("model", &source.canonicalize().unwrap())
+        );
+        assert_eq!(model.content_bytes, SourceState::of(&source).unwrap().content_bytes());
+        assert!(model.is_complete && !model.is_pinned);
+        assert!(!is_open(place));
+        let before = model.usage().last_access;
+        for name in ["model.safetensors", "onnx/model.onnx", "config.json"] {
+            let holder = Holder::new(&model.directory.join(name));
+            assert!(is_open(place), "{name}");
+            drop(holder);
+            assert!(!is_open(place), "{name}");
+        }
+        assert_eq!(model.usage().last_access, before, "the files were opened, and not read");
+        thread::sleep(Duration::from_millis(20));
+        fs::read(model.directory.join("model.safetensors")).unwrap();
+        let read = model.usage().last_access;
+        assert!(read > before);
+        thread::sleep(Duration::from_millis(20));
+        fs::read(model.directory.join("model.safetensors")).unwrap();
+        assert!(model.usage().last_access > read, "a second access is noted, too");
+        fs::remove_file(model.directory.join("empty")).unwrap();
+        assert!(!find(place).is_complete);
+    });
+}
+
+#[test]
+fn a_model_in_use_or_pinned_is_not_evicted() {
+    with_tmpfs("size=64m", |place| {
+        place.publish(&place.model()).unwrap();
+        let path = place.tmpfs.join("model");
+        let holder = Holder::new(&path.join("model.safetensors"));
+        let models = models(place);
+        assert_eq!(reason(models.evict(&find(place), false)), PublishProblem::InUse);
+        drop(holder);
+        find(place).set_pinned(true).unwrap();
+        find(place).set_pinned(true).unwrap();
+        assert_eq!(reason(models.evict(&find(place), false)), PublishProblem::Pinned);
+        assert_eq!(place.names(), ["model"]);
+        find(place).set_pinned(false).unwrap();
+        let before = models.free_bytes().unwrap().unwrap();
+        models.evict(&find(place), false).unwrap();
+        assert!(models.free_bytes().unwrap().unwrap() > before + 5_000_000);
+        assert!(place.names().is_empty());
+        assert_eq!(reason(models.find("model")), PublishProblem::NotPublished);
+    });
+}
+
+#[test]
+fn a_program_keeps_the_files_of_an_evicted_model() {
+    with_tmpfs("size=64m", |place| {
+        place.publish(&place.model()).unwrap();
+        let mut file = File::open(place.tmpfs.join("model/model.safetensors")).unwrap();
+        let models = models(place);
+        models.evict(&find(place), true).unwrap();
+        assert!(place.names().is_empty());
+        let mut content = Vec::new();
+        file.read_to_end(&mut content).unwrap();
+        assert_eq!(content, place::safetensors(5_000_000));
+    });
+}
+
+#[test]
+fn a_model_that_was_replaced_meanwhile_is_not_evicted() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        place.publish(&source).unwrap();
+        let old = find(place);
+        place.write("model/config.json", b"{ }");
+        place.publisher().replace(true).publish(&source).unwrap();
+        let refused = reason(models(place).evict(&old, true));
+        assert_eq!(refused, PublishProblem::NotPublished);
+        assert_eq!(place.names(), ["model"]);
+        assert_eq!(fs::read(place.tmpfs.join("model/config.json")).unwrap(), b"{ }");
+    });
+}
+
+#[test]
+fn a_new_version_of_a_pinned_model_is_pinned() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        place.publish(&source).unwrap();
+        place.publisher().pin(true).publish(&source).unwrap();
+        assert!(find(place).is_pinned, "it was published already");
+        place.write("model/config.json", b"{ }");
+        let outcome = place.publisher().replace(true).publish(&source).unwrap().outcome;
+        assert_eq!(outcome, Outcome::Replaced);
+        assert!(find(place).is_pinned);
+        // The mark is not a file of the model.
+        let copy = place.publisher().name("copy").publish(&place.tmpfs.join("model")).unwrap();
+        assert_eq!(copy.files.len(), 4);
+        assert!(!models(place).find("copy").unwrap().is_pinned);
+    });
+}
+
+#[test]
+fn one_server_manages_a_directory() {
+    with_tmpfs("size=64m", |place| {
+        let (first, second) = (models(place), models(place));
+        let lock = first.lock().unwrap();
+        assert_eq!(reason(second.lock()), PublishProblem::Managed);
+        drop(lock);
+        let lock = second.lock().unwrap();
+        assert!(second.list().unwrap().is_empty());
+        drop(lock);
+        let path = place.tmpfs.join(".longshore.lock");
+        fs::remove_file(&path).unwrap();
+        symlink("/etc/passwd", &path).unwrap();
+        assert!(matches!(first.lock().unwrap_err(), Error::Write { .. }));
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::chown(&place.tmpfs, Some(0), Some(0)).unwrap();
+        File::create(&path).unwrap();
+        std::os::unix::fs::chown(&path, Some(NOBODY), None).unwrap();
+        assert_eq!(reason(first.lock()), PublishProblem::OtherOwner { uid: NOBODY });
+    });
+}
+
+/// The owner of a model tries to make a server that runs as root do something with other files.
+#[test]
+fn the_owner_of_a_model_cannot_misuse_a_server() {
+    with_tmpfs("size=64m", |place| {
+        place.publish(&place.model()).unwrap();
+        let folder = place.tmpfs.join("model");
+        std::os::unix::fs::chown(&folder, Some(NOBODY), None).unwrap();
+        let outside = place.write("outside", b"kept");
+        let script = "cd \"$0\" && rm -f model.safetensors config.json empty \
+                      && mkfifo model.safetensors && ln -s \"$1\" config.json \
+                      && mkdir empty && touch empty/x && chmod 0 empty";
+        let status = Command::new("sh")
+            .args(["-c", script])
+            .args([&folder, &outside])
+            .uid(NOBODY)
+            .status()
+            .unwrap();
+        assert!(status.success());
+        let began = Instant::now();
+        let model = find(place);
+        assert!(!model.is_complete);
+        assert!(model.usage().is_open.is_err(), "it is not a regular file");
+        assert!(matches!(
+            reason(models(place).evict(&model, false)),
+            PublishProblem::UseUnknown { .. }
+        ));
+        models(place).evict(&model, true).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(5));
+        assert_eq!(fs::read(&outside).unwrap(), b"kept");
+        assert!(place.names().is_empty());
+        // A record that another user wrote in a directory of that user is not a model here.
+        fs::set_permissions(&place.tmpfs, std::os::unix::fs::PermissionsExt::from_mode(0o1777))
+            .unwrap();
+        let made = Command::new("sh")
+            .args(["-c", "mkdir \"$0/evil\" && cp \"$1\" \"$0/evil/.longshore.json\""])
+            .arg(&place.tmpfs)
+            .arg("/dev/null")
+            .uid(NOBODY)
+            .status()
+            .unwrap();
+        assert!(made.success());
+        assert!(models(place).list().unwrap().is_empty());
+        assert_eq!(
+            reason(models(place).find("../etc")),
+            PublishProblem::InvalidName { name: "../etc".to_owned() }
+        );
+    });
+}
+
+#[test]
+fn a_state_of_a_source_is_compared_by_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a"), "1").unwrap();
+    let first = SourceState::of(folder.path()).unwrap();
+    assert!(first.is_same(&SourceState::of(folder.path()).unwrap()));
+    let file = File::options().write(true).open(folder.path().join("a")).unwrap();
+    file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    assert!(!first.is_same(&SourceState::of(folder.path()).unwrap()));
+    assert_eq!(first.content_bytes(), 1);
+}
