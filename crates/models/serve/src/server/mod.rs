@@ -49,6 +49,7 @@ use crate::model_cache::Keep;
 use crate::served::{Served, not_a_file_name, parent};
 
 pub use events::{Event, LoadFailure, ServerProblem};
+pub(crate) use notify::notify;
 pub use stop::Stop;
 pub use users::Users;
 

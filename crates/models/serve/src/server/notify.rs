@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 /// Tells the service manager, if there is one. It does not wait for it, and nothing depends on it.
-pub(super) fn notify(state: &str) {
+pub(crate) fn notify(state: &str) {
     if let Some(socket) = env::var_os("NOTIFY_SOCKET") {
         // There is nobody else to tell.
         let _ = send(&socket, state);

@@ -29,7 +29,7 @@ impl Stop {
         let _ = event_fd::signal(&self.0.1);
     }
 
-    pub(super) fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.0.0.load(Ordering::Acquire)
     }
 }

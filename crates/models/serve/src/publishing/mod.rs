@@ -1,0 +1,427 @@
+//! A server that manages the models that are published in a directory: it publishes models at its start
+//! and when they change, and evicts those that are not used.
+//!
+//! ```text
+//!   preload ──► source changed? ── publish ──► DIR/NAME ◄── mmap ── engines
+//!                                                 │
+//!                 open? read? (each few seconds) ─┤
+//!                 unused for the time to keep  ───┼──► evict
+//!                 memory is short              ───┘
+//! ```
+//!
+//! The directory is the only state. Models that another process publishes there are managed, too, and
+//! the models stay when the server ends, so that the next one adopts them.
+
+mod events;
+mod uses;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use longshore_load::{
+    self as load, CancelToken, ManagerLock, Manifest, Outcome, Published, PublishedModel,
+    PublishedModels, Publisher, SourceState,
+};
+use longshore_sys::memory;
+use longshore_sys::memory_pressure::MemoryPressure;
+use longshore_sys::readiness::{self, Watch};
+
+use crate::error::{Error, Result};
+use crate::model_cache::Keep;
+use crate::server::{Stop, notify};
+use uses::Uses;
+
+pub use events::{Eviction, PublishEvent, PublishTrouble};
+
+/// The time between two looks at the memory pressure.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The longest time between two looks at the use of models.
+const USE_PERIOD: Duration = Duration::from_secs(5);
+/// The time between two looks at the sources.
+const SOURCE_PERIOD: Duration = Duration::from_secs(3);
+/// The shortest time for which an unused model is kept. Engines close the configuration before they open
+/// the weights.
+const KEEP_MIN: Duration = Duration::from_secs(10);
+/// Memory is short if at least one task has waited for it for a tenth of the time.
+const PRESSURE_PART: u32 = 10;
+/// The memory that publishing a model needs in addition to its content.
+const SPARE_BYTES: u64 = 64 << 20;
+
+/// The directory to manage, and the models to publish in it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct PublishOptions {
+    /// The directory, which must fulfil the conditions of [`Publisher::new`].
+    pub directory: PathBuf,
+    /// The models to publish at the start, each under its default name. A new version of one is
+    /// published when its source changes. They are not evicted.
+    pub preload: Vec<PathBuf>,
+    /// The time for which other models are kept after their last use. [`Keep::Attached`] keeps them for
+    /// ten seconds, and models that were never used until their memory is needed.
+    pub keep: Keep,
+    /// The permission bits of the files, in place of those of the sources.
+    pub mode: Option<u32>,
+    /// The checksums of the files.
+    pub manifest: Option<Manifest>,
+    /// The files with the memory pressure, in the format of `/proc/pressure/memory`; `None` for those of
+    /// the machine and of this process's control group.
+    pub pressure: Option<Vec<PathBuf>>,
+}
+
+/// Manages the models of a directory.
+#[derive(Debug)]
+pub struct PublishManager {
+    options: PublishOptions,
+    models: PublishedModels,
+    _lock: ManagerLock,
+    sources: Vec<Source>,
+    uses: Uses,
+    pressure: MemoryPressure,
+    stop: Stop,
+}
+
+/// A source to publish.
+#[derive(Debug)]
+struct Source {
+    path: PathBuf,
+    name: String,
+    /// The state that was published, or whose publication failed.
+    done: Option<SourceState>,
+    /// A new state that was seen once. It is published if it is still the same at the next look.
+    seen: Option<SourceState>,
+    /// `true` if it was reported that the source cannot be read.
+    is_reported: bool,
+}
+
+impl PublishOptions {
+    /// Makes options for a directory, which keep all models until memory is short.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self {
+            directory: directory.into(),
+            preload: Vec::new(),
+            keep: Keep::Always,
+            mode: None,
+            manifest: None,
+            pressure: None,
+        }
+    }
+}
+
+impl PublishManager {
+    /// Opens the directory. It publishes nothing yet.
+    ///
+    /// # Errors
+    /// [`Error::Load`] if the directory cannot be used, or if another server manages it;
+    /// [`Error::CannotServe`] if two sources have the same name.
+    pub fn new(options: PublishOptions, stop: Stop) -> Result<Self> {
+        let models = PublishedModels::open(&options.directory)?;
+        let lock = models.lock()?;
+        let pressure = match &options.pressure {
+            Some(paths) => MemoryPressure::from_files(paths.iter().map(PathBuf::as_path)),
+            None => MemoryPressure::of_this_process(),
+        };
+        let mut sources: Vec<Source> = Vec::new();
+        for path in &options.preload {
+            let path =
+                std::path::absolute(path).map_err(|error| Error::cannot_serve(path, error))?;
+            let name = name_of(&path, &models)?;
+            if let Some(other) = sources.iter().find(|other| other.name == name) {
+                let message = format!("{} has the same name, {name}", other.path.display());
+                let error = io::Error::new(io::ErrorKind::InvalidInput, message);
+                return Err(Error::cannot_serve(&path, error));
+            }
+            sources.push(Source { path, name, done: None, seen: None, is_reported: false });
+        }
+        Ok(Self { options, models, _lock: lock, sources, uses: Uses::default(), pressure, stop })
+    }
+
+    /// Publishes the models of the start, and manages the directory until it is stopped. Calls `observe`
+    /// with each event, on this thread. The models stay.
+    ///
+    /// # Errors
+    /// [`Error::Load`] if a model of the start cannot be published, unless an older version of it is
+    /// published already.
+    pub fn run(mut self, mut observe: impl FnMut(&PublishEvent)) -> Result<()> {
+        let observe: &mut dyn FnMut(&PublishEvent) = &mut observe;
+        self.models.remove_leftovers();
+        self.adopt(observe)?;
+        for index in 0..self.sources.len() {
+            match self.publish(index, observe) {
+                Err(load::Error::Cancelled { .. }) if self.stop.is_stopped() => return Ok(()),
+                Err(error) if self.models.find(&self.sources[index].name).is_err() => {
+                    return Err(error.into());
+                }
+                Err(error) => {
+                    let source = self.sources[index].path.clone();
+                    observe(&PublishEvent::Failed { source, error });
+                }
+                Ok(()) => {}
+            }
+        }
+        if !self.pressure.is_known() {
+            let path = self.models.path().to_owned();
+            observe(&PublishEvent::Trouble { path, problem: PublishTrouble::NoPressure });
+        }
+        let models = self.models.list()?.len();
+        observe(&PublishEvent::Ready { directory: self.models.path().to_owned(), models });
+        notify("READY=1");
+        self.manage(observe);
+        observe(&PublishEvent::Stopping);
+        Ok(())
+    }
+
+    fn adopt(&mut self, observe: &mut dyn FnMut(&PublishEvent)) -> Result<()> {
+        for model in self.models.list()? {
+            if !model.is_complete {
+                let (path, problem) = (model.directory, PublishTrouble::Incomplete);
+                observe(&PublishEvent::Trouble { path, problem });
+                continue;
+            }
+            let PublishedModel { name, content_bytes, is_pinned, .. } = model;
+            observe(&PublishEvent::Adopted { name, content_bytes, is_pinned });
+        }
+        Ok(())
+    }
+
+    fn manage(&mut self, observe: &mut dyn FnMut(&PublishEvent)) {
+        let mut last_pressure = Instant::now();
+        let mut next_use = Instant::now();
+        let mut next_sources = Instant::now() + SOURCE_PERIOD;
+        loop {
+            let deadline = Instant::now() + PERIOD;
+            let watch = Watch { fd: self.stop.as_fd(), read: true, write: false };
+            if readiness::wait(&[watch], Some(deadline)).is_err() {
+                // The system call cannot fail for one descriptor, except by lack of memory.
+                std::thread::sleep(PERIOD);
+            }
+            if self.stop.is_stopped() {
+                return;
+            }
+            let now = Instant::now();
+            let stalled = self.pressure.stalled();
+            if stalled * PRESSURE_PART >= now - last_pressure {
+                self.evict_least_used(Eviction::Pressure, observe);
+            }
+            last_pressure = now;
+            if now >= next_use {
+                self.evict_unused(now, observe);
+                next_use = Instant::now() + self.use_period();
+            }
+            if now >= next_sources {
+                self.follow_sources(observe);
+                next_sources = Instant::now() + SOURCE_PERIOD;
+            }
+        }
+    }
+
+    /// Returns the time between two looks at the use of models.
+    fn use_period(&self) -> Duration {
+        match self.options.keep {
+            Keep::Idle(time) => (time / 4).clamp(PERIOD, USE_PERIOD),
+            Keep::Attached => PERIOD,
+            Keep::Always => USE_PERIOD,
+        }
+    }
+
+    /// Returns the models that may be evicted when they are not used.
+    fn evictable(&self, observe: &mut dyn FnMut(&PublishEvent)) -> Vec<PublishedModel> {
+        let mut models = match self.models.list() {
+            Ok(models) => models,
+            Err(error) => {
+                let path = self.models.path().to_owned();
+                let problem = PublishTrouble::Failed(error);
+                observe(&PublishEvent::Trouble { path, problem });
+                Vec::new()
+            }
+        };
+        let is_preloaded = |name: &str| self.sources.iter().any(|source| source.name == name);
+        models.retain(|model| !model.is_pinned && !is_preloaded(&model.name));
+        models
+    }
+
+    /// Evicts the models that were not used for the time that they are kept.
+    fn evict_unused(&mut self, now: Instant, observe: &mut dyn FnMut(&PublishEvent)) {
+        let models = self.evictable(observe);
+        self.uses.retain(&models);
+        for model in models {
+            let used = self.uses.update(&model, now, unknown(&model, observe));
+            let kept = match self.options.keep {
+                Keep::Idle(time) => Some(time.max(KEEP_MIN)),
+                Keep::Attached => used.was_used.then_some(KEEP_MIN),
+                Keep::Always => None,
+            };
+            let idle = used.idle(now);
+            if kept.is_some_and(|kept| idle >= kept) {
+                self.evict(&model, Eviction::Unused(idle), observe);
+            }
+        }
+    }
+
+    /// Evicts the model that was not used for longest, if a model is not in use. Returns `false` if none
+    /// was evicted.
+    fn evict_least_used(&mut self, why: Eviction, observe: &mut dyn FnMut(&PublishEvent)) -> bool {
+        let now = Instant::now();
+        let mut unused = Vec::new();
+        for model in self.evictable(observe) {
+            let used = self.uses.update(&model, now, unknown(&model, observe));
+            if !used.is_open {
+                unused.push((used.idle(now), model));
+            }
+        }
+        unused.sort_by_key(|(idle, _)| std::cmp::Reverse(*idle));
+        unused.iter().any(|(_, model)| self.evict(model, why, observe))
+    }
+
+    /// Evicts a model unless a program uses it by now.
+    fn evict(
+        &self,
+        model: &PublishedModel,
+        why: Eviction,
+        observe: &mut dyn FnMut(&PublishEvent),
+    ) -> bool {
+        use load::PublishProblem::{InUse, NotPublished, Pinned};
+        match self.models.evict(model, false) {
+            Ok(()) => {
+                let (name, content_bytes) = (model.name.clone(), model.content_bytes);
+                observe(&PublishEvent::Evicted { name, content_bytes, why });
+                true
+            }
+            Err(load::Error::Publish { reason: InUse | Pinned | NotPublished, .. }) => false,
+            Err(error) => {
+                let (path, problem) = (model.directory.clone(), PublishTrouble::Failed(error));
+                observe(&PublishEvent::Trouble { path, problem });
+                false
+            }
+        }
+    }
+
+    /// Publishes new versions of the sources.
+    fn follow_sources(&mut self, observe: &mut dyn FnMut(&PublishEvent)) {
+        for index in 0..self.sources.len() {
+            let source = &mut self.sources[index];
+            let state = match SourceState::of(&source.path) {
+                Ok(state) => state,
+                Err(error) => {
+                    source.seen = None;
+                    if !std::mem::replace(&mut source.is_reported, true) {
+                        let source = source.path.clone();
+                        observe(&PublishEvent::Failed { source, error });
+                    }
+                    continue;
+                }
+            };
+            source.is_reported = false;
+            let is_done = source.done.as_ref().is_some_and(|done| done.is_same(&state));
+            let is_there = self.models.find(&source.name).is_ok_and(|model| model.is_complete);
+            // A source that is being written changes from one look to the next.
+            let is_stable = source.seen.as_ref().is_some_and(|seen| seen.is_same(&state));
+            source.seen = Some(state);
+            if is_done && is_there || !is_stable {
+                continue;
+            }
+            if let Err(error) = self.publish(index, observe) {
+                let source = self.sources[index].path.clone();
+                observe(&PublishEvent::Failed { source, error });
+            }
+        }
+    }
+
+    /// Publishes a source, and evicts unused models if it needs their memory. Each state of the source is
+    /// tried once.
+    fn publish(
+        &mut self,
+        index: usize,
+        observe: &mut dyn FnMut(&PublishEvent),
+    ) -> load::Result<()> {
+        let source = &mut self.sources[index];
+        let (path, name) = (source.path.clone(), source.name.clone());
+        let state = SourceState::of(&path)?;
+        let needed_bytes = state.content_bytes();
+        source.done = Some(state);
+        let published = match self.publish_now(&path, &name) {
+            // Its own room is not needed if it is published already.
+            Err(error) if is_for_lack_of_memory(&error) => {
+                while !self.has_room(needed_bytes) {
+                    if !self.evict_least_used(Eviction::Room, observe) {
+                        break;
+                    }
+                }
+                self.publish_now(&path, &name)?
+            }
+            published => published?,
+        };
+        let is_at_start = self.sources[index].seen.is_none();
+        if is_at_start || published.outcome != Outcome::AlreadyPublished {
+            observe(&PublishEvent::Published { name, source: path, published });
+        }
+        Ok(())
+    }
+
+    fn publish_now(&self, path: &Path, name: &str) -> load::Result<Published> {
+        let (cancel, stop) = (CancelToken::new(), self.stop.clone());
+        let observed = cancel.clone();
+        let mut publisher = Publisher::new(&self.options.directory)
+            .name(name)
+            .replace(true)
+            .cancel(&cancel)
+            .observe(move |_| {
+                if stop.is_stopped() {
+                    observed.cancel();
+                }
+            });
+        if let Some(mode) = self.options.mode {
+            publisher = publisher.mode(mode);
+        }
+        if let Some(manifest) = &self.options.manifest {
+            publisher = publisher.manifest(manifest);
+        }
+        publisher.publish(path)
+    }
+
+    fn has_room(&self, needed_bytes: u64) -> bool {
+        let needed_bytes = needed_bytes.saturating_add(SPARE_BYTES);
+        let available = memory::available();
+        let group_bytes = available.control_group.map(|(bytes, _)| bytes);
+        let free_bytes = self.models.free_bytes().ok().flatten();
+        let all = available.machine_bytes.into_iter().chain(group_bytes).chain(free_bytes);
+        all.min().is_none_or(|bytes| bytes >= needed_bytes)
+    }
+}
+
+/// Returns the name of a source. A source that does not exist now can have a published version, whose
+/// name is that of the path.
+fn name_of(path: &Path, models: &PublishedModels) -> Result<String> {
+    match SourceState::of(path) {
+        Ok(state) => Ok(state.default_name()),
+        Err(error) => {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            match models.find(&name) {
+                Ok(_) => Ok(name),
+                Err(_) => Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Returns a function that reports that the use of a model is not known.
+fn unknown<'a>(
+    model: &PublishedModel,
+    observe: &'a mut dyn FnMut(&PublishEvent),
+) -> impl FnOnce(io::Error) + 'a {
+    let path = model.directory.clone();
+    move |error| {
+        let problem = PublishTrouble::UseUnknown(error);
+        observe(&PublishEvent::Trouble { path, problem });
+    }
+}
+
+fn is_for_lack_of_memory(error: &load::Error) -> bool {
+    matches!(
+        error,
+        load::Error::NotEnoughMemory { .. }
+            | load::Error::Publish { reason: load::PublishProblem::NoRoom { .. }, .. }
+            | load::Error::Heap(longshore_heap::Error::TmpfsFull { .. })
+    )
+}
