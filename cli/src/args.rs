@@ -10,6 +10,7 @@ use longshore::{Heap, ReadMode};
 
 use crate::attach::AttachArgs;
 use crate::choices;
+use crate::evict::{EvictArgs, PinArgs};
 use crate::exec::ExecArgs;
 use crate::exit;
 use crate::ls::LsArgs;
@@ -32,6 +33,8 @@ pub(crate) enum Command {
     Load(LoadArgs),
     Inspect(InspectArgs),
     Publish(PublishArgs),
+    Evict(EvictArgs),
+    Pin(PinArgs),
     Exec(ExecArgs),
     Repack(RepackArgs),
     Serve(ServeArgs),
@@ -128,7 +131,8 @@ pub(crate) struct LoadArgs {
     /// Execute this program in place of this one when the load is complete, with the memfd as
     /// descriptor $LONGSHORE_FD, the dma-buf, if there is one, as descriptor $LONGSHORE_DMABUF_FD, and
     /// the length of the content as $LONGSHORE_BYTES. Must come last, with the program and its
-    /// arguments as separate words. The summary is printed to standard error.
+    /// arguments as separate words. The summary is printed to standard error. For a program that takes
+    /// the path of a model, use 'longshore exec'.
     #[arg(long, value_name = "CMD", num_args = 1.., allow_hyphen_values = true)]
     pub(crate) exec: Vec<OsString>,
 }

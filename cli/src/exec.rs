@@ -1,8 +1,10 @@
 //! `longshore exec`.
 
+mod links;
+
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,8 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
-use longshore::load::{Manifest, Published, Publisher};
+use longshore::load::{self, HeldModel, Manifest, Published, Publisher};
+use longshore::{CancelToken, Progress, heap};
 use longshore_sys::{directory, effective_uid, namespace, tmpfs};
+use rustix::io::FdFlags;
 
 use crate::exit::failure;
 use crate::program::{cannot_run, check_program};
@@ -27,7 +31,8 @@ const PLACE: &str = "{}";
 ///
 /// The model is published in a tmpfs with huge pages that only this program and its children see, in a
 /// user and mount namespace of their own, and that ends with them. If namespaces are not permitted, it
-/// is published in /dev/shm instead, where it stays. A line on standard error says which.
+/// is published in /dev/shm instead, where it stays. If that has no room, the program gets a directory
+/// of links to sealed memory that it inherits. A line on standard error says which.
 ///
 /// The path of the model, a directory or a file, replaces `{}`, and is in $LONGSHORE_MODEL.
 #[derive(Args, Debug)]
@@ -70,6 +75,10 @@ struct Way {
     description: String,
     /// `true` if an old version in the directory is replaced.
     replaces: bool,
+    /// `true` if the model stays when the program has ended.
+    stays: bool,
+    /// `true` if the directory was not requested.
+    is_default: bool,
 }
 
 pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
@@ -84,19 +93,12 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
     let cancel = signals::cancel_token()?;
     let manifest = args.manifest.as_ref().map(Manifest::open).transpose()?;
     let source = std::path::absolute(&args.source)?;
-    let way = choose(args)?;
     let mut display = Display::new(args.quiet);
-    let mut publisher = Publisher::new(&way.target)
-        .replace(way.replaces)
-        .cancel(&cancel)
-        .observe(|progress| display.show(progress));
-    if let Some(manifest) = &manifest {
-        publisher = publisher.manifest(manifest);
-    }
-    let published = publisher.publish(&source)?;
+    let observe = |progress| display.show(progress);
+    let placed = place(args, &source, manifest.as_ref(), &cancel, observe)?;
     drop(display);
     if !args.quiet {
-        eprintln!("longshore: {}", described(&way, &published));
+        eprintln!("longshore: {} is in {}", placed.path.display(), placed.description);
     }
     if let Some(signal) = signals::received() {
         // The signal came after everything was read.
@@ -104,15 +106,82 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
     }
     let arguments = arguments
         .iter()
-        .map(|argument| with_path(argument, &published.path).unwrap_or_else(|| argument.clone()));
+        .map(|argument| with_path(argument, &placed.path).unwrap_or_else(|| argument.clone()));
     let mut command = Command::new(program);
-    command.args(arguments).env("LONGSHORE_MODEL", &published.path);
+    command.args(arguments).env("LONGSHORE_MODEL", &placed.path);
     Err(cannot_run(&args.command, &command.exec()))
 }
 
-fn described(way: &Way, published: &Published) -> String {
-    let pages = if published.gives_huge_pages { "2 MiB" } else { "4 KiB" };
-    format!("{} is in {}, in {pages} pages", published.path.display(), way.description)
+/// A model where the program finds it.
+struct Placed {
+    path: PathBuf,
+    description: String,
+    /// Open files that the program inherits.
+    _kept: Kept,
+}
+
+/// A file, or a model with a descriptor of each file.
+#[expect(dead_code, reason = "only keeps them open")]
+enum Kept {
+    Nothing,
+    File(OwnedFd),
+    Model(HeldModel),
+}
+
+fn place(
+    args: &ExecArgs,
+    source: &Path,
+    manifest: Option<&Manifest>,
+    cancel: &CancelToken,
+    mut observe: impl FnMut(Progress),
+) -> anyhow::Result<Placed> {
+    let no_tmpfs = match choose(args) {
+        Ok(way) => {
+            let mut publisher = Publisher::new(&way.target)
+                .replace(way.replaces)
+                .cancel(cancel)
+                .observe(&mut observe);
+            if let Some(manifest) = manifest {
+                publisher = publisher.manifest(manifest);
+            }
+            match publisher.publish(source) {
+                Err(error) if way.is_default && is_full(&error) => error.to_string(),
+                published => {
+                    let published = published?;
+                    let pages = if published.gives_huge_pages { "2 MiB" } else { "4 KiB" };
+                    let description = format!("{}, in {pages} pages", way.description);
+                    let kept = if way.stays { keep_open(&published)? } else { Kept::Nothing };
+                    return Ok(Placed { path: published.path, description, _kept: kept });
+                }
+            }
+        }
+        Err(error) => error,
+    };
+    let (path, model) = links::link(source, manifest, cancel, observe)?;
+    let description = format!(
+        "memory of this program, which ends with it; programs that resolve the links find \
+         /proc/PID/fd ({no_tmpfs})"
+    );
+    Ok(Placed { path, description, _kept: Kept::Model(model) })
+}
+
+/// Keeps a file of the model open in the program, so that the model is in use and no server evicts it.
+fn keep_open(published: &Published) -> anyhow::Result<Kept> {
+    let Some(file) = published.files.first() else { return Ok(Kept::Nothing) };
+    let path = published.directory.join(&file.path);
+    let file = OwnedFd::from(File::open(&path)?);
+    rustix::io::fcntl_setfd(&file, FdFlags::empty())?;
+    Ok(Kept::File(file))
+}
+
+/// Returns `true` if the directory has no room for the model.
+fn is_full(error: &load::Error) -> bool {
+    use load::PublishProblem::{NoInodes, NoRoom};
+    matches!(
+        error,
+        load::Error::Publish { reason: NoRoom { .. } | NoInodes { .. }, .. }
+            | load::Error::Heap(heap::Error::TmpfsFull { .. })
+    )
 }
 
 /// Returns the argument with the path in its place; `None` if it has no place for it.
@@ -131,17 +200,17 @@ fn with_path(argument: &OsStr, path: &Path) -> Option<OsString> {
     Some(OsString::from_vec([before, path.as_os_str().as_bytes(), after].concat()))
 }
 
-/// Chooses the directory to publish in.
-fn choose(args: &ExecArgs) -> anyhow::Result<Way> {
+/// Chooses the directory to publish in. Returns the reason if there is none.
+fn choose(args: &ExecArgs) -> Result<Way, String> {
+    let way = |target, description: &str| {
+        let description = description.to_owned();
+        Way { target, description, replaces: false, stays: false, is_default: false }
+    };
     if let Some(target) = &args.to {
-        let description = "the given tmpfs, where it stays".to_owned();
-        return Ok(Way { target: target.clone(), description, replaces: false });
+        return Ok(Way { stays: true, ..way(target.clone(), "the given tmpfs, where it stays") });
     }
     let refused = match private_tmpfs() {
-        Ok(target) => {
-            let description = "a tmpfs of this program, which ends with it".to_owned();
-            return Ok(Way { target, description, replaces: false });
-        }
+        Ok(target) => return Ok(way(target, "a tmpfs of this program, which ends with it")),
         Err(error) => error,
     };
     let target = PathBuf::from(format!("/dev/shm/longshore-exec-{}", effective_uid()));
@@ -149,22 +218,15 @@ fn choose(args: &ExecArgs) -> anyhow::Result<Way> {
         true => Ok(()),
         false => Err(io::Error::other("it is not in a tmpfs")),
     });
+    let not_permitted = format!("a private tmpfs is not permitted: {refused}");
     match shared {
         Ok(()) => {
-            let description = format!(
-                "/dev/shm, where it stays until it is removed, because a private tmpfs is not \
-                 permitted ({refused})"
-            );
-            Ok(Way { target, description, replaces: true })
+            let description =
+                format!("/dev/shm, where it stays until it is removed ({not_permitted})");
+            let way = way(target, &description);
+            Ok(Way { replaces: true, stays: true, is_default: true, ..way })
         }
-        Err(error) => {
-            let message = format!(
-                "no tmpfs: a private one is not permitted ({refused}), and {} cannot be used \
-                 ({error}); name a directory of a tmpfs (--to), or use longshore load --exec",
-                target.display()
-            );
-            Err(failure(21, message))
-        }
+        Err(error) => Err(format!("{not_permitted}; {} cannot be used: {error}", target.display())),
     }
 }
 

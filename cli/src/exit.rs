@@ -26,11 +26,12 @@ Exit codes:
    17  the file is empty
    18  the address is not mapped
    19  the name of the model exists already
+   23  the model is in use, or pinned
 
    30  no server listens, or it has ended
-   31  the model is not served or held
+   31  the model is not served, held or published
    32  a limit of the server is reached
-   33  the socket is in use, or its path is not a socket
+   33  another server has the socket or the directory, or the path is not a socket
    34  the user that runs the server is not trusted";
 
 /// An error of the command itself, with its exit code.
@@ -213,6 +214,9 @@ fn code_of_publishing(reason: &PublishProblem) -> u8 {
         PublishProblem::NameExists | PublishProblem::NotAModel => 19,
         PublishProblem::NoRoom { .. } | PublishProblem::NoInodes { .. } => 20,
         PublishProblem::NotTmpfs => 21,
+        PublishProblem::NotPublished => 31,
+        PublishProblem::InUse | PublishProblem::UseUnknown { .. } | PublishProblem::Pinned => 23,
+        PublishProblem::Managed => 33,
         _ => 1,
     }
 }
@@ -231,7 +235,7 @@ mod tests {
         let told = codes.len();
         codes.sort_unstable();
         codes.dedup();
-        assert_eq!((codes.len(), told), (24, 24));
+        assert_eq!((codes.len(), told), (25, 25));
     }
 
     #[test]

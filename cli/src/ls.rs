@@ -8,10 +8,11 @@ use longshore::formats::printable;
 use longshore::serve::{Client, Held, HeldState, Listing, Trust};
 use serde_json::{Value, json};
 
+use crate::ls_published;
 use crate::output::print;
-use crate::units::Decimal;
+use crate::units::{Decimal, age};
 
-/// List the models that `longshore serve` holds.
+/// List the models that `longshore serve` holds, or that are published in a directory.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Columns:
@@ -29,6 +30,13 @@ States:
   stale          its file was changed or deleted: clients keep it, but it is not attached again
   kept           the server loaded it at its start, and keeps it for as long as it runs
 
+Columns with --published:
+  bytes     the length of its files
+  used      the time since a program last opened it
+  state     in use: a program has a file open or mapped; pinned: it is not evicted; incomplete: files
+            are missing
+  model     its directory
+
 The exit codes are listed by 'longshore --help'.
 ")]
 pub(crate) struct LsArgs {
@@ -36,6 +44,10 @@ pub(crate) struct LsArgs {
     /// if it exists; else /run/longshore/serve.sock].
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+
+    /// List the models that are published in this directory of a tmpfs, without a server.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["socket", "trust_uid"])]
+    published: Option<PathBuf>,
 
     /// Trust the server of this user id. May be repeated. Always trusted: root, your own user, the
     /// user `longshore`, and the ids in $LONGSHORE_TRUST_UID.
@@ -48,6 +60,9 @@ pub(crate) struct LsArgs {
 }
 
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<()> {
+    if let Some(directory) = &args.published {
+        return ls_published::run(directory, args.json);
+    }
     let trust = Trust::from_env()?.and(args.trust_uid.iter().copied());
     let socket = args.socket.as_deref();
     let mut client = Client::connect_with(socket, &trust, &CancelToken::new())?;
@@ -121,16 +136,6 @@ fn percent(held: &Held) -> u128 {
     u128::from(held.done_bytes) * 100 / u128::from(held.len_bytes.max(1))
 }
 
-/// Formats a time in its largest unit.
-fn age(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        120..7200 => format!("{} min", seconds / 60),
-        7200..172_800 => format!("{} h", seconds / 3600),
-        _ => format!("{} d", seconds / 86_400),
-    }
-}
-
 fn as_json(listing: &Listing, server_pid: u32) -> Value {
     let held: Vec<Value> = listing
         .held
@@ -158,12 +163,6 @@ fn as_json(listing: &Listing, server_pid: u32) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ages_are_shown_in_their_largest_unit() {
-        let shown = [0, 119, 120, 7199, 7200, 172_800].map(age);
-        assert_eq!(shown, ["0 s", "119 s", "2 min", "119 min", "2 h", "2 d"]);
-    }
 
     #[test]
     fn the_state_lists_all_flags() {

@@ -4,12 +4,14 @@ mod args;
 mod attach;
 mod choices;
 mod doctor;
+mod evict;
 mod exec;
 mod exit;
 mod generate;
 mod inspect;
 mod load;
 mod ls;
+mod ls_published;
 mod make_model;
 mod output;
 mod program;
@@ -20,6 +22,7 @@ mod rate_limit;
 mod repack;
 mod serve;
 mod serve_log;
+mod serve_publishing;
 mod signals;
 mod units;
 
@@ -44,6 +47,8 @@ fn main() -> ExitCode {
             let json = args.json;
             (publish::run(&args), json)
         }
+        Command::Evict(args) => (evict::run(&args), args.json),
+        Command::Pin(args) => (evict::run_pin(&args), args.json),
         Command::Exec(args) => (exec::run(&args), false),
         Command::Repack(args) => (repack::run(&args), args.json),
         Command::Serve(args) => {

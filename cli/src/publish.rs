@@ -25,7 +25,8 @@ use crate::units::{Decimal, Size};
 /// A source is a directory, a safetensors or GGUF file, the index of a sharded model, or the first of
 /// several splits. It becomes the directory DIR/NAME, with files of the same names, which appear when
 /// all are complete and verified. Owner, group and permissions are carried over, without write
-/// permission. The files stay until they are removed (rm -r DIR/NAME) or the machine restarts.
+/// permission. The files stay until the model is evicted (longshore evict DIR/NAME) or the machine
+/// restarts.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -52,6 +53,10 @@ pub(crate) struct PublishArgs {
     /// Replace a model of this name, or another version of it. Programs that use it keep it.
     #[arg(long)]
     replace: bool,
+
+    /// Pin the model, so that 'longshore serve --publish' does not evict it.
+    #[arg(long)]
+    pin: bool,
 
     /// The permissions of the files in octal, such as 0444, instead of those of the source.
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
@@ -83,7 +88,7 @@ pub(crate) struct PublishArgs {
     quiet: bool,
 }
 
-fn parse_mode(word: &str) -> Result<u32, String> {
+pub(crate) fn parse_mode(word: &str) -> Result<u32, String> {
     match u32::from_str_radix(word, 8) {
         Ok(mode) if mode & !0o555 == 0 && mode & 0o444 > 0 => Ok(mode),
         Ok(mode) if mode & !0o777 == 0 && mode & 0o222 > 0 => {
@@ -107,6 +112,7 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<()> {
         let mut display = Display::new(args.quiet || args.json);
         let mut publisher = Publisher::new(&args.to)
             .replace(args.replace)
+            .pin(args.pin)
             .cancel(&cancel)
             .observe(|progress| display.show(progress));
         if let Some(name) = &args.name {
@@ -136,7 +142,7 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<()> {
 }
 
 /// Mounts a tmpfs at a directory that is not in one, and makes the directory if it is missing.
-fn mount(path: &Path, size: Option<Size>) -> anyhow::Result<()> {
+pub(crate) fn mount(path: &Path, size: Option<Size>) -> anyhow::Result<()> {
     let shown = path.display();
     match DirBuilder::new().mode(0o755).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -207,7 +213,7 @@ fn symbolic(mode: u32) -> String {
     std::iter::once('d').chain(letters).collect()
 }
 
-fn as_json(published: &Published) -> Value {
+pub(crate) fn as_json(published: &Published) -> Value {
     let pages = published.pages;
     let files: Vec<Value> = published
         .files

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -16,8 +16,9 @@ use crate::choices;
 use crate::exit::failure;
 use crate::rate_limit::{RateLimit, Verdict};
 use crate::serve_log::{Line, Log, LogHandle};
+use crate::serve_publishing::{self, PublishingArgs};
 use crate::signals::{self, ServerSignal};
-use crate::units::{Alignment, Size};
+use crate::units::{Alignment, Period, Size};
 
 /// Load models into memory once, and share them with all processes of this machine.
 ///
@@ -26,8 +27,9 @@ use crate::units::{Alignment, Size};
 /// memory. The server frees the memory after the last process releases it, unless --keep or
 /// --idle-free says otherwise.
 ///
-/// Give at least one --root DIR (files that clients may attach) or one FILE (loaded at the start and
-/// kept for as long as the server runs), or both.
+/// Give at least one --root DIR (files that clients may attach), one FILE (loaded at the start and kept
+/// for as long as the server runs), or --publish DIR (models as files in a tmpfs, for programs that do
+/// not know Longshore).
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -38,6 +40,8 @@ Examples:
   Let all users attach the models that they can read, in at most 64 GiB:
     longshore serve --root /srv/models --socket-mode 0666 --memory-mode 0444 \\
         --memory-max 64GiB --keep
+  Keep two models published for all engines of the machine, and follow their sources (as root):
+    longshore serve --publish /models --mount --preload /srv/llama --preload /srv/qwen
   In another shell:
     longshore attach llama.safetensors --exec python3 infer.py
     longshore ls
@@ -131,6 +135,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", requires = "files")]
     align: Option<Alignment>,
 
+    #[command(flatten)]
+    publishing: PublishingArgs,
+
     /// Print each event as a JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -155,42 +162,25 @@ impl FromStr for Mode {
     }
 }
 
-/// A duration, written as 500ms, 30s, 10m or 2h.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Period(Duration);
-
-impl FromStr for Period {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        let refused = || format!("'{word}' is not a duration (expected 500ms, 30s, 10m or 2h)");
-        let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
-        let (number, unit) = word.split_at(digits);
-        let number: u64 = number.parse().map_err(|_| refused())?;
-        let unit_ms = match unit {
-            "ms" => 1,
-            "s" | "" => 1000,
-            "m" | "min" => 60_000,
-            "h" => 3_600_000,
-            _ => return Err(refused()),
-        };
-        number.checked_mul(unit_ms).map(Duration::from_millis).map(Self).ok_or_else(refused)
-    }
-}
-
 /// Returns a parser of numbers from 1.
 fn at_least_one() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
 }
 
 impl ServeArgs {
+    /// Returns `true` if clients can attach models. Otherwise no socket is needed.
+    fn serves_clients(&self) -> bool {
+        !self.root.is_empty() || !self.files.is_empty()
+    }
+
     /// Returns a message if these options contradict each other.
     fn contradiction(&self) -> Option<String> {
         let exceeds =
             |user: Option<u64>, all: Option<u64>| user.zip(all).is_some_and(|(u, a)| u > a);
         let size = |size: &Option<Size>| size.as_ref().map(|size| size.0);
-        if self.root.is_empty() && self.files.is_empty() {
-            let what = "--root DIR (files that clients may attach) or FILE (to load now)";
+        if !self.serves_clients() && self.publishing.publish.is_none() {
+            let what = "--root DIR (files that clients may attach), FILE (to load now) or --publish \
+                        DIR (models as files)";
             Some(format!("nothing to serve: give at least one {what}"))
         } else if exceeds(size(&self.memory_max_per_user), size(&self.memory_max)) {
             Some("--memory-max-per-user is larger than --memory-max".to_owned())
@@ -212,6 +202,15 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let stop = Stop::new()?;
     let log = Log::start()?;
     handle_signals(&args, stop.clone(), log.handle())?;
+    let manager = serve_publishing::manager(&args.publishing, &stop)?;
+    if !args.serves_clients() {
+        let (json, quiet, handle) = (args.json, args.quiet, log.handle());
+        let managed = manager.map_or(Ok(()), |manager| {
+            manager.run(|event| serve_publishing::log(event, &handle, json, quiet))
+        });
+        log.end();
+        return Ok(managed?);
+    }
     let listener = match (inherited, &args.socket) {
         (Some(inherited), _) => inherited,
         (None, Some(socket)) => Listener::bind(socket, args.socket_mode.0)?,
@@ -236,7 +235,19 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         .memory_mode(args.memory_mode.0);
     options.roots = args.root;
     options.files = args.files;
-    let server = Server::new(listener, options, stop)?;
+    let server = Server::new(listener, options, stop.clone())?;
+    let managing = manager.map(|manager| {
+        let stop = stop.clone();
+        let (json, quiet, handle) = (args.json, args.quiet, log.handle());
+        let thread = thread::Builder::new().name("publishing".to_owned());
+        thread.spawn(move || {
+            let managed = manager.run(|event| serve_publishing::log(event, &handle, json, quiet));
+            // If it failed, the server ends, too.
+            stop.stop();
+            managed
+        })
+    });
+    let managing = managing.transpose()?;
     let (mut limit, users) = (RateLimit::default(), Users::of_system());
     let served = server.run(|event| {
         if args.quiet && !args.json && !matches!(event, Event::Trouble { .. }) {
@@ -261,8 +272,15 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
             Verdict::Suppress => {}
         }
     });
+    stop.stop();
+    let managed = managing.map(|thread| {
+        let failed = || failure(1, "the thread that publishes models has failed");
+        thread.join().map_err(|_| failed())
+    });
     log.end();
-    Ok(served?)
+    served?;
+    managed.transpose()?.transpose()?;
+    Ok(())
 }
 
 /// Ends the server on SIGINT and SIGTERM, and logs every signal.
@@ -357,13 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_and_modes_are_parsed() {
-        for (word, ms) in [("500ms", 500), ("30s", 30_000), ("7", 7000), ("10m", 600_000)] {
-            assert_eq!(word.parse(), Ok(Period(Duration::from_millis(ms))), "{word}");
-        }
-        for word in ["", "s", "-1s", "1.5h", "1d", "99999999999999999999s"] {
-            assert!(word.parse::<Period>().is_err(), "{word}");
-        }
+    fn modes_are_parsed() {
         assert_eq!("0640".parse::<Mode>().unwrap().0, 0o640);
         for word in ["", "0888", "rw", "17777"] {
             assert!(word.parse::<Mode>().is_err(), "{word}");

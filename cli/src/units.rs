@@ -1,7 +1,8 @@
-//! Sizes and alignments: parsing and formatting.
+//! Sizes, alignments and durations: parsing and formatting.
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use longshore::mem::Granule;
 
@@ -57,6 +58,39 @@ impl FromStr for Alignment {
     }
 }
 
+/// A duration, written as 500ms, 30s, 10m or 2h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Period(pub(crate) Duration);
+
+impl FromStr for Period {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let refused = || format!("'{word}' is not a duration (expected 500ms, 30s, 10m or 2h)");
+        let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
+        let (number, unit) = word.split_at(digits);
+        let number: u64 = number.parse().map_err(|_| refused())?;
+        let unit_ms = match unit {
+            "ms" => 1,
+            "s" | "" => 1000,
+            "m" | "min" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(refused()),
+        };
+        number.checked_mul(unit_ms).map(Duration::from_millis).map(Self).ok_or_else(refused)
+    }
+}
+
+/// Formats a time in its largest unit.
+pub(crate) fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
 /// A number of bytes in decimal units, as is usual for disks and speeds: `3.61 GB`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decimal(pub(crate) f64);
@@ -77,6 +111,22 @@ impl fmt::Display for Decimal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ages_are_shown_in_their_largest_unit() {
+        let shown = [0, 119, 120, 7199, 7200, 172_800].map(age);
+        assert_eq!(shown, ["0 s", "119 s", "2 min", "119 min", "2 h", "2 d"]);
+    }
+
+    #[test]
+    fn durations_are_parsed() {
+        for (word, ms) in [("500ms", 500), ("30s", 30_000), ("7", 7000), ("10m", 600_000)] {
+            assert_eq!(word.parse(), Ok(Period(Duration::from_millis(ms))), "{word}");
+        }
+        for word in ["", "s", "-1s", "1.5h", "1d", "99999999999999999999s"] {
+            assert!(word.parse::<Period>().is_err(), "{word}");
+        }
+    }
 
     #[test]
     fn sizes_are_parsed_with_their_units() {

@@ -241,7 +241,11 @@ fn a_tmpfs_with_huge_pages_is_mounted() {
 }
 
 /// Runs `longshore exec` as an unprivileged user.
-fn exec_as_nobody(fixture: &Fixture, arguments: &[&str], change: fn(&mut Command)) -> Outcome {
+fn exec_as_nobody(
+    fixture: &Fixture,
+    arguments: &[&str],
+    change: impl FnOnce(&mut Command),
+) -> Outcome {
     let program = fixture.copied();
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "60"]).arg(&program).arg("exec").args(arguments);
@@ -349,6 +353,174 @@ fn exec_falls_back_to_dev_shm() {
     assert!(target.join("model/model.safetensors").exists());
     if !was_there {
         fs::remove_dir_all(&target).unwrap();
+    }
+}
+
+#[test]
+fn exec_falls_back_to_links_if_dev_shm_has_no_room() {
+    let Some(fixture) = Fixture::new() else { return };
+    if !cfg!(target_arch = "x86_64") || !is_root() {
+        return println!("SKIPPED: needs root, and the number of a system call on x86-64");
+    }
+    let source = fixture.model(3_000_000);
+    fs::write(Path::new(&source).join("empty"), "").unwrap();
+    let weights = Path::new(&source).join("model.safetensors");
+    let digest = run(Command::new("sha256sum").arg(&weights)).stdout[..64].to_owned();
+    let temporary = fixture.disk.path().join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    chown(&temporary, Some(NOBODY), Some(NOBODY)).unwrap();
+    // A program that has ended has left its links.
+    let left = temporary.join(format!("longshore-links-{NOBODY}-4194304.0"));
+    fs::create_dir(&left).unwrap();
+    chown(&left, Some(NOBODY), Some(NOBODY)).unwrap();
+    let script = "ls \"$1\" && sha256sum \"$1/model.safetensors\" && cat \"$1/config.json\" \
+                  \"$1/empty\" && ! (echo x >> \"$1/config.json\") 2>/dev/null \
+                  && readlink \"$1/config.json\"";
+    // In containers, /dev/shm often has 64 MiB, and namespaces are forbidden.
+    let words = [source.clone(), "--".into(), "sh".into(), "-c".into(), script.into(), "sh".into()];
+    let outcome = thread::spawn(move || {
+        longshore_sys::namespace::enter().unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("t", "/dev/shm", "tmpfs", flags, c"size=1m,mode=1777").unwrap();
+        let words: Vec<_> = words.iter().map(String::as_str).chain(["{}"]).collect();
+        exec_as_nobody(&fixture, &words, |command| {
+            command.env("TMPDIR", &temporary);
+            refuse_call(command, libc::SYS_unshare as u32);
+        })
+    });
+    let outcome = outcome.join().unwrap();
+    outcome.expect(0, &["memory of this program", "1.05 MB free"]);
+    let lines: Vec<_> = outcome.stdout.lines().collect();
+    assert_eq!(lines[..3], ["config.json", "empty", "model.safetensors"]);
+    assert!(lines[3].starts_with(&digest), "{lines:?}");
+    assert!(lines[4].starts_with("{}/proc/"), "{lines:?}");
+    assert!(!left.exists());
+}
+
+#[test]
+fn a_model_is_in_use_while_the_program_of_exec_runs() {
+    let Some(fixture) = Fixture::new() else { return };
+    let source = fixture.model(1_000_000);
+    let model = format!("{}/model", fixture.to());
+    let evict = format!("{LONGSHORE} evict {model} 2>&1; echo $?");
+    let words = ["exec", &source, "--to", fixture.to(), "--", "sh", "-c", &evict, "{}"];
+    let outcome = longshore(&words);
+    assert!(outcome.stdout.ends_with("23\n"), "{}", outcome.stdout);
+    longshore(&["evict", &model]).expect(0, &[]);
+    assert!(fixture.names().is_empty());
+}
+
+#[test]
+fn models_are_listed_pinned_and_evicted() {
+    let Some(fixture) = Fixture::new() else { return };
+    let source = fixture.model(1_000_000);
+    assert_eq!(fixture.publish(&source, &["--pin"]).code, 0);
+    assert_eq!(fixture.publish(&source, &["--name", "other"]).code, 0);
+    let list = || longshore(&["ls", "--published", fixture.to()]);
+    let listed = list();
+    assert_eq!(listed.code, 0, "{}", listed.stderr);
+    for words in ["unused, pinned", "1.00 MB", "/model\n", "/other\n"] {
+        assert!(listed.stdout.contains(words), "{words} in {}", listed.stdout);
+    }
+    let held = fs::File::open(fixture.shm.path().join("other/config.json")).unwrap();
+    assert!(list().stdout.contains("in use"));
+    let json = longshore(&["ls", "--published", fixture.to(), "--json"]).json();
+    assert_eq!(json["models"][0]["pinned"], true);
+    assert_eq!(
+        (&json["models"][1]["in_use"], &json["models"][1]["complete"]),
+        (&true.into(), &true.into())
+    );
+    let path = |name: &str| format!("{}/{name}", fixture.to());
+    longshore(&["evict", &path("model")]).expect(23, &["pinned", "--undo"]);
+    longshore(&["evict", &path("other")]).expect(23, &["open"]);
+    longshore(&["evict", &path("absent")]).expect(31, &["no model"]);
+    longshore(&["evict", "/"]).expect(2, &["DIR/NAME"]);
+    longshore(&["evict", "--unused", fixture.to()]).expect(0, &[]);
+    assert_eq!(fixture.names().len(), 2);
+    drop(held);
+    let evicted = longshore(&["evict", "--unused", fixture.to(), "--json"]).json();
+    assert_eq!(evicted["evicted"][0]["directory"], path("other"));
+    longshore(&["pin", &path("model"), "--undo"]).expect(0, &[]);
+    longshore(&["evict", &path("model"), "--quiet"]).expect(0, &[]);
+    assert_eq!(list().stdout, "nothing is published\n");
+}
+
+#[test]
+fn a_killed_server_of_published_models_is_replaced() {
+    let Some(fixture) = Fixture::new() else { return };
+    let source = fixture.model(1_000_000);
+    let start = |json: &[&str]| {
+        let mut command = Command::new(LONGSHORE);
+        command.args(["serve", "--publish", fixture.to(), "--preload", &source]).args(json);
+        Server(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    };
+    let mut first = start(&[]);
+    let lines = first.lines_until("managing");
+    assert!(lines.iter().any(|line| line.contains("model: published")), "{lines:?}");
+    let words = ["serve", "--publish", fixture.to()];
+    longshore(&words).expect(33, &["another server"]);
+    first.0.kill().unwrap();
+    first.0.wait().unwrap();
+    let mut second = start(&["--json"]);
+    let lines = second.lines_until("managing");
+    let events: Vec<serde_json::Value> =
+        lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(events[0]["event"], "model_found");
+    assert_eq!(
+        (&events[1]["event"], &events[1]["outcome"]),
+        (&"published".into(), &"already published".into())
+    );
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(&second.0),
+        rustix::process::Signal::TERM,
+    )
+    .unwrap();
+    let lines = second.lines_until("publishing_stopped");
+    assert!(lines.iter().any(|line| line.contains("SIGTERM")), "{lines:?}");
+    assert!(second.0.wait().unwrap().success());
+    assert!(fixture.shm.path().join("model/model.safetensors").exists());
+    longshore(&["serve"]).expect(2, &["--publish"]);
+    longshore(&["serve", "--preload", &source]).expect(2, &["--publish"]);
+}
+
+/// A server that is killed with the test.
+struct Server(Child);
+
+impl Server {
+    /// Reads lines until one contains `word`.
+    fn lines_until(&mut self, word: &str) -> Vec<String> {
+        use std::io::{BufRead, BufReader};
+        let stdout = self.0.stdout.take().unwrap();
+        let (sender, lines) = std::sync::mpsc::channel();
+        let word = word.to_owned();
+        let reader = thread::spawn(move || {
+            let mut reader = BufReader::new(stdout);
+            loop {
+                let mut line = String::new();
+                if reader.read_line(&mut line).unwrap() == 0 {
+                    return reader.into_inner();
+                }
+                let is_last = line.contains(&word);
+                let _ = sender.send(line);
+                if is_last {
+                    return reader.into_inner();
+                }
+            }
+        });
+        let deadline = Instant::now() + PATIENCE;
+        while !reader.is_finished() {
+            assert!(Instant::now() < deadline, "the server does not print the line");
+            thread::sleep(Duration::from_millis(10));
+        }
+        self.0.stdout = Some(reader.join().unwrap());
+        lines.try_iter().collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

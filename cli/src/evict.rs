@@ -1,0 +1,139 @@
+//! `longshore evict` and `longshore pin`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use longshore::formats::printable;
+use longshore::load::{PublishedModel, PublishedModels};
+use serde_json::{Value, json};
+
+use crate::exit::failure;
+use crate::output::print;
+use crate::units::Decimal;
+
+/// Remove published models that no program uses.
+///
+/// A model disappears at once. Programs that have its files open or mapped keep them, and their memory
+/// is freed when the last one closes them.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  Remove a model, unless a program uses it:
+    longshore evict /models/llama
+  Remove all models of a directory that are not in use and not pinned:
+    longshore evict --unused /models
+")]
+pub(crate) struct EvictArgs {
+    /// The models: DIR/NAME; with --unused, the directories.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+
+    /// Remove all models of these directories that are not in use and not pinned.
+    #[arg(long, conflicts_with = "force")]
+    unused: bool,
+
+    /// Remove the models even if they are in use or pinned.
+    #[arg(long)]
+    force: bool,
+
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Print only errors.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+/// Pin published models, so that `longshore serve --publish` does not evict them.
+#[derive(Args, Debug)]
+pub(crate) struct PinArgs {
+    /// The models: DIR/NAME.
+    #[arg(required = true, value_name = "PATH")]
+    models: Vec<PathBuf>,
+
+    /// Unpin the models.
+    #[arg(long)]
+    undo: bool,
+
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Print only errors.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+pub(crate) fn run(args: &EvictArgs) -> anyhow::Result<()> {
+    let mut evicted = Vec::new();
+    let mut evict = |models: &PublishedModels, model: &PublishedModel| {
+        models.evict(model, args.force)?;
+        if args.json {
+            evicted.push(as_json(model));
+        } else if !args.quiet {
+            print(&format!("{}: evicted\n", described(model)))?;
+        }
+        anyhow::Ok(())
+    };
+    for path in &args.paths {
+        if !args.unused {
+            let (models, model) = find(path)?;
+            evict(&models, &model)?;
+            continue;
+        }
+        let models = PublishedModels::open(path)?;
+        for model in models.list()? {
+            if !model.is_pinned && matches!(model.usage().is_open, Ok(false)) {
+                evict(&models, &model)?;
+            }
+        }
+    }
+    if args.json {
+        print(&format!("{}\n", json!({ "evicted": evicted })))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn run_pin(args: &PinArgs) -> anyhow::Result<()> {
+    let mut pinned = Vec::new();
+    for path in &args.models {
+        let (_, mut model) = find(path)?;
+        model.set_pinned(!args.undo)?;
+        if args.json {
+            pinned.push(as_json(&model));
+        } else if !args.quiet {
+            let done = if args.undo { "unpinned" } else { "pinned" };
+            print(&format!("{}: {done}\n", described(&model)))?;
+        }
+    }
+    if args.json {
+        print(&format!("{}\n", json!({ "models": pinned })))?;
+    }
+    Ok(())
+}
+
+/// Finds a published model by its path.
+fn find(path: &Path) -> anyhow::Result<(PublishedModels, PublishedModel)> {
+    let path = std::path::absolute(path)?;
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        let message = format!("{} is not the path of a model (DIR/NAME)", path.display());
+        return Err(failure(2, message));
+    };
+    let models = PublishedModels::open(directory)?;
+    let model = models.find(&name.to_string_lossy())?;
+    Ok((models, model))
+}
+
+fn described(model: &PublishedModel) -> String {
+    let path = model.directory.to_string_lossy();
+    format!("{} ({})", printable(&path), Decimal(model.content_bytes as f64))
+}
+
+fn as_json(model: &PublishedModel) -> Value {
+    json!({
+        "directory": model.directory.to_string_lossy(),
+        "bytes": model.content_bytes,
+        "pinned": model.is_pinned,
+    })
+}

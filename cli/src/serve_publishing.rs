@@ -1,0 +1,148 @@
+//! `longshore serve --publish`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use longshore::load::Manifest;
+use longshore::serve::{Keep, PublishEvent, PublishManager, PublishOptions, Stop};
+use serde_json::{Value, json};
+
+use crate::publish;
+use crate::serve_log::{Line, LogHandle};
+use crate::units::{Period, Size};
+
+/// The options for published models.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Published models")]
+pub(crate) struct PublishingArgs {
+    /// Manage the models that are published in this directory of a tmpfs: publish those of --preload,
+    /// and evict unused ones. The models stay when the server ends, and the next one adopts them.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) publish: Option<PathBuf>,
+
+    /// Publish this model at the start, and again when its source changes. It is not evicted. May be
+    /// repeated.
+    #[arg(long, value_name = "SOURCE", requires = "publish")]
+    preload: Vec<PathBuf>,
+
+    /// Evict a published model that no program has had open for this long: 30s, 10m, 2h; 0: after its
+    /// first use, when no program has it open; forever: only if memory is short.
+    #[arg(long, value_name = "DURATION", default_value = "forever", requires = "publish")]
+    keep_alive: KeepAlive,
+
+    /// The permissions of preloaded files, such as 0444, instead of those of their sources.
+    #[arg(long, value_name = "MODE", value_parser = publish::parse_mode, requires = "preload")]
+    preload_mode: Option<u32>,
+
+    /// Do not publish a model unless each safetensors and GGUF file has the checksum in this file, which
+    /// has the format of sha256sum.
+    #[arg(long, value_name = "MANIFEST", requires = "preload")]
+    preload_manifest: Option<PathBuf>,
+
+    /// If the directory is not in a tmpfs, mount one there with huge pages. Needs root.
+    #[arg(long, requires = "publish")]
+    mount: bool,
+
+    /// The size of the mounted tmpfs. The default is half of the machine's memory.
+    #[arg(long, value_name = "SIZE", requires = "mount")]
+    mount_size: Option<Size>,
+}
+
+/// The time for which a published model is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KeepAlive(Keep);
+
+impl std::str::FromStr for KeepAlive {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        if word == "forever" {
+            return Ok(Self(Keep::Always));
+        }
+        let period: Period = word.parse().map_err(|_| {
+            format!("'{word}' is not a time to keep models (expected 10m, 2h, 0 or forever)")
+        })?;
+        Ok(Self(if period.0.is_zero() { Keep::Attached } else { Keep::Idle(period.0) }))
+    }
+}
+
+/// Makes the manager of published models, if one was requested.
+pub(crate) fn manager(
+    args: &PublishingArgs,
+    stop: &Stop,
+) -> anyhow::Result<Option<PublishManager>> {
+    let Some(directory) = &args.publish else { return Ok(None) };
+    let manifest = args.preload_manifest.as_ref().map(Manifest::open).transpose()?;
+    if args.mount {
+        publish::mount(directory, args.mount_size)?;
+    }
+    let mut options = PublishOptions::new(directory);
+    options.preload.clone_from(&args.preload);
+    options.keep = args.keep_alive.0;
+    options.mode = args.preload_mode;
+    options.manifest = manifest;
+    Ok(Some(PublishManager::new(options, stop.clone())?))
+}
+
+/// Logs an event.
+pub(crate) fn log(event: &PublishEvent, log: &LogHandle, json: bool, quiet: bool) {
+    let is_error = matches!(event, PublishEvent::Failed { .. } | PublishEvent::Trouble { .. });
+    if json {
+        log.say(Line::Out(as_json(event).to_string()));
+    } else if is_error {
+        log.say(Line::Error(event.to_string()));
+    } else if !quiet {
+        log.say(Line::Out(event.to_string()));
+    }
+}
+
+fn as_json(event: &PublishEvent) -> Value {
+    match event {
+        PublishEvent::Adopted { name, content_bytes, is_pinned } => json!({
+            "event": "model_found", "name": name, "bytes": content_bytes, "pinned": is_pinned,
+        }),
+        PublishEvent::Published { name, source, published } => {
+            let mut object = publish::as_json(published);
+            object["event"] = "published".into();
+            object["name"] = name.as_str().into();
+            object["source"] = source.to_string_lossy().into();
+            object
+        }
+        PublishEvent::Failed { source, .. } => json!({
+            "event": "publish_failed", "source": source.to_string_lossy(),
+            "message": event.to_string(),
+        }),
+        PublishEvent::Evicted { name, content_bytes, why } => json!({
+            "event": "evicted", "name": name, "bytes": content_bytes, "why": why.to_string(),
+        }),
+        PublishEvent::Ready { directory, models } => json!({
+            "event": "managing", "pid": std::process::id(),
+            "directory": directory.to_string_lossy(), "models": models,
+        }),
+        PublishEvent::Trouble { path, problem } => json!({
+            "event": "trouble", "path": path.to_string_lossy(), "message": problem.to_string(),
+        }),
+        PublishEvent::Stopping => json!({ "event": "publishing_stopped" }),
+        other => json!({ "event": "other", "message": other.to_string() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn times_to_keep_are_parsed() {
+        for (word, keep) in [
+            ("forever", Keep::Always),
+            ("0", Keep::Attached),
+            ("0s", Keep::Attached),
+            ("10m", Keep::Idle(Duration::from_secs(600))),
+        ] {
+            assert_eq!(word.parse(), Ok(KeepAlive(keep)), "{word}");
+        }
+        assert!("never".parse::<KeepAlive>().unwrap_err().contains("forever"));
+    }
+}
