@@ -40,6 +40,9 @@ const SELECTORS: &[Selector] = &[
         mask: !0,
         values: &[
             ("F_DUPFD_CLOEXEC", word(libc::F_DUPFD_CLOEXEC)),
+            ("F_SETLEASE", word(libc::F_SETLEASE)),
+            // The `libc` crate does not have it for this target.
+            ("F_SETSIG", 10),
             ("F_GETFD", word(libc::F_GETFD)),
             ("F_SETFD", word(libc::F_SETFD)),
             ("F_GETFL", word(libc::F_GETFL)),

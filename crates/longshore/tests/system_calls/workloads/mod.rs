@@ -25,6 +25,7 @@ pub(crate) const ALL: &[Workload] = &[
     Workload { name: "heap", run: memory::heap },
     Workload { name: "formats", run: models::formats },
     Workload { name: "load", run: models::load },
+    Workload { name: "load, publishing", run: models::publish },
     Workload { name: "serve, a server", run: models::server },
     Workload { name: "serve, a client", run: models::client },
     Workload { name: "pagetable", run: devices::pagetable },

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use longshore::formats::safetensors;
-use longshore::load::{self, DigestKind, FormatChoice};
+use longshore::load::{self, DigestKind, FormatChoice, PublishedModels, Publisher};
 use longshore::serve::{Client, Listener, Options, Server, Stop, Wanted};
 use longshore::{CancelToken, Heap, Loader, Progress};
+
+use longshore_sys::namespace;
 
 use crate::run::{Files, Phase, Run, Steps};
 
@@ -73,6 +75,34 @@ pub(crate) fn load(run: &mut Run) -> ! {
 
     run.begin(Phase::Teardown);
     drop((loaded, by_threads, opened));
+    run.end()
+}
+
+pub(crate) fn publish(run: &mut Run) -> ! {
+    let files = Files::new();
+    let path = model(&files.models);
+    // It ends with the process.
+    let tmpfs = files.run.join("tmpfs");
+    std::fs::create_dir(&tmpfs).unwrap();
+    namespace::enter().expect("namespaces are permitted");
+    let folder = longshore_sys::directory::open(&tmpfs).unwrap();
+    longshore_sys::tmpfs::mount(folder, Some(64 << 20)).unwrap();
+
+    run.begin(Phase::Setup);
+    let models = PublishedModels::open(&tmpfs).unwrap();
+    let lock = models.lock().unwrap();
+
+    run.begin(Phase::Steady);
+    models.remove_leftovers();
+    Publisher::new(&tmpfs).digest(DigestKind::Crc32c).publish(&path).unwrap();
+    let mut listed = models.list().unwrap();
+    listed[0].set_pinned(true).unwrap();
+    listed[0].set_pinned(false).unwrap();
+    assert!(!listed[0].usage().is_open.unwrap());
+    models.evict(&listed[0], false).unwrap();
+
+    run.begin(Phase::Teardown);
+    drop((models, lock, listed));
     run.end()
 }
 
