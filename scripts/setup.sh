@@ -37,6 +37,7 @@ test_packages=(
     xz-utils:xz
     cpio:cpio
     e2fsprogs:mke2fs
+    btrfs-progs:mkfs.btrfs
     xfsprogs:mkfs.xfs
     erofs-utils:mkfs.erofs
     fio:fio
