@@ -15,6 +15,7 @@ mod bounce;
 mod harness;
 mod iov;
 mod load;
+mod node;
 mod pagetable;
 mod programs;
 mod report;
@@ -48,8 +49,16 @@ enum Command {
     Bounce(bounce::Bounce),
     /// Whole programs beside each other: longshore load, cat, cp, dd, fio, Python, in ten minutes
     Programs(programs::Programs),
+    /// Published models beside the page cache and a copy: publishing, several processes, llama.cpp
+    Node(node::Node),
     /// All benches as one HTML page: published tables beside ours, peers, goals, machines
     Report(report::Report),
+    /// Maps a file, reads it, and waits: one of several processes of the bench `node`
+    #[command(hide = true)]
+    Reader {
+        /// The file
+        path: std::path::PathBuf,
+    },
     /// One job in a process of its own, started by a bench
     #[command(hide = true)]
     Worker {
@@ -68,6 +77,8 @@ fn main() -> ExitCode {
         Command::Programs(options) => {
             programs::BENCH.run(&options, &options.common, programs::measure)
         }
+        Command::Node(options) => node::BENCH.run(&options, &options.common, node::measure),
+        Command::Reader { path } => node::read(&path).map(|()| ExitCode::SUCCESS),
         Command::Report(report) => report.write(),
         Command::Worker { job } => load::worker::serve(&job).map(|()| ExitCode::SUCCESS),
     };

@@ -42,6 +42,11 @@ metrics! {
     PEAK_OVER_FILE: "peak_over_file", "MiB";
     /// The bytes that the disk read for a process.
     READ_FROM_DISK: "read_from_disk", "MiB";
+    /// The memory of all processes: each page that several processes map is counted once.
+    MEMORY_SUM: "memory_sum", "MiB";
+    /// The same, with the pages of the model that are in the page cache, divided by the model's size.
+    COPIES: "copies", "of the model";
+    TOKEN_RATE: "speed", "tokens/s";
     /// The time of the interpreter's imports.
     IMPORT: "import", "ms";
 

@@ -37,6 +37,14 @@ fn candidate(
 /// Returns the command `longshore load --json`, to which the caller adds files, or the reason why there
 /// is none.
 pub(crate) fn longshore() -> Result<Command, String> {
+    let mut command = own_command()?;
+    command.args(["load", "--json"]);
+    Ok(command)
+}
+
+/// Returns the command of this project, to which the caller adds arguments, or the reason why there is
+/// none.
+pub(crate) fn own_command() -> Result<Command, String> {
     let here = std::env::current_exe().map_err(|error| error.to_string())?;
     let program = here.with_file_name("longshore");
     if !program.is_file() {
@@ -44,9 +52,7 @@ pub(crate) fn longshore() -> Result<Command, String> {
                    `cargo build --release -p longshore-cli`";
         return Err(how.to_owned());
     }
-    let mut command = Command::new(program);
-    command.args(["load", "--json"]);
-    Ok(command)
+    Ok(Command::new(program))
 }
 
 /// Makes a candidate that loads a cold file by the command. The time is the command's own, which
