@@ -35,8 +35,9 @@ const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 ///
 /// The model is a decoder-only transformer: embedding, layers of grouped-query attention and a gated
 /// feed-forward network, output head. Width and depth follow from the length. The bits are
-/// pseudo-random, so some elements are NaN. Two files of the same length and seed are equal, byte for
-/// byte.
+/// pseudo-random, so some elements are NaN. In a GGUF file they are finite, so that engines can compute
+/// with them: scales are small, and norms are between 1 and 2. Two files of the same length and seed are
+/// equal, byte for byte.
 #[derive(Clone, Debug)]
 pub(super) struct Synthetic<H> {
     layout: Layout<H>,
@@ -51,7 +52,58 @@ pub(super) struct Layout<H> {
     pub(super) header: H,
     /// The zero bytes after the opening, in ascending order.
     pub(super) padding: Vec<Range<u64>>,
+    /// The bytes with exponents, in ascending order of their ranges.
+    pub(super) exponents: Vec<Exponents>,
     pub(super) len_bytes: u64,
+}
+
+/// The bytes of a tensor that have the bits of exponents: one byte of each element, or of each block of
+/// elements with a scale.
+#[derive(Clone, Debug)]
+pub(super) struct Exponents {
+    pub(super) range: Range<u64>,
+    pub(super) byte: ExponentByte,
+}
+
+/// One of the bytes with exponents, in an element or block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExponentByte {
+    /// The length of an element or block in bytes.
+    pub(super) period: u64,
+    /// The offset of the byte in it.
+    pub(super) at: u64,
+    /// The random bits that stay.
+    pub(super) keep: u8,
+    /// The bits that are set.
+    pub(super) set: u8,
+}
+
+impl ExponentByte {
+    /// The upper byte of an F16 number at `at`, which is then 2^-13 to 2^-12, of either sign.
+    pub(super) const fn f16(period: u64, at: u64) -> Self {
+        Self { period, at: at + 1, keep: 0x83, set: 0x08 }
+    }
+
+    /// Both upper bytes of an F32 number, which is then 1 to 2.
+    pub(super) const F32: [Self; 2] = [
+        Self { period: 4, at: 2, keep: 0x7f, set: 0x80 },
+        Self { period: 4, at: 3, keep: 0, set: 0x3f },
+    ];
+}
+
+impl Exponents {
+    /// Sets the bits of the bytes that lie in `bytes`, which begin at `offset` of the file.
+    fn apply(&self, offset: u64, bytes: &mut [u8]) {
+        let ExponentByte { period, at, keep, set } = self.byte;
+        let end = self.range.end.min(offset + bytes.len() as u64);
+        let first = self.range.start + at;
+        let periods = offset.saturating_sub(first).div_ceil(period);
+        let start = first + periods * period;
+        if start < end {
+            let inside = &mut bytes[(start - offset) as usize..(end - offset) as usize];
+            inside.iter_mut().step_by(period as usize).for_each(|byte| *byte = *byte & keep | set);
+        }
+    }
 }
 
 /// Checks that a file can have this length.
@@ -103,6 +155,11 @@ impl<H> Synthetic<H> {
         from_opening.copy_from_slice(&opening[..from_opening.len()]);
         self.fill_content(offset + from_opening.len() as u64, content);
         let end = offset.saturating_add(inside_len as u64);
+        let exponents = &self.layout.exponents;
+        let first = exponents.partition_point(|one| one.range.end <= offset);
+        for one in exponents[first..].iter().take_while(|one| one.range.start < end) {
+            one.apply(offset, inside);
+        }
         let padding = &self.layout.padding;
         let first = padding.partition_point(|gap| gap.end <= offset);
         for gap in padding[first..].iter().take_while(|gap| gap.start < end) {

@@ -2,7 +2,7 @@
 
 use longshore::formats::gguf::{Dtype, Header, MAGIC, ValueType};
 
-use super::content::{self, HIDDEN_SIZES, Layout};
+use super::content::{self, ExponentByte, Exponents, HIDDEN_SIZES, Layout};
 
 /// A synthetic GGUF file. Its types are mixed as in llama.cpp's `Q4_K_M`, norms are F32, and its
 /// metadata has a vocabulary with a token for each row of the embedding.
@@ -257,7 +257,26 @@ impl Model {
             }
             end = next.end;
         }
-        Ok(Layout { opening, header, padding, len_bytes })
+        let exponents = header.tensors.iter().flat_map(|tensor| {
+            let bytes = exponent_bytes(tensor.dtype);
+            bytes.into_iter().map(|byte| Exponents { range: tensor.data.clone(), byte })
+        });
+        let exponents = exponents.collect();
+        Ok(Layout { opening, header, padding, exponents, len_bytes })
+    }
+}
+
+/// Returns the bytes with exponents in an element or block (`ggml-common.h` of llama.cpp).
+fn exponent_bytes(dtype: Dtype) -> Vec<ExponentByte> {
+    let scale = |at| ExponentByte::f16(dtype.block_bytes(), at);
+    match dtype {
+        Dtype::F32 => ExponentByte::F32.to_vec(),
+        // A scale and a minimum, before the quantized numbers.
+        Dtype::Q4K => vec![scale(0), scale(2)],
+        // The scale is the last number of the block.
+        Dtype::Q6K => vec![scale(dtype.block_bytes() - 2)],
+        Dtype::Q4_0 | Dtype::Q8_0 => vec![scale(0)],
+        _ => Vec::new(),
     }
 }
 
@@ -315,6 +334,34 @@ mod tests {
             }
             assert_eq!(header.tensors.len(), model.tensors().len());
             assert_eq!(header.metadata.len() as u64, model.metadata().1);
+        }
+    }
+
+    #[test]
+    fn all_numbers_are_finite_from_every_offset() {
+        for len in [64 << 10, 3 << 20] {
+            let model = Synthetic::new(len).unwrap();
+            let mut whole = vec![0; model.len_bytes() as usize];
+            model.fill(0, &mut whole);
+            let f32 = |at: usize| f32::from_le_bytes(whole[at..at + 4].try_into().unwrap());
+            let exponent = |at: usize| u16::from_le_bytes([whole[at], whole[at + 1]]) >> 10 & 0x1f;
+            for tensor in &model.header().tensors {
+                let data = tensor.data.start as usize..tensor.data.end as usize;
+                let blocks = data.step_by(tensor.dtype.block_bytes() as usize);
+                for block in blocks {
+                    match tensor.dtype {
+                        Dtype::F32 => assert!((1.0..2.0).contains(&f32(block)), "{}", f32(block)),
+                        Dtype::Q4K => assert_eq!([exponent(block), exponent(block + 2)], [2; 2]),
+                        Dtype::Q6K => assert_eq!(exponent(block + 208), 2),
+                        _ => assert_eq!(exponent(block), 2),
+                    }
+                }
+            }
+            for (offset, part) in [(1, 7), (4097, 5000), (whole.len() / 2 + 3, 9999)] {
+                let mut bytes = vec![0; part];
+                model.fill(offset as u64, &mut bytes);
+                assert_eq!(bytes, whole[offset..offset + part], "{offset}");
+            }
         }
     }
 

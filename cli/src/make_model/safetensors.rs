@@ -146,7 +146,13 @@ impl Model {
         let metadata = METADATA.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let metadata = BTreeMap::from(metadata);
         let header = Header::new(tensors, metadata, data_offset);
-        Layout { opening, header, padding: Vec::new(), len_bytes: file_len_bytes }
+        Layout {
+            opening,
+            header,
+            padding: Vec::new(),
+            exponents: Vec::new(),
+            len_bytes: file_len_bytes,
+        }
     }
 }
 
