@@ -19,7 +19,7 @@ quick_steps=(format shell_scripts lints rules unit_tests)
 long_steps=(stress_tests loom_tests isa_tests miri_tests aarch64_tests documentation public_api packages
     oldest_rust fuzz_targets load_a_model c_tests candle_tests python_tests guest_tests bench)
 # Too long for every run; .ci/run-more runs them.
-longer_steps=(fuzzing engine_tests whole_programs)
+longer_steps=(fuzzing engine_tests llama_tests whole_programs)
 
 steps=()
 not_run=()
@@ -322,9 +322,16 @@ fuzzing() {
     return "$status"
 }
 
-# Compares the command with other programs, each from its start to its end.
 engine_tests() { bindings/python/engines/test.sh; }
 
+# llama.cpp with published models.
+llama_tests() {
+    local programs
+    programs=$(scripts/llama-cpp.sh) || return
+    LONGSHORE_LLAMA_CPP=$programs cargo_tests test --package longshore-cli --test llama_cpp "${locked[@]}"
+}
+
+# Compares the command with other programs, each from its start to its end.
 whole_programs() {
     cargo run --release --package longshore-bench "${locked[@]}" -- programs
 }
