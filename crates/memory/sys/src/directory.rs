@@ -89,6 +89,22 @@ pub fn write_new(directory: impl AsFd, name: &Path, content: &[u8]) -> io::Resul
     Ok(file.into())
 }
 
+/// Opens a lock file in a directory, and makes it if it is missing, with access for this user only.
+///
+/// # Errors
+/// `ELOOP` for a symbolic link; those of `openat2(2)`.
+pub fn open_lock_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR
+        | OFlags::CREATE
+        | OFlags::NONBLOCK
+        | OFlags::NOCTTY
+        | OFlags::NOFOLLOW
+        | OFlags::CLOEXEC;
+    let (mode, resolve) = (Mode::RUSR | Mode::WUSR, ResolveFlags::BENEATH);
+    let directory = directory.as_fd();
+    retry_interrupted(|| Ok(rustix::fs::openat2(directory, name, flags, mode, resolve)?))
+}
+
 /// Reads a regular file in a directory, and returns its attributes and content. The name may not be a
 /// symbolic link.
 ///
@@ -200,13 +216,13 @@ pub fn has_access_list_at(path: &Path) -> bool {
     rustix::fs::getxattr(path, "system.posix_acl_access", &mut none).is_ok()
 }
 
-/// Locks a directory without waiting (`flock`). The lock lasts until the descriptor is closed, also if
+/// Locks a directory or a file without waiting (`flock`). The lock lasts until the descriptor is closed, also if
 /// the process is killed. Returns `false` if it is locked already.
 ///
 /// # Errors
 /// Those of `flock(2)`.
-pub fn try_lock(directory: impl AsFd) -> io::Result<bool> {
-    match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
+pub fn try_lock(file: impl AsFd) -> io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
         Err(error) => Err(error.into()),

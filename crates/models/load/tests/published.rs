@@ -168,6 +168,72 @@ fn a_new_version_of_a_pinned_model_is_pinned() {
     });
 }
 
+/// Two ranks of a job publish the same model.
+#[test]
+fn two_publishers_of_a_model_read_it_once() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        let bytes = SourceState::of(&source).unwrap().content_bytes();
+        let read = || {
+            let mut read = 0;
+            let publisher =
+                place.publisher().observe(|progress| read = read.max(progress.done_bytes));
+            let outcome = publisher.publish(&source).unwrap().outcome;
+            (outcome, read)
+        };
+        for _ in 0..8 {
+            let mut ranks = thread::scope(|scope| {
+                let ranks = [scope.spawn(read), scope.spawn(read)];
+                ranks.map(|rank| rank.join().unwrap())
+            });
+            ranks.sort_by_key(|(_, read)| *read);
+            let expected = [(Outcome::AlreadyPublished, 0), (Outcome::New, bytes)];
+            assert_eq!(ranks, expected);
+            assert_eq!(place.names(), ["model"], "no lock file is left");
+            models(place).evict(&find(place), false).unwrap();
+        }
+        // The lock of a publisher that was killed, and one of another user.
+        File::create(place.tmpfs.join(".old.lock")).unwrap();
+        let other = place.tmpfs.join(".model.lock");
+        File::create(&other).unwrap();
+        std::os::unix::fs::chown(&other, Some(NOBODY), None).unwrap();
+        assert_eq!(read(), (Outcome::New, bytes));
+        assert_eq!(place.names(), [".model.lock", "model"]);
+    });
+}
+
+/// A rank is killed while it publishes, and another one waits for it.
+#[test]
+fn a_waiting_publisher_goes_on_if_the_other_one_dies_or_it_is_cancelled() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        let lock = place.tmpfs.join(".model.lock");
+        let mut holder = Command::new("flock")
+            .arg("--no-fork")
+            .arg(&lock)
+            .args(["sh", "-c", "echo locked; exec sleep 60"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        holder.stdout.as_mut().unwrap().read_exact(&mut [0; 7]).unwrap();
+        let cancel = longshore_load::CancelToken::new();
+        let observed = cancel.clone();
+        let publisher = place.publisher().cancel(&cancel).observe(move |_| observed.cancel());
+        let cancelled = publisher.publish(&source).unwrap_err();
+        assert!(matches!(cancelled, Error::Cancelled { done_bytes: 0, .. }), "{cancelled}");
+        let outcome = thread::scope(|scope| {
+            let waiting = scope.spawn(|| place.publish(&source).unwrap().outcome);
+            thread::sleep(Duration::from_millis(200));
+            assert!(!waiting.is_finished());
+            holder.kill().unwrap();
+            holder.wait().unwrap();
+            waiting.join().unwrap()
+        });
+        assert_eq!(outcome, Outcome::New);
+        assert_eq!(place.names(), ["model"]);
+    });
+}
+
 #[test]
 fn one_server_manages_a_directory() {
     with_tmpfs("size=64m", |place| {

@@ -161,7 +161,8 @@ impl<'a> Publisher<'a> {
     /// Publishes the model at `source`.
     ///
     /// If the same versions of the same files are published under this name already, nothing is read.
-    /// Several publishers may use one directory at the same time.
+    /// Several publishers may use one directory at the same time. If two of the same user publish under
+    /// the same name, the second waits for the first.
     ///
     /// # Errors
     /// [`Error::Publish`], [`Error::Write`], [`Error::Changed`] if a file of the source changes, and
@@ -175,6 +176,17 @@ impl<'a> Publisher<'a> {
         target.check_name(&name)?;
         let owner = self.owner(&tree)?;
         let wanted = self.record(&tree);
+        // The same model may be published by another process of a job, such as another rank.
+        let total_bytes = tree.content_bytes();
+        let _lock = target.lock_name(&name, || {
+            if self.cancel.is_cancelled() {
+                return Err(Error::Cancelled { done_bytes: 0, total_bytes });
+            }
+            if let Some(observe) = &mut self.observe {
+                observe(Progress::new(0, total_bytes, began.elapsed()));
+            }
+            Ok(())
+        })?;
         let existing = self.compare(&target, &name, owner, &wanted)?;
         let before = target.open_name(&name);
         if let Some(record) = existing {

@@ -7,6 +7,9 @@
 //!   DIR/NAME/
 //! ```
 //!
+//! A publisher also has the lock file `.NAME.lock`, for which a second one of the same user waits, so that
+//! it need not read the model again.
+//!
 //! The kernel releases the lock when the publisher ends. A directory of that form without a lock is a
 //! leftover of a publisher that was killed, or an old version that was replaced.
 
@@ -15,6 +18,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use longshore_sys::directory::{self, EntryKind};
 use longshore_sys::tmpfs::{self, HugeOption};
@@ -26,6 +31,9 @@ use super::tree::{publish_error, write_error};
 use crate::error::{Error, Result};
 
 const SUFFIX: &str = ".partial";
+const LOCK_SUFFIX: &str = ".lock";
+/// The time between two attempts to lock a name.
+const LOCK_PERIOD: Duration = Duration::from_millis(20);
 const NAME_MAX_BYTES: usize = 200;
 /// The number of random names that are tried.
 const ATTEMPTS_MAX: u32 = 100;
@@ -48,6 +56,14 @@ pub(crate) enum Existing {
     Model(Record),
     /// An entry that is not a model, or of a user that is not trusted.
     Other,
+}
+
+/// The lock of a name. Dropping it removes the lock file.
+#[derive(Debug)]
+pub(crate) struct NameLock<'a> {
+    target: &'a Target,
+    name: PathBuf,
+    _file: OwnedFd,
 }
 
 /// A model that is being filled. Dropping it removes it, unless it was renamed.
@@ -186,12 +202,51 @@ impl Target {
     /// user is root. An error is ignored: the next publisher tries again.
     pub(crate) fn remove_leftovers(&self) {
         for (name, kind) in directory::entries(&self.folder).unwrap_or_default() {
-            let is_partial =
-                name.to_str().is_some_and(|name| name.starts_with('.') && name.ends_with(SUFFIX));
-            if is_partial && kind == EntryKind::Directory {
-                let _ = self.remove_leftover(Path::new(&name));
+            let Some(name) = name.to_str().filter(|name| name.starts_with('.')) else { continue };
+            if name.ends_with(SUFFIX) && kind == EntryKind::Directory {
+                let _ = self.remove_leftover(Path::new(name));
+            } else if let Some(name) = name[1..].strip_suffix(LOCK_SUFFIX)
+                && kind == EntryKind::File
+            {
+                // Dropping the lock removes its file.
+                drop(self.try_lock_name(name));
             }
         }
+    }
+
+    /// Locks a name, so that publishers of the same user publish one after the other. Calls `wait` while
+    /// another process has the lock. Returns `None` if the lock file belongs to another user, or cannot be
+    /// made: then both publish, and the second finds that the name exists.
+    ///
+    /// # Errors
+    /// Those of `wait`.
+    pub(crate) fn lock_name(
+        &self,
+        name: &str,
+        mut wait: impl FnMut() -> Result<()>,
+    ) -> Result<Option<NameLock<'_>>> {
+        loop {
+            match self.try_lock_name(name) {
+                Ok(Some(lock)) => return Ok(Some(lock)),
+                Ok(None) => {
+                    wait()?;
+                    thread::sleep(LOCK_PERIOD);
+                }
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// Locks a name, or returns `None` if another process has the lock.
+    fn try_lock_name(&self, name: &str) -> io::Result<Option<NameLock<'_>>> {
+        let path = PathBuf::from(format!(".{name}{LOCK_SUFFIX}"));
+        let file = directory::open_lock_in(&self.folder, &path)?;
+        if directory::attributes(&file)?.owner != effective_uid() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let is_locked =
+            directory::try_lock(&file)? && directory::has_name(&self.folder, &path, &file);
+        Ok(is_locked.then(|| NameLock { target: self, name: path, _file: file }))
     }
 
     fn remove_leftover(&self, name: &Path) -> io::Result<()> {
@@ -348,6 +403,13 @@ impl Partial<'_> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(write_error(&self.target.path.join(name))(error)),
         }
+    }
+}
+
+impl Drop for NameLock<'_> {
+    fn drop(&mut self) {
+        // Its name goes before the lock, so that a waiting publisher does not lock a file without a name.
+        let _ = directory::remove_all(&self.target.folder, &self.name);
     }
 }
 
