@@ -448,7 +448,7 @@ fn models_are_listed_pinned_and_evicted() {
 #[test]
 fn a_killed_server_of_published_models_is_replaced() {
     let Some(fixture) = Fixture::new() else { return };
-    let source = fixture.model(1_000_000);
+    let source = fixture.model(16 << 20);
     let start = |json: &[&str]| {
         let mut command = Command::new(LONGSHORE);
         command.args(["serve", "--publish", fixture.to(), "--preload", &source]).args(json);
@@ -463,6 +463,12 @@ fn a_killed_server_of_published_models_is_replaced() {
     first.0.wait().unwrap();
     let mut second = start(&["--json"]);
     let lines = second.lines_until("managing");
+    // It has read records, and neither the source nor the model.
+    let io = fs::read_to_string(format!("/proc/{}/io", second.0.id())).unwrap();
+    let field = |name: &str| -> u64 {
+        io.lines().find_map(|line| line.strip_prefix(name)?.parse().ok()).unwrap()
+    };
+    assert!(field("rchar: ") < 1 << 20 && field("read_bytes: ") < 1 << 20, "{io}");
     let events: Vec<serde_json::Value> =
         lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(events[0]["event"], "model_found");

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs vLLM on the CPU with a small Llama of random weights: by its own loader, by the plugin without a
-# server, and by the plugin over a server. Compares a hash of every parameter, and greedy answers, also
+# Runs vLLM on the CPU with a small Llama of random weights: by its own loader, also from the published
+# path and under `longshore exec`; by the plugin without a server, and by the plugin over a server. Compares a hash of every parameter, and greedy answers, also
 # after sleep(level=2) and reload_weights. Writes the table to bench/results/engines.txt.
 #
 #   bindings/python/engines/test.sh
@@ -47,11 +47,12 @@ MATURIN_PEP517_ARGS='--profile dev --locked' PYO3_PYTHON=$python "${pip[@]}" --f
 cargo build --quiet --package longshore-cli || exit
 
 work=$(mktemp -d) || exit
+published=$(mktemp -d /dev/shm/longshore-XXXXXX) || exit
 server=
 # shellcheck disable=SC2317 # Called by `trap`.
 clean() {
     [[ -z $server ]] || kill "$server"
-    rm -rf "$work"
+    rm -rf "$work" "$published"
 }
 trap clean EXIT
 "$python" "$engines/make_llama.py" "$work/llama" >/dev/null 2>&1 || exit
@@ -62,27 +63,35 @@ for _ in {1..300}; do
     sleep 0.1
 done
 
-# Runs vLLM in the way $1, with its loader's arguments $2….
+# Runs vLLM in the way $1 on the model $2, with its loader's arguments $3…. If $before is set, it runs
+# that command with the program and its arguments.
+before=()
 run() {
-    local name=$1
-    shift
-    timeout --kill-after=10 900 "$python" "$engines/run_vllm.py" "$work/llama" "$@" \
+    local name=$1 model=$2
+    shift 2
+    timeout --kill-after=10 900 "${before[@]}" "$python" "$engines/run_vllm.py" "$model" "$@" \
         >"$work/$name.log" 2>"$work/$name.errors" || {
         tail -n 40 "$work/$name.errors"
         return 1
     }
-    grep '^longshore ' "$work/$name.errors"
+    grep '^longshore[ :]' "$work/$name.errors"
     return 0
 }
 failed=0
-run auto auto || failed=1
-run loaded longshore '{"attach": "never"}' || failed=1
-run attached longshore "{\"attach\": \"require\", \"socket\": \"$work/socket\"}" || failed=1
+command=$target/debug/longshore
+run auto "$work/llama" auto || failed=1
+"$command" publish "$work/llama" --to "$published" || failed=1
+run published "$published/llama" auto || failed=1
+before=("$command" exec "$work/llama" --)
+run exec '{}' auto || failed=1
+before=()
+run loaded "$work/llama" longshore '{"attach": "never"}' || failed=1
+run attached "$work/llama" longshore "{\"attach\": \"require\", \"socket\": \"$work/socket\"}" || failed=1
 if [[ $failed -eq 0 ]]; then
     {
         printf 'vLLM %s, torch %s, on the CPU; a Llama of 2 layers with random weights, 4 shards\n\n' \
             "$vllm" "$torch"
-        "$python" "$engines/compare.py" "$work"/{auto,loaded,attached}.log
+        "$python" "$engines/compare.py" "$work"/{auto,published,exec,loaded,attached}.log
     } >"$work/table" || failed=1
     cat "$work/table"
     # A run by the plugin prints how it got the weights.
@@ -90,7 +99,7 @@ if [[ $failed -eq 0 ]]; then
     [[ $failed -ne 0 ]] || cp "$work/table" bench/results/engines.txt
 fi
 if [[ $failed -eq 0 ]]; then
-    echo "test result: ok. 3 passed; 0 failed; 0 ignored (vLLM)"
+    echo "test result: ok. 5 passed; 0 failed; 0 ignored (vLLM)"
 else
     echo "test result: FAILED. 0 passed; 1 failed; 0 ignored (vLLM)"
 fi
