@@ -46,6 +46,8 @@ const SOURCE_PERIOD: Duration = Duration::from_secs(3);
 const KEEP_MIN: Duration = Duration::from_secs(10);
 /// Memory is short if at least one task has waited for it for a tenth of the time.
 const PRESSURE_PART: u32 = 10;
+/// The time after which a model that did not fit is tried again.
+const RETRY_PERIOD: Duration = Duration::from_secs(60);
 /// The memory that publishing a model needs in addition to its content.
 const SPARE_BYTES: u64 = 64 << 20;
 
@@ -89,10 +91,22 @@ struct Source {
     name: String,
     /// The state that was published, or whose publication failed.
     done: Option<SourceState>,
+    /// The result of its publication.
+    result: Attempt,
     /// A new state that was seen once. It is published if it is still the same at the next look.
     seen: Option<SourceState>,
     /// `true` if it was reported that the source cannot be read.
     is_reported: bool,
+}
+
+/// The result of publishing a state of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    Published,
+    /// It is not tried again until the source changes.
+    Failed,
+    /// There was not enough memory. It is tried again after this time.
+    RetryAt(Instant),
 }
 
 impl PublishOptions {
@@ -132,7 +146,9 @@ impl PublishManager {
                 let error = io::Error::new(io::ErrorKind::InvalidInput, message);
                 return Err(Error::cannot_serve(&path, error));
             }
-            sources.push(Source { path, name, done: None, seen: None, is_reported: false });
+            let (done, seen) = (None, None);
+            let result = Attempt::Published;
+            sources.push(Source { path, name, done, result, seen, is_reported: false });
         }
         Ok(Self { options, models, _lock: lock, sources, uses: Uses::default(), pressure, stop })
     }
@@ -243,6 +259,10 @@ impl PublishManager {
 
     /// Evicts the models that were not used for the time that they are kept.
     fn evict_unused(&mut self, now: Instant, observe: &mut dyn FnMut(&PublishEvent)) {
+        if self.options.keep == Keep::Always {
+            // The order for lack of memory is that of the last accesses, which the kernel keeps.
+            return;
+        }
         let models = self.evictable(observe);
         self.uses.retain(&models);
         for model in models {
@@ -318,19 +338,42 @@ impl PublishManager {
             // A source that is being written changes from one look to the next.
             let is_stable = source.seen.as_ref().is_some_and(|seen| seen.is_same(&state));
             source.seen = Some(state);
-            if is_done && is_there || !is_stable {
+            let is_settled = match source.result {
+                Attempt::Published => is_done && is_there,
+                Attempt::Failed => is_done,
+                Attempt::RetryAt(time) => is_done && Instant::now() < time,
+            };
+            if is_settled || !is_stable {
                 continue;
             }
-            if let Err(error) = self.publish(index, observe) {
-                let source = self.sources[index].path.clone();
-                observe(&PublishEvent::Failed { source, error });
+            match self.publish(index, observe) {
+                Err(error) if !self.stop.is_stopped() => {
+                    let source = self.sources[index].path.clone();
+                    observe(&PublishEvent::Failed { source, error });
+                }
+                _ => {}
             }
         }
     }
 
-    /// Publishes a source, and evicts unused models if it needs their memory. Each state of the source is
-    /// tried once.
+    /// Publishes a source, and evicts unused models if it needs their memory.
     fn publish(
+        &mut self,
+        index: usize,
+        observe: &mut dyn FnMut(&PublishEvent),
+    ) -> load::Result<()> {
+        let published = self.try_publish(index, observe);
+        self.sources[index].result = match &published {
+            Ok(()) => Attempt::Published,
+            Err(error) if is_for_lack_of_memory(error) => {
+                Attempt::RetryAt(Instant::now() + RETRY_PERIOD)
+            }
+            Err(_) => Attempt::Failed,
+        };
+        published
+    }
+
+    fn try_publish(
         &mut self,
         index: usize,
         observe: &mut dyn FnMut(&PublishEvent),
