@@ -12,7 +12,7 @@ place=$cache/llama.cpp-$(uname -m)
 mkdir -p "$cache" && exec {lock}>"$place.lock" && flock "$lock"
 if [[ ! -e $place/complete ]]; then
     rm -rf "$place"
-    mkdir -p "$place"/{lists,archives}/partial "$place/root" "$place/bin"
+    mkdir -p "$place"/{lists,archives}/partial "$place/files" "$place/bin"
     touch "$place/status"
     # The mirror that this machine uses.
     mirror=$(sed -nE 's/^URIs: *([^ ]+).*/\1/p; s/^deb (\[[^]]*\] )?([^ ]+) .*/\2/p' \
@@ -29,11 +29,11 @@ if [[ ! -e $place/complete ]]; then
     apt-get "${options[@]}" --quiet --quiet update >&2
     apt-get "${options[@]}" --quiet --quiet --yes --download-only --no-install-recommends \
         install llama.cpp-tools llama.cpp-tools-extra >&2
-    for package in "$place"/archives/*.deb; do dpkg-deb --extract "$package" "$place/root"; done
-    libraries=$(dirname "$(find "$place/root/usr/lib" -name 'libllama.so.0' | head -n 1)")
-    loader=$(find "$place/root" -name 'ld-linux-*.so.*' | head -n 1)
-    backends=$(dirname "$(find "$place/root/usr/lib" -path '*/ggml/*' -name 'libggml-cpu-*.so' | head -n 1)")
-    for program in "$place"/root/usr/bin/llama-*; do
+    for package in "$place"/archives/*.deb; do dpkg-deb --extract "$package" "$place/files"; done
+    libraries=$(dirname "$(find "$place/files/usr/lib" -name 'libllama.so.0' | head -n 1)")
+    loader=$(find "$place/files" -name 'ld-linux-*.so.*' | head -n 1)
+    backends=$(dirname "$(find "$place/files/usr/lib" -path '*/ggml/*' -name 'libggml-cpu-*.so' | head -n 1)")
+    for program in "$place"/files/usr/bin/llama-*; do
         # It looks for the code for this processor in the current folder, too.
         cat >"$place/bin/$(basename "$program")" <<SHELL
 #!/bin/sh

@@ -10,16 +10,16 @@
 mod llama;
 mod place;
 mod readers;
+mod ways;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 use clap::Args;
 
 use crate::harness::environment::Environment;
-use crate::harness::metric::{COPIES, PAGE_CACHE, READ_FROM_DISK, SPEED, TIME_MS, TOKEN_RATE};
-use crate::harness::program::{self, Ended};
+use crate::harness::metric::{COPIES, PAGE_CACHE, READ_FROM_DISK, SPEED, TIME_MS};
+use crate::harness::program;
 use crate::harness::{Against, Bench, Candidate, CommonOptions, Run, Session, Trouble};
 use crate::load;
 use crate::load::data::{DataFile, parse_size};
@@ -28,22 +28,17 @@ use crate::load::tools;
 use crate::load::units::{gigabytes_per_second, mebibytes};
 use llama::Llama;
 use place::Place;
+use ways::{COPIED, FROM_DISK, OTHER_BYTES, copy, publish};
 
 pub(crate) use readers::read;
 
 /// The size of the published test: a model of 3.4 GB.
 const SIZE_BYTES: u64 = 3_400_000_000;
 const SIZE_QUICK_BYTES: u64 = 64 << 20;
-/// The memory of a program besides the content.
-const OTHER_BYTES: u64 = 256 << 20;
 
 const PUBLISH: &str = "longshore publish";
 const LOAD: &str = "longshore load";
 const CP: &str = "cp to a tmpfs with huge pages";
-const FROM_DISK: &str = "mmap from the disk";
-const COPIED: &str = "cp to the tmpfs, mmap";
-const PUBLISHED: &str = "longshore published, mmap";
-const ATTACHED: &str = "longshore attached, mmap";
 
 /// The bench and its options.
 #[derive(Args, Clone, Debug)]
@@ -95,7 +90,7 @@ pub(crate) fn measure(
         session.compare("four processes", candidates, &rules)?;
     }
     folder.discard(&model.path);
-    llama::measure(&llama, options, &folder, machine, &place, session)
+    llama::measure(&llama, &options.common, &folder, machine, &place, session)
 }
 
 impl Node {
@@ -139,46 +134,4 @@ fn publishing<'a>(
         Ok::<_, Trouble>(Run { sample, note: None, cost: Some(ended.cost) })
     });
     if name == CP { candidate } else { candidate.ours() }
-}
-
-/// Publishes a model, and returns the program's end and the path of the file.
-fn publish(source: &Path, place: &Place) -> Result<(Ended, PathBuf), Trouble> {
-    let mut command = tools::own_command().map_err(Trouble::NotRun)?;
-    let name = source.file_name().context("a model has a name")?;
-    command.arg("publish").arg(source).arg("--to").arg(place.path()).args(["--name", "model"]);
-    let ended = program::run(&mut command)?;
-    Ok((ended, place.path().join("model").join(name)))
-}
-
-/// Copies a model, and returns the program's end and the path of the file.
-fn copy(source: &Path, place: &Place) -> Result<(Ended, PathBuf), Trouble> {
-    let name = source.file_name().context("a model has a name")?;
-    let path = place.path().join(name);
-    let ended = program::run(Command::new("cp").arg(source).arg(&path))?;
-    Ok((ended, path))
-}
-
-/// Brings a model to the place for a candidate, outside of the time, and returns the path to map.
-fn bring(name: &str, model: &Path, place: &Place) -> Result<PathBuf, Trouble> {
-    place.clear()?;
-    let path = match name {
-        PUBLISHED => publish(model, place)?.1,
-        COPIED => copy(model, place)?.1,
-        _ => return Ok(model.to_owned()),
-    };
-    // The copy has filled the page cache.
-    longshore_sys::page_cache::evict(std::fs::File::open(model)?)?;
-    let (whole, found) = (std::fs::metadata(model)?.len(), std::fs::metadata(&path)?.len());
-    ensure_same(whole, found)?;
-    Ok(path)
-}
-
-fn ensure_same(whole: u64, found: u64) -> Result<()> {
-    ensure!(whole == found, "the model has {whole} bytes, but its copy has {found}");
-    Ok(())
-}
-
-/// Returns the metrics of a run of llama.cpp.
-fn tokens(rate: f64, seconds: f64) -> Vec<(crate::harness::Metric, f64)> {
-    vec![(TOKEN_RATE, rate), (TIME_MS, seconds * 1e3)]
 }

@@ -32,7 +32,7 @@ pub(crate) struct EvictArgs {
     #[arg(long, conflicts_with = "force")]
     unused: bool,
 
-    /// Remove the models even if they are in use or pinned.
+    /// Remove the models even if they are in use or pinned. Not with --unused.
     #[arg(long)]
     force: bool,
 
@@ -45,8 +45,15 @@ pub(crate) struct EvictArgs {
     quiet: bool,
 }
 
-/// Pin published models, so that `longshore serve --publish` does not evict them.
+/// Pin published models, so that `longshore serve --publish` does not evict them, or unpin them.
 #[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  Keep a model, whether a program uses it or not:
+    longshore pin /models/llama
+  Let a server evict it again:
+    longshore pin --undo /models/llama
+")]
 pub(crate) struct PinArgs {
     /// The models: DIR/NAME.
     #[arg(required = true, value_name = "PATH")]
@@ -66,15 +73,15 @@ pub(crate) struct PinArgs {
 }
 
 pub(crate) fn run(args: &EvictArgs) -> anyhow::Result<()> {
-    let mut evicted = Vec::new();
+    let (mut evicted, mut kept) = (Vec::new(), Vec::new());
+    let say = |text: String| match args.json || args.quiet {
+        true => Ok(()),
+        false => print(&text),
+    };
     let mut evict = |models: &PublishedModels, model: &PublishedModel| {
         models.evict(model, args.force)?;
-        if args.json {
-            evicted.push(as_json(model));
-        } else if !args.quiet {
-            print(&format!("{}: evicted\n", described(model)))?;
-        }
-        anyhow::Ok(())
+        evicted.push(as_json(model));
+        say(format!("{}: evicted\n", described(model)))
     };
     for path in &args.paths {
         if !args.unused {
@@ -83,14 +90,26 @@ pub(crate) fn run(args: &EvictArgs) -> anyhow::Result<()> {
             continue;
         }
         let models = PublishedModels::open(path)?;
-        for model in models.list()? {
-            if !model.is_pinned && matches!(model.usage().is_open, Ok(false)) {
-                evict(&models, &model)?;
-            }
+        let listed = models.list()?;
+        if listed.is_empty() {
+            say(format!("no models are published in {}\n", path.display()))?;
+        }
+        for model in listed {
+            let why = match model.usage().is_open {
+                _ if model.is_pinned => "pinned",
+                Ok(false) => {
+                    evict(&models, &model)?;
+                    continue;
+                }
+                Ok(true) => "in use",
+                Err(_) => "its use is not known",
+            };
+            kept.push(as_json(&model));
+            say(format!("{}: kept, {why}\n", described(&model)))?;
         }
     }
     if args.json {
-        print(&format!("{}\n", json!({ "evicted": evicted })))?;
+        print(&format!("{}\n", json!({ "evicted": evicted, "kept": kept })))?;
     }
     Ok(())
 }

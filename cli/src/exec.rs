@@ -26,6 +26,8 @@ use crate::signals;
 
 /// The argument that the path of the model replaces.
 const PLACE: &str = "{}";
+/// The environment variable with the path of the model.
+const VARIABLE: &str = "LONGSHORE_MODEL";
 
 /// Publish a model in memory for one program, and become that program. Needs no privilege.
 ///
@@ -42,6 +44,8 @@ Examples:
     longshore exec ./llama -- vllm serve {}
   An argument may contain the path:
     longshore exec model.gguf -- llama-server --model={}
+  A shell finds it in a variable:
+    longshore exec ./llama -- sh -c 'ls -l \"$LONGSHORE_MODEL\"'
   Publish in a given tmpfs, where the model stays for the next run:
     longshore exec ./llama --to /models -- vllm serve {}
 ")]
@@ -85,8 +89,14 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(failure(2, "no command was given"));
     };
-    if !arguments.iter().any(|argument| with_path(argument, Path::new("")).is_some()) {
-        let message = "the command has no argument {}, which the path of the model replaces";
+    let names_model = |argument: &OsString| {
+        with_path(argument, Path::new("")).is_some()
+            || argument.to_string_lossy().contains(VARIABLE)
+    };
+    if !arguments.iter().any(names_model) {
+        let message = "the command does not name the model: {} is replaced where it is an argument, \
+                       the beginning of one ({}/config.json) or the value of an option (--model={}), \
+                       and not inside a string, where $LONGSHORE_MODEL can be used";
         return Err(failure(2, message));
     }
     check_program(&args.command)?;
@@ -108,7 +118,7 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
         .iter()
         .map(|argument| with_path(argument, &placed.path).unwrap_or_else(|| argument.clone()));
     let mut command = Command::new(program);
-    command.args(arguments).env("LONGSHORE_MODEL", &placed.path);
+    command.args(arguments).env(VARIABLE, &placed.path);
     Err(cannot_run(&args.command, &command.exec()))
 }
 
@@ -149,7 +159,7 @@ fn place(
                 published => {
                     let published = published?;
                     let pages = if published.gives_huge_pages { "2 MiB" } else { "4 KiB" };
-                    let description = format!("{}, in {pages} pages", way.description);
+                    let description = format!("{}, mapped in {pages} pages", way.description);
                     let kept = if way.stays { keep_open(&published)? } else { Kept::Nothing };
                     return Ok(Placed { path: published.path, description, _kept: kept });
                 }
@@ -210,7 +220,9 @@ fn choose(args: &ExecArgs) -> Result<Way, String> {
         return Ok(Way { stays: true, ..way(target.clone(), "the given tmpfs, where it stays") });
     }
     let refused = match private_tmpfs() {
-        Ok(target) => return Ok(way(target, "a tmpfs of this program, which ends with it")),
+        Ok(target) => {
+            return Ok(way(target, "a private tmpfs, which is removed when the program ends"));
+        }
         Err(error) => error,
     };
     let target = PathBuf::from(format!("/dev/shm/longshore-exec-{}", effective_uid()));

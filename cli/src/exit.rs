@@ -17,16 +17,15 @@ Exit codes:
     1  another error
     2  the command line is not valid
    10  no such file or directory       20  not enough memory
-   11  not a regular file              21  the heap is not available
+   11  not a regular file              21  the heap is not available, or no tmpfs
    12  no permission                   22  the read mode is not available
-   13  the disk failed or is full     126  the program cannot be run
-   14  the file changed or shrank     127  the program was not found
-   15  not a valid file of its format
+   13  the disk failed or is full      23  the model is in use, or pinned
+   14  the file changed or shrank     126  the program cannot be run
+   15  not a valid file of its format 127  the program was not found
    16  a checksum differs             130  Ctrl-C (128 + the signal's number)
-   17  the file is empty
+   17  the file is empty, or the directory has no files
    18  the address is not mapped
    19  the name of the model exists already
-   23  the model is in use, or pinned
 
    30  no server listens, or it has ended
    31  the model is not served, held or published
@@ -213,7 +212,7 @@ fn code_of_publishing(reason: &PublishProblem) -> u8 {
         PublishProblem::Empty => 17,
         PublishProblem::NameExists | PublishProblem::NotAModel => 19,
         PublishProblem::NoRoom { .. } | PublishProblem::NoInodes { .. } => 20,
-        PublishProblem::NotTmpfs => 21,
+        PublishProblem::NotTmpfs | PublishProblem::NoModels => 21,
         PublishProblem::NotPublished => 31,
         PublishProblem::InUse | PublishProblem::UseUnknown { .. } | PublishProblem::Pinned => 23,
         PublishProblem::Managed => 33,

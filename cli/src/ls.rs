@@ -32,9 +32,14 @@ States:
 
 Columns with --published:
   bytes     the length of its files
-  used      the time since a program last opened it
-  state     in use: a program has a file open or mapped; pinned: it is not evicted; incomplete: files
-            are missing
+  used      the time since a program last read it, or since it was published
+  state     see below
+
+States with --published:
+  in use         a program has a file of it open or mapped
+  unused         no program has
+  pinned         a server does not evict it
+  incomplete     some of its files are missing
   model     its directory
 
 The exit codes are listed by 'longshore --help'.

@@ -71,7 +71,7 @@ pub(crate) struct PublishArgs {
     #[arg(long, value_name = "MANIFEST")]
     manifest: Option<PathBuf>,
 
-    /// If DIR is not in a tmpfs, mount one there with huge pages. Needs root.
+    /// If DIR is not in a tmpfs, make the directory and mount one there with huge pages. Needs root.
     #[arg(long)]
     mount: bool,
 
@@ -167,6 +167,9 @@ pub(crate) fn mount(path: &Path, size: Option<Size>) -> anyhow::Result<()> {
         failure(10, format!("cannot open {shown}, whose path may have no symbolic link: {error}"))
     })?;
     if tmpfs::contains(&opened).map_err(failed)? {
+        if size.is_some() {
+            eprintln!("longshore: {shown} is in a tmpfs already, whose size is not changed");
+        }
         return Ok(());
     }
     tmpfs::mount(&opened, size.map(|Size(bytes)| bytes)).map_err(failed)
@@ -197,6 +200,10 @@ fn summary(published: &Published) -> Result<String, fmt::Error> {
         writeln!(text, "  note        a tmpfs mounted with huge=always gives them 2 MiB pages")?;
     }
     writeln!(text, "  access      {}", symbolic(published.mode))?;
+    if !published.files.iter().any(|file| is_of_model(&file.path)) {
+        let note = "no file is a config.json, or a model file that is known";
+        writeln!(text, "  note        {note}: is this the right directory?")?;
+    }
     for file in &published.files {
         for (kind, digest) in &file.digests {
             let path = published.directory.join(&file.path);
@@ -204,6 +211,13 @@ fn summary(published: &Published) -> Result<String, fmt::Error> {
         }
     }
     Ok(text)
+}
+
+/// Returns `true` if a file belongs to a model, by its name.
+fn is_of_model(path: &Path) -> bool {
+    const ENDINGS: [&str; 7] = ["safetensors", "gguf", "bin", "pt", "pth", "onnx", "xml"];
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    path.ends_with("config.json") || ending.is_some_and(|ending| ENDINGS.contains(&ending))
 }
 
 /// Formats the permission bits of a directory as `ls -l` does.

@@ -40,16 +40,19 @@ Examples:
   Let all users attach the models that they can read, in at most 64 GiB:
     longshore serve --root /srv/models --socket-mode 0666 --memory-mode 0444 \\
         --memory-max 64GiB --keep
-  Keep two models published for all engines of the machine, and follow their sources (as root):
-    longshore serve --publish /models --mount --preload /srv/llama --preload /srv/qwen
   In another shell:
     longshore attach llama.safetensors --exec python3 infer.py
     longshore ls
+  Keep two models published for all engines of the machine, and follow their sources (as root):
+    longshore serve --publish /models --mount --preload /srv/llama --preload /srv/qwen
+  In another shell:
+    longshore ls --published /models
 
 Several users:
   The --...-per-user limits and their defaults do not apply to root and to the user that runs the
   server. A user's ids of /etc/subuid count as that user. Clients of other users attach only if they
-  trust the server's user: root, 'longshore', or one that they name with --trust-uid.
+  trust the server's user: root, 'longshore', or one that they name with --trust-uid, an option of
+  'longshore attach' and 'longshore ls'.
 
 Signals:
   SIGINT and SIGTERM end the server; clients keep the memory that they have attached. SIGHUP is

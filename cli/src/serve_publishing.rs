@@ -20,13 +20,13 @@ pub(crate) struct PublishingArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) publish: Option<PathBuf>,
 
-    /// Publish this model at the start, and again when its source changes. It is not evicted. May be
-    /// repeated.
+    /// Publish this model at the start, and again when its source changes. A model of the same name is
+    /// replaced. The server does not evict it. May be repeated.
     #[arg(long, value_name = "SOURCE", requires = "publish")]
     preload: Vec<PathBuf>,
 
-    /// Evict a published model that no program has had open for this long: 30s, 10m, 2h; 0: after its
-    /// first use, when no program has it open; forever: only if memory is short.
+    /// Evict a published model that no program has had open for this long, at least 10s: 30s, 10m, 2h;
+    /// 0: ten seconds after a use, when no program has it open; forever: only if memory is short.
     #[arg(long, value_name = "DURATION", default_value = "forever", requires = "publish")]
     keep_alive: KeepAlive,
 
@@ -39,7 +39,7 @@ pub(crate) struct PublishingArgs {
     #[arg(long, value_name = "MANIFEST", requires = "preload")]
     preload_manifest: Option<PathBuf>,
 
-    /// If the directory is not in a tmpfs, mount one there with huge pages. Needs root.
+    /// If the directory is not in a tmpfs, make it and mount one there with huge pages. Needs root.
     #[arg(long, requires = "publish")]
     mount: bool,
 

@@ -273,7 +273,7 @@ fn exec_needs_no_privilege() {
     let script = "cat \"$1/config.json\"; echo; echo \"$LONGSHORE_MODEL\" \"$1\"; id -u; exit 7";
     let outcome =
         exec_as_nobody(&fixture, &[&source, "--", "sh", "-c", script, "sh", "{}"], |_| ());
-    outcome.expect(7, &["a tmpfs of this program"]);
+    outcome.expect(7, &["a private tmpfs"]);
     let lines: Vec<_> = outcome.stdout.lines().collect();
     let (one, other) = lines[1].split_once(' ').unwrap();
     assert_eq!((lines[0], one), ("{}", other));
@@ -434,12 +434,16 @@ fn models_are_listed_pinned_and_evicted() {
     longshore(&["evict", &path("model")]).expect(23, &["pinned", "--undo"]);
     longshore(&["evict", &path("other")]).expect(23, &["open"]);
     longshore(&["evict", &path("absent")]).expect(31, &["no model"]);
+    longshore(&["evict", "/var/tmp/absent"]).expect(21, &["no models", "DIR/NAME"]);
     longshore(&["evict", "/"]).expect(2, &["DIR/NAME"]);
-    longshore(&["evict", "--unused", fixture.to()]).expect(0, &[]);
+    let kept = longshore(&["evict", "--unused", fixture.to()]);
+    assert_eq!(kept.code, 0, "{}", kept.stderr);
+    assert!(kept.stdout.contains("kept, pinned") && kept.stdout.contains("kept, in use"));
     assert_eq!(fixture.names().len(), 2);
     drop(held);
     let evicted = longshore(&["evict", "--unused", fixture.to(), "--json"]).json();
     assert_eq!(evicted["evicted"][0]["directory"], path("other"));
+    assert_eq!(evicted["kept"][0]["directory"], path("model"));
     longshore(&["pin", &path("model"), "--undo"]).expect(0, &[]);
     longshore(&["evict", &path("model"), "--quiet"]).expect(0, &[]);
     assert_eq!(list().stdout, "nothing is published\n");
@@ -536,13 +540,17 @@ fn exec_finds_errors_before_the_load() {
     let source = fixture.model(1_000_000);
     let exec =
         |words: &[&str]| longshore(&[&["exec", &source, "--to", fixture.to()], words].concat());
-    exec(&["--", "cat"]).expect(2, &["no argument {}"]);
+    exec(&["--", "cat"]).expect(2, &["does not name the model", "LONGSHORE_MODEL"]);
     exec(&[]).expect(2, &[]);
     exec(&["--", "no-such-program", "{}"]).expect(127, &["no-such-program"]);
     exec(&["--", "/etc/passwd", "{}"]).expect(126, &["/etc/passwd"]);
     exec(&["--", "/", "{}"]).expect(126, &["cannot run"]);
     assert!(fixture.names().is_empty());
     longshore(&["exec", "/no/such", "--to", fixture.to(), "--", "cat", "{}"]).expect(10, &[]);
+
+    let shell = "test \"$LONGSHORE_MODEL\" && ls \"$LONGSHORE_MODEL\"";
+    exec(&["--", "sh", "-c", shell]).expect(0, &[]);
+    longshore(&["evict", &format!("{}/model", fixture.to())]).expect(0, &[]);
 
     // The program takes the place of the command, and so its end is the end of the command.
     let ended = Command::new(LONGSHORE)

@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::place::Place;
-use super::{COPIED, FROM_DISK, Node, OTHER_BYTES, PUBLISHED, bring, tokens};
+use super::ways::{COPIED, FROM_DISK, OTHER_BYTES, PUBLISHED, bring};
 use crate::harness::metric::{TIME_MS, TOKEN_RATE};
 use crate::harness::program;
-use crate::harness::{Against, Candidate, Run, Session, Trouble};
+use crate::harness::{Against, Candidate, CommonOptions, Run, Session, Trouble};
 use crate::load::data::Folder;
 use crate::load::machine::{Machine, Start, require_memory};
 use crate::load::tools;
@@ -47,19 +47,20 @@ impl Llama {
         let json = ended.stdout.find('[').map(|start| &ended.stdout[start..]);
         let said: Value = serde_json::from_str(json.context("its output is not JSON")?)?;
         let rate = said[0]["avg_ts"].as_f64().context("its output has no rate")?;
-        Ok(Run { sample: tokens(rate, ended.seconds), note: None, cost: Some(ended.cost) })
+        let sample = vec![(TOKEN_RATE, rate), (TIME_MS, ended.seconds * 1e3)];
+        Ok(Run { sample, note: None, cost: Some(ended.cost) })
     }
 }
 
 pub(super) fn measure(
     llama: &Llama,
-    options: &Node,
+    common: &CommonOptions,
     folder: &Folder,
     machine: Machine,
     place: &Place,
     session: &mut Session,
 ) -> Result<()> {
-    let cases = CASES.iter().filter(|(case, _)| options.common.wants(case));
+    let cases = CASES.iter().filter(|(case, _)| common.wants(case));
     if llama.version.is_none() {
         for (case, _) in cases {
             let why = format!("{} is not installed (--llama-bench)", llama.program.display());
@@ -67,7 +68,7 @@ pub(super) fn measure(
         }
         return Ok(());
     }
-    let size_bytes = if options.common.quick { SIZE_QUICK_BYTES } else { SIZE_BYTES };
+    let size_bytes = if common.quick { SIZE_QUICK_BYTES } else { SIZE_BYTES };
     let model = folder.place(&format!("{size_bytes}.gguf"), size_bytes)?;
     if !model.exists() {
         let mut command = tools::own_command().map_err(anyhow::Error::msg)?;

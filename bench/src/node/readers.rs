@@ -13,7 +13,7 @@ use longshore_serve::{Attachment, Client, Wanted};
 use longshore_sys::mapping::{Access, Mapping};
 
 use super::place::Place;
-use super::{ATTACHED, COPIED, FROM_DISK, OTHER_BYTES, PUBLISHED, bring};
+use super::ways::{ATTACHED, COPIED, FROM_DISK, OTHER_BYTES, PUBLISHED, bring};
 use crate::harness::cost::{Cost, status_bytes};
 use crate::harness::metric::{COPIES, MEMORY_SUM, PAGE_CACHE, TIME_MS};
 use crate::harness::{Candidate, Run, Trouble};

@@ -25,7 +25,7 @@ pub enum Entered {
 /// The process should have only one thread.
 ///
 /// # Errors
-/// `EPERM` or `ENOSPC` if user namespaces are not permitted; `EINVAL` if the process has other threads;
+/// `EPERM` or `QuotaExceeded` if user namespaces are not permitted; `EINVAL` if the process has other threads;
 /// those of `mount(2)`. After an error, the thread may be in a new user namespace, in which it has its
 /// own user ID.
 pub fn enter() -> io::Result<Entered> {
@@ -33,7 +33,14 @@ pub fn enter() -> io::Result<Entered> {
     let entered = match unshare(UnshareFlags::NEWNS) {
         Ok(()) => Entered::Mounts,
         Err(Errno::PERM) => {
-            unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
+            unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS).map_err(|error| match error {
+                Errno::NOSPC => io::Error::new(
+                    io::ErrorKind::QuotaExceeded,
+                    "the limit on user or mount namespaces is reached (user.max_user_namespaces, \
+                     user.max_mnt_namespaces)",
+                ),
+                error => error.into(),
+            })?;
             // Without this, an unprivileged process may not map its group.
             fs::write("/proc/self/setgroups", "deny")?;
             fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;

@@ -14,7 +14,7 @@ use super::problem::PublishProblem;
 use super::record::{NAME, PIN_NAME, Record};
 use super::target::Target;
 use super::tree::{Tree, publish_error, write_error};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The name of the lock file in the directory.
 const LOCK_NAME: &str = ".longshore.lock";
@@ -101,9 +101,14 @@ impl PublishedModels {
     /// Opens a directory, which must fulfil the conditions of [`Publisher::new`](super::Publisher::new).
     ///
     /// # Errors
-    /// [`Error::Open`](crate::Error::Open), [`Error::Publish`](crate::Error::Publish).
+    /// [`Error::Open`], [`Error::Publish`].
     pub fn open(directory: &Path) -> Result<Self> {
-        Target::open(directory).map(|target| Self { target })
+        match Target::open(directory) {
+            Err(Error::Publish { path, reason: PublishProblem::NotTmpfs }) => {
+                Err(publish_error(&path, PublishProblem::NoModels))
+            }
+            opened => Ok(Self { target: opened? }),
+        }
     }
 
     /// Returns the absolute path of the directory.
@@ -119,7 +124,7 @@ impl PublishedModels {
     /// Returns the number of bytes that the tmpfs has free; `None` if it has no limit.
     ///
     /// # Errors
-    /// [`Error::Open`](crate::Error::Open).
+    /// [`Error::Open`].
     pub fn free_bytes(&self) -> Result<Option<u64>> {
         self.target.room().map(|room: tmpfs::Room| room.free_bytes)
     }
@@ -127,9 +132,9 @@ impl PublishedModels {
     /// Takes the right to manage the models. Publishers do not need it.
     ///
     /// # Errors
-    /// [`Error::Publish`](crate::Error::Publish) with [`PublishProblem::Managed`] if another process has
+    /// [`Error::Publish`] with [`PublishProblem::Managed`] if another process has
     /// it, or with [`PublishProblem::OtherOwner`] if another user has made the lock file;
-    /// [`Error::Write`](crate::Error::Write).
+    /// [`Error::Write`].
     pub fn lock(&self) -> Result<ManagerLock> {
         let path = self.path().join(LOCK_NAME);
         let file = LockFile::open(&path).map_err(write_error(&path))?;
@@ -151,7 +156,7 @@ impl PublishedModels {
     /// Returns the models, sorted by name.
     ///
     /// # Errors
-    /// [`Error::Open`](crate::Error::Open).
+    /// [`Error::Open`].
     pub fn list(&self) -> Result<Vec<PublishedModel>> {
         let mut names = self.target.names()?;
         names.sort();
@@ -161,7 +166,7 @@ impl PublishedModels {
     /// Returns the model with this name.
     ///
     /// # Errors
-    /// [`Error::Publish`](crate::Error::Publish) with [`PublishProblem::NotPublished`] or
+    /// [`Error::Publish`] with [`PublishProblem::NotPublished`] or
     /// [`PublishProblem::InvalidName`].
     pub fn find(&self, name: &str) -> Result<PublishedModel> {
         self.target.check_name(name)?;
@@ -190,10 +195,10 @@ impl PublishedModels {
     /// closes them.
     ///
     /// # Errors
-    /// [`Error::Publish`](crate::Error::Publish) with [`PublishProblem::InUse`],
+    /// [`Error::Publish`] with [`PublishProblem::InUse`],
     /// [`PublishProblem::UseUnknown`],
     /// [`PublishProblem::Pinned`] or [`PublishProblem::NotPublished`] if it was replaced or removed
-    /// meanwhile; [`Error::Write`](crate::Error::Write).
+    /// meanwhile; [`Error::Write`].
     pub fn evict(&self, model: &PublishedModel, force: bool) -> Result<()> {
         let refuse = |reason| Err(publish_error(&model.directory, reason));
         if !force {
@@ -257,7 +262,7 @@ impl PublishedModel {
     /// Pins the model, so that it is not evicted, or unpins it.
     ///
     /// # Errors
-    /// [`Error::Write`](crate::Error::Write).
+    /// [`Error::Write`].
     pub fn set_pinned(&mut self, is_pinned: bool) -> Result<()> {
         let name = Path::new(PIN_NAME);
         let done = match is_pinned {

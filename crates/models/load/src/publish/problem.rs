@@ -10,6 +10,12 @@ pub enum PublishProblem {
          /dev/shm"
     )]
     NotTmpfs,
+    /// The directory of published models is not in a tmpfs.
+    #[error(
+        "it is not in a tmpfs, so no models are published there; name a model as DIR/NAME, such as \
+         /models/llama"
+    )]
+    NoModels,
     /// The directory belongs to another user, who could change the model.
     #[error("it belongs to user {uid}, who is neither root nor the user of this process")]
     OtherOwner {
@@ -131,6 +137,7 @@ impl PublishProblem {
                 | Self::UseUnknown { .. }
                 | Self::Pinned
                 | Self::Managed
+                | Self::NoModels
         )
     }
 }
