@@ -420,7 +420,7 @@ fn files_are_loaded_before_the_server_is_ready_or_it_does_not_start() {
 #[test]
 fn options_that_contradict_each_other_are_refused() {
     let fixture = Fixture::new();
-    fixture.client(&["serve"]).expect(2, &["at least one --root DIR", "or FILE (to load now)"]);
+    fixture.client(&["serve"]).expect(2, &["at least one --root DIR", "FILE (to load now)"]);
     let refused = |options: &[&str], word| {
         let served = fixture.path("root");
         let all = [&["serve", "--root", served.to_str().unwrap()], options].concat();
