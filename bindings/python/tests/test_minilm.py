@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,10 @@ def test_embeddings_are_equal_bit_for_bit(minilm: Path, tmp_path: Path) -> None:
     assert patched._reader.bytes_read >= (minilm / "model.safetensors").stat().st_size
     if COMMAND is None:
         pytest.skip("the command longshore was not found; set LONGSHORE_COMMAND to its path")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        published = [COMMAND, "publish", str(minilm), "--to", folder, "--name", "minilm", "--quiet"]
+        subprocess.run(published, check=True, timeout=60)
+        assert torch.equal(embeddings(Path(folder) / "minilm"), wanted)
     server = Server(tmp_path)
     (server.models / "minilm").mkdir()
     for name in FILES:
