@@ -5,10 +5,9 @@
 //! for writing makes all later readers wait. So a thread of its own looks there, and is not waited for
 //! without bound.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::signals;
 
@@ -18,47 +17,119 @@ const TIME: Duration = Duration::from_secs(2);
 const THREADS_MAX: usize = 8;
 const STACK_BYTES: usize = 128 << 10;
 
-static THREADS: AtomicUsize = AtomicUsize::new(0);
+static THREADS: Threads = Threads::new();
+
+/// The threads that look something up.
+#[derive(Debug)]
+struct Threads {
+    counts: Mutex<Counts>,
+    /// Notified when a thread ends.
+    ended: Condvar,
+}
+
+#[derive(Debug)]
+struct Counts {
+    running: usize,
+    /// The number of running threads whose callers have given up.
+    hung: usize,
+}
+
+/// The state of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Running,
+    /// Its caller has given up.
+    Hung,
+    Ended,
+}
 
 /// A thread that counts until this is dropped.
-struct Counted(&'static AtomicUsize);
+struct Counted {
+    threads: &'static Threads,
+    state: Arc<Mutex<State>>,
+}
+
+impl Threads {
+    const fn new() -> Self {
+        Self { counts: Mutex::new(Counts { running: 0, hung: 0 }), ended: Condvar::new() }
+    }
+
+    /// Waits until fewer than the maximum run. Returns `None` at once if as many hang, and if none has ended
+    /// by the deadline.
+    fn begin(&'static self, deadline: Instant) -> Option<Counted> {
+        let mut counts = lock(&self.counts);
+        while counts.running >= THREADS_MAX {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if counts.hung >= THREADS_MAX || left.is_zero() {
+                return None;
+            }
+            let waited = self.ended.wait_timeout(counts, left);
+            counts = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        counts.running += 1;
+        Some(Counted { threads: self, state: Arc::default() })
+    }
+}
 
 impl Counted {
-    fn new(threads: &'static AtomicUsize) -> Option<Self> {
-        let counted = Self(threads);
-        // Dropped at once if there are too many.
-        (threads.fetch_add(1, Ordering::Relaxed) < THREADS_MAX).then_some(counted)
+    /// Counts the thread as hung, unless it has ended.
+    fn give_up(threads: &Threads, state: &Mutex<State>) {
+        let mut state = lock(state);
+        if *state == State::Running {
+            *state = State::Hung;
+            lock(&threads.counts).hung += 1;
+        }
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let mut state = lock(&self.state);
+        let mut counts = lock(&self.threads.counts);
+        counts.running -= 1;
+        counts.hung -= usize::from(*state == State::Hung);
+        *state = State::Ended;
+        self.threads.ended.notify_one();
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Returns the result of `look`, which runs on a thread of its own, or `None` if it takes longer than two
-/// seconds, if too many threads hang, or if no thread can be started.
+/// seconds, if too many threads hang, or if no thread can be started. At most eight look-ups run at a time;
+/// others wait within their two seconds.
 pub(crate) fn look<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     look_within(TIME, &THREADS, look)
 }
 
 fn look_within<T: Send + 'static>(
     time: Duration,
-    threads: &'static AtomicUsize,
+    threads: &'static Threads,
     look: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    let counted = Counted::new(threads)?;
+    let deadline = Instant::now() + time;
+    let counted = threads.begin(deadline)?;
+    let state = Arc::clone(&counted.state);
     let (answer, answered) = mpsc::sync_channel(1);
     let looking = move || {
-        let _counted = counted;
+        let counted = counted;
         // Signals are for the other threads.
         let _ = signals::block_all();
-        let _ = answer.send(look());
+        let found = look();
+        // Before the answer, so that the caller's next look-up finds the place free.
+        drop(counted);
+        let _ = answer.send(found);
     };
     let thread = thread::Builder::new().name("longshore-look".to_owned()).stack_size(STACK_BYTES);
     thread.spawn(looking).ok()?;
-    answered.recv_timeout(time).ok()
+    let found = answered.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok();
+    if found.is_none() {
+        Counted::give_up(threads, &state);
+    }
+    found
 }
 
 #[cfg(all(test, not(miri)))]
@@ -69,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_look_up_that_hangs_is_not_waited_for_and_their_number_is_limited() {
-        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        static THREADS: Threads = Threads::new();
         let long = Duration::from_secs(60);
         assert_eq!(look_within(long, &THREADS, || 7), Some(7));
         let mut ends = Vec::new();
@@ -79,11 +150,30 @@ mod tests {
             assert_eq!(look_within(Duration::from_millis(1), &THREADS, hang), None);
             ends.push(end);
         }
-        assert_eq!(look_within(long, &THREADS, || 7), None, "too many threads hang");
-        drop(ends);
         let begin = Instant::now();
+        assert_eq!(look_within(long, &THREADS, || 7), None, "too many threads hang");
+        assert!(begin.elapsed() < long / 2, "it does not wait for those");
+        drop(ends);
         while look_within(long, &THREADS, || 7).is_none() {
             assert!(begin.elapsed() < long, "the threads do not end");
         }
+    }
+
+    #[test]
+    fn more_look_ups_than_threads_wait_for_each_other() {
+        static THREADS: Threads = Threads::new();
+        let look = || {
+            thread::sleep(Duration::from_millis(20));
+            7
+        };
+        thread::scope(|scope| {
+            let long = Duration::from_secs(60);
+            let all: Vec<_> = (0..5 * THREADS_MAX)
+                .map(|_| scope.spawn(move || look_within(long, &THREADS, look)))
+                .collect();
+            assert!(all.into_iter().all(|one| one.join().unwrap() == Some(7)));
+        });
+        let counts = lock(&THREADS.counts);
+        assert_eq!((counts.running, counts.hung), (0, 0));
     }
 }

@@ -39,7 +39,7 @@ use rustix::net::{
 };
 
 use crate::packet_socket::{self, DESCRIPTORS_MAX};
-use crate::{descriptors, proc_self, retry_interrupted, signals};
+use crate::{descriptors, mapping, proc_self, retry_interrupted, signals};
 
 /// The name of the threads.
 const NAME: &str = "longshore-drop";
@@ -186,6 +186,7 @@ impl Disposal {
 /// `false` if the kernel refuses to start the receiver.
 pub fn prepare() -> bool {
     proc_self::pin();
+    mapping::count_max();
     receiver().is_some()
 }
 

@@ -102,13 +102,14 @@ impl LockFile {
     }
 }
 
-/// A process, as a lock file names it: identifier, start, and PID namespace. Another process that gets the
+/// A process, as a lock file names it: identifier, start, and PID and time namespace. Another process that gets the
 /// same identifier later has another start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     pid: u32,
-    /// The time of the start in clock ticks since the boot.
+    /// The time of the start in clock ticks since the boot, as this time namespace sees it.
     started: u64,
+    /// The names of the PID namespace and of the time namespace.
     namespace: String,
 }
 
@@ -116,8 +117,8 @@ impl Owner {
     /// Returns this process, or `None` if `/proc` is not available.
     pub fn this_process() -> Option<Self> {
         let pid = process::id();
-        let started = Thread::read(&format!("/proc/{pid}"))?.started;
-        Some(Self { pid, started, namespace: pid_namespace()? })
+        let started = Thread::read(Path::new(&format!("/proc/{pid}")))?.started;
+        Some(Self { pid, started, namespace: namespaces()? })
     }
 
     /// Parses the text that [`fmt::Display`] writes.
@@ -129,9 +130,9 @@ impl Owner {
     }
 
     /// Returns `true` if the process does not exist any more, dumps its core, or if each of its threads
-    /// has exited, exits or was killed. Returns `false` for a process of another PID namespace.
+    /// has exited, exits or was killed. Returns `false` for a process of another PID or time namespace.
     pub fn is_dead(&self) -> bool {
-        if pid_namespace().as_deref() != Some(&self.namespace) {
+        if namespaces().as_deref() != Some(&self.namespace) {
             return false;
         }
         let process = format!("/proc/{}", self.pid);
@@ -140,14 +141,14 @@ impl Owner {
             Err(error) => return error.kind() == io::ErrorKind::NotFound,
         }
         // If the process ends meanwhile, the next look finds that it does not exist.
-        if Thread::read(&process).is_some_and(|thread| thread.started != self.started) {
+        if Thread::read(Path::new(&process)).is_some_and(|thread| thread.started != self.started) {
             return true;
         }
         if fs::read_to_string(format!("{process}/status")).is_ok_and(|status| dumps_core(&status)) {
             return true;
         }
         let Ok(threads) = fs::read_dir(format!("{process}/task")) else { return false };
-        threads.flatten().all(|thread| is_dead_thread(&thread.path().to_string_lossy()))
+        threads.flatten().all(|thread| is_dead_thread(&thread.path()))
     }
 }
 
@@ -166,8 +167,8 @@ struct Thread {
 }
 
 impl Thread {
-    fn read(directory: &str) -> Option<Self> {
-        Self::parse(&fs::read_to_string(format!("{directory}/stat")).ok()?)
+    fn read(directory: &Path) -> Option<Self> {
+        Self::parse(&fs::read_to_string(directory.join("stat")).ok()?)
     }
 
     fn parse(stat: &str) -> Option<Self> {
@@ -182,13 +183,19 @@ impl Thread {
     }
 }
 
-fn is_dead_thread(directory: &str) -> bool {
-    // A thread that is gone has exited.
-    let Some(thread) = Thread::read(directory) else { return true };
+fn is_dead_thread(directory: &Path) -> bool {
+    let stat = match fs::read_to_string(directory.join("stat")) {
+        Ok(stat) => stat,
+        // A thread that is gone has exited. Any other error does not show that.
+        Err(error) => {
+            return matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::SRCH));
+        }
+    };
+    let Some(thread) = Thread::parse(&stat) else { return false };
     if matches!(thread.state, 'Z' | 'X') || thread.flags & EXITING != 0 {
         return true;
     }
-    let status = fs::read_to_string(format!("{directory}/status"));
+    let status = fs::read_to_string(directory.join("status"));
     status.is_ok_and(|status| is_killed(&status))
 }
 
@@ -206,10 +213,13 @@ fn value<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// Returns the name of this process's PID namespace, or `None` if `/proc` is not available.
-fn pid_namespace() -> Option<String> {
-    let link = fs::read_link("/proc/self/ns/pid").ok()?;
-    Some(link.to_string_lossy().into_owned())
+/// Returns the names of this process's PID and time namespaces, or `None` if `/proc` is not available. A
+/// time namespace shifts the starts of processes.
+fn namespaces() -> Option<String> {
+    let pid = fs::read_link("/proc/self/ns/pid").ok()?;
+    // Linux 5.6.
+    let time = fs::read_link("/proc/self/ns/time").unwrap_or_default();
+    Some(format!("{} {}", pid.display(), time.display()))
 }
 
 #[cfg(all(test, not(miri)))]
@@ -246,7 +256,7 @@ mod tests {
         assert!(Owner { started: own.started + 1, ..own.clone() }.is_dead());
         assert!(!Owner { namespace: "pid:[1]".to_owned(), pid: 1, started: 0 }.is_dead());
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let started = Thread::read(&format!("/proc/{}", child.id())).unwrap().started;
+        let started = Thread::read(Path::new(&format!("/proc/{}", child.id()))).unwrap().started;
         let owner = Owner { pid: child.id(), started, ..own };
         assert!(!owner.is_dead());
         child.kill().unwrap();

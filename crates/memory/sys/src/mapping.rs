@@ -8,11 +8,12 @@ use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use longshore_mem::{FileOffset, Granule};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::bounded;
 use crate::file::{self, FileSystem};
 
 /// The number of attempts to find a free place that no other thread takes.
@@ -21,12 +22,15 @@ const ATTEMPTS_MAX: u32 = 1000;
 /// Knuth's multiplier for a 64-bit linear congruential generator (MMIX).
 const PAUSE_FACTOR: u64 = 6_364_136_223_846_793_005;
 
-/// Returns the number of mappings that this process may have (`vm.max_map_count`), or the kernel's
-/// default if that cannot be read.
+/// Returns the number of mappings that this process may have (`vm.max_map_count`) when this is first called,
+/// or the kernel's default if that cannot be read within two seconds: another user can delay the read
+/// ([`crate::disposal::prepare`] reads it before there are clients).
 pub fn count_max() -> u64 {
     const DEFAULT: u64 = 65_530;
-    let read = fs::read_to_string("/proc/sys/vm/max_map_count");
-    read.ok().and_then(|count| count.trim().parse().ok()).unwrap_or(DEFAULT)
+    static COUNT: OnceLock<u64> = OnceLock::new();
+    let read = || fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    let look = || bounded::look(read).flatten()?.trim().parse().ok();
+    *COUNT.get_or_init(|| look().unwrap_or(DEFAULT))
 }
 
 /// The permitted accesses to a mapping.

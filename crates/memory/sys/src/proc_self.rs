@@ -1,4 +1,4 @@
-//! Look-ups in `/proc/self` that other users cannot delay.
+//! Look-ups in `/proc/self` and `/proc/sys` that other users cannot delay.
 //!
 //! Looking up a name that the kernel has not cached takes the lock of the directory. A user can hold
 //! that lock: `getdents64(2)` keeps it while it writes to memory whose file is on a FUSE server that
@@ -11,18 +11,29 @@ use std::sync::OnceLock;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-/// The entries of `/proc/self` that this crate uses while a server runs.
-const ENTRIES: [&str; 3] = ["/proc/self/fd", "/proc/self/fdinfo", "/proc/self/mountinfo"];
+use crate::bounded;
+
+/// The entries that this crate and the C library use while a server runs. glibc reads the last one when it
+/// first returns memory of a thread's arena to the kernel.
+const ENTRIES: [&str; 5] = [
+    "/proc/self/fd",
+    "/proc/self/fdinfo",
+    "/proc/self/mountinfo",
+    "/proc/sys/vm/max_map_count",
+    "/proc/sys/vm/overcommit_memory",
+];
 
 /// Open descriptors of the entries. The kernel caches an entry, and the directories above it, while a
 /// descriptor of it is open.
 static PINNED: OnceLock<Vec<OwnedFd>> = OnceLock::new();
 
-/// Keeps the entries in the kernel's cache until the process ends. Without `/proc` it does nothing.
+/// Keeps the entries in the kernel's cache until the process ends. Without `/proc`, and if a user delays
+/// this look-up, it does nothing.
 pub(crate) fn pin() {
     PINNED.get_or_init(|| {
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        ENTRIES.iter().filter_map(|path| openat(CWD, *path, flags, Mode::empty()).ok()).collect()
+        let open =
+            |path: &&str| openat(CWD, *path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+        bounded::look(move || ENTRIES.iter().filter_map(open).collect()).unwrap_or_default()
     });
 }
 
