@@ -4,7 +4,7 @@ mod links;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::{DirBuilder, File};
+use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -13,10 +13,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::Context;
 use clap::Args;
 use longshore::load::{self, HeldModel, Manifest, Published, Publisher};
 use longshore::{CancelToken, Progress, heap};
-use longshore_sys::{directory, effective_uid, namespace, tmpfs};
+use longshore_sys::{beneath, directory, effective_uid, namespace, tmpfs};
 use rustix::io::FdFlags;
 
 use crate::exit::failure;
@@ -145,7 +146,7 @@ fn place(
     cancel: &CancelToken,
     mut observe: impl FnMut(Progress),
 ) -> anyhow::Result<Placed> {
-    let no_tmpfs = match choose(args) {
+    let no_tmpfs = match choose(args)? {
         Ok(way) => {
             let mut publisher = Publisher::new(&way.target)
                 .replace(way.replaces)
@@ -179,7 +180,8 @@ fn place(
 fn keep_open(published: &Published) -> anyhow::Result<Kept> {
     let Some(file) = published.files.first() else { return Ok(Kept::Nothing) };
     let path = published.directory.join(&file.path);
-    let file = OwnedFd::from(File::open(&path)?);
+    let file =
+        beneath::open_regular(&path).with_context(|| format!("opening {}", path.display()))?;
     rustix::io::fcntl_setfd(&file, FdFlags::empty())?;
     Ok(Kept::File(file))
 }
@@ -211,19 +213,30 @@ fn with_path(argument: &OsStr, path: &Path) -> Option<OsString> {
 }
 
 /// Chooses the directory to publish in. Returns the reason if there is none.
-fn choose(args: &ExecArgs) -> Result<Way, String> {
+///
+/// # Errors
+/// Fails if this process must not go on.
+fn choose(args: &ExecArgs) -> anyhow::Result<Result<Way, String>> {
     let way = |target, description: &str| {
         let description = description.to_owned();
         Way { target, description, replaces: false, stays: false, is_default: false }
     };
     if let Some(target) = &args.to {
-        return Ok(Way { stays: true, ..way(target.clone(), "the given tmpfs, where it stays") });
+        let way = way(target.clone(), "the given tmpfs, where it stays");
+        return Ok(Ok(Way { stays: true, ..way }));
     }
     let refused = match private_tmpfs() {
         Ok(target) => {
-            return Ok(way(target, "a private tmpfs, which is removed when the program ends"));
+            let description = "a private tmpfs, which is removed when the program ends";
+            return Ok(Ok(way(target, description)));
         }
-        Err(error) => error,
+        Err(Refused::NotPermitted(error)) => error,
+        Err(Refused::Incomplete(error)) => {
+            let message = format!(
+                "a private tmpfs cannot be set up: {error}; name a directory of a tmpfs (--to)"
+            );
+            return Err(failure(21, message));
+        }
     };
     let target = PathBuf::from(format!("/dev/shm/longshore-exec-{}", effective_uid()));
     let shared = own_directory(&target).and_then(|folder| match tmpfs::contains(folder)? {
@@ -231,7 +244,7 @@ fn choose(args: &ExecArgs) -> Result<Way, String> {
         false => Err(io::Error::other("it is not in a tmpfs")),
     });
     let not_permitted = format!("a private tmpfs is not permitted: {refused}");
-    match shared {
+    Ok(match shared {
         Ok(()) => {
             let description =
                 format!("/dev/shm, where it stays until it is removed ({not_permitted})");
@@ -239,38 +252,66 @@ fn choose(args: &ExecArgs) -> Result<Way, String> {
             Ok(Way { replaces: true, stays: true, is_default: true, ..way })
         }
         Err(error) => Err(format!("{not_permitted}; {} cannot be used: {error}", target.display())),
-    }
+    })
+}
+
+/// The reason why there is no private tmpfs.
+enum Refused {
+    /// Nothing has changed, so another way can be taken.
+    NotPermitted(io::Error),
+    /// This process is in a new namespace, in which files of other users can look like its own.
+    Incomplete(io::Error),
 }
 
 /// Mounts a tmpfs with huge pages that only this process and its children see.
-fn private_tmpfs() -> io::Result<PathBuf> {
-    namespace::enter()?;
-    // The directory under the mount is the same for all runs, so that at most one is left behind.
+fn private_tmpfs() -> Result<PathBuf, Refused> {
+    // In the old namespace, which shows the owners of files.
+    let (path, folder) = mount_point().map_err(Refused::NotPermitted)?;
+    let before = namespace::user_namespace().map_err(Refused::NotPermitted)?;
+    namespace::enter().map_err(|error| match namespace::user_namespace() {
+        Ok(now) if now == before => Refused::NotPermitted(error),
+        _ => Refused::Incomplete(error),
+    })?;
+    // The open directory belongs to the old mount namespace.
+    let mounted = directory::open(&path).and_then(|now| {
+        if !directory::is_same(&now, &folder)? {
+            return Err(io::Error::other(format!("{} was replaced", path.display())));
+        }
+        // The memory of the machine and of the control group is the limit.
+        tmpfs::mount(now.as_fd(), Some(0))
+    });
+    mounted.map_err(Refused::Incomplete)?;
+    Ok(path)
+}
+
+/// Makes the directory under the mount. It has the same name for all runs, so that at most one is left
+/// behind.
+fn mount_point() -> io::Result<(PathBuf, OwnedFd)> {
     let base = env::temp_dir().canonicalize()?;
     let usual = base.join(format!("longshore-exec-{}", effective_uid()));
-    let (path, folder) = match own_directory(&usual) {
-        Ok(folder) if directory::entries(&folder)?.is_empty() => (usual, folder),
+    match own_directory(&usual) {
+        Ok(folder) if directory::entries(&folder)?.is_empty() => Ok((usual, folder)),
         // Another user has made it, or this program is itself run by `longshore exec`.
         _ => {
-            let path =
-                base.join(format!("longshore-exec-{}-{}", effective_uid(), std::process::id()));
+            let name = format!("longshore-exec-{}-{}", effective_uid(), std::process::id());
+            let path = base.join(name);
             let folder = own_directory(&path)?;
-            (path, folder)
+            Ok((path, folder))
         }
-    };
-    // The memory of the machine and of the control group is the limit.
-    tmpfs::mount(folder.as_fd(), Some(0))?;
-    Ok(path)
+    }
 }
 
 /// Opens a directory that only this user can access, and makes it if it is missing.
 fn own_directory(path: &Path) -> io::Result<OwnedFd> {
-    match DirBuilder::new().mode(0o700).create(path) {
+    let is_new = match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
+        made => made.is_ok(),
+    };
     let folder = directory::open(path)?;
     let found = directory::attributes(&folder)?;
+    if !is_new && namespace::hides_owners_as(effective_uid()) {
+        return Err(io::Error::other("it exists, and this user namespace does not show its owner"));
+    }
     if found.owner != effective_uid() || found.mode & 0o022 > 0 {
         return Err(io::Error::other("it belongs to another user, or other users may write to it"));
     }

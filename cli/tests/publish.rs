@@ -370,7 +370,9 @@ fn exec_falls_back_to_links_if_dev_shm_has_no_room() {
     fs::create_dir(&temporary).unwrap();
     chown(&temporary, Some(NOBODY), Some(NOBODY)).unwrap();
     // A program that has ended has left its links.
-    let left = temporary.join(format!("longshore-links-{NOBODY}-4194304.0"));
+    let namespace = fs::read_link("/proc/self/ns/pid").unwrap();
+    let namespace = namespace.to_string_lossy().replace(|it: char| !it.is_ascii_digit(), "");
+    let left = temporary.join(format!("longshore-links-{NOBODY}-{namespace}-4194304.0"));
     fs::create_dir(&left).unwrap();
     chown(&left, Some(NOBODY), Some(NOBODY)).unwrap();
     let script = "ls \"$1\" && sha256sum \"$1/model.safetensors\" && cat \"$1/config.json\" \

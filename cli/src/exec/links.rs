@@ -73,8 +73,12 @@ fn make(path: &Path) -> anyhow::Result<()> {
     made.with_context(|| format!("making the directory {}", path.display()))
 }
 
+/// Returns the beginning of the names of directories. It has the PID namespace, because a process with the
+/// same number can run in another one that shares the directory.
 fn prefix() -> String {
-    format!("longshore-links-{}-", effective_uid())
+    let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    let digits = namespace.to_string_lossy().replace(|it: char| !it.is_ascii_digit(), "");
+    format!("longshore-links-{}-{digits}-", effective_uid())
 }
 
 /// Removes the directories of programs that have ended. An error is ignored: the next run tries again.

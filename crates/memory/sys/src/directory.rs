@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::time::SystemTime;
@@ -14,9 +14,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::{file_use, retry_interrupted};
+use crate::{effective_uid, file_use, retry_interrupted};
 
-/// The limit on nested directories that [`remove_all`] removes.
+/// The number of nested directories that [`remove_all`] has open at most.
 const DEPTH_MAX: u32 = 64;
 
 /// The owner, the group and the mode of a file or directory.
@@ -57,6 +57,58 @@ pub fn open(path: &Path) -> io::Result<OwnedFd> {
 pub fn open_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     open_by(directory.as_fd(), name, resolve)
+}
+
+/// Opens a directory as a starting point for other calls (`O_PATH`), for which it need not be readable. No
+/// component of the path may be a symbolic link.
+///
+/// # Errors
+/// `ELOOP` if a component is a symbolic link, `ENOTDIR` if it is not a directory; those of `openat2(2)`.
+pub fn open_path(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS;
+    retry_interrupted(|| Ok(rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)?))
+}
+
+/// Returns the attributes of all directories above an open file or directory, from the root on.
+///
+/// The directories are opened one in the other by the file's present path, and the last name must be that
+/// of the file. So a user who renames some of them meanwhile can cause an error, but no attributes of other
+/// directories.
+///
+/// # Errors
+/// `NotFound` if the path does not lead to the file, also in a few tries.
+pub fn above(file: impl AsFd) -> io::Result<Vec<Attributes>> {
+    const TRIES_MAX: u32 = 5;
+    let file = file.as_fd();
+    for _ in 0..TRIES_MAX {
+        if let Some(found) = walk_to(file)? {
+            return Ok(found);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, "the directories above it change"))
+}
+
+/// Walks to a file by its present path. Returns `None` if the path leads to another file by now.
+fn walk_to(file: BorrowedFd<'_>) -> io::Result<Option<Vec<Attributes>>> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut at = rustix::fs::open("/", flags, Mode::empty())?;
+    let mut found = Vec::new();
+    for name in path.iter().skip(1) {
+        let mut attributes = attributes(&at)?;
+        if has_access_list_at(Path::new(&format!("/proc/self/fd/{}", at.as_raw_fd()))) {
+            // The list may deny access to some users.
+            attributes.mode = 0;
+        }
+        found.push(attributes);
+        at = match rustix::fs::openat(&at, name, flags, Mode::empty()) {
+            Ok(next) => next,
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+    }
+    Ok(is_same(&at, file)?.then_some(found))
 }
 
 fn open_by(at: BorrowedFd<'_>, path: &Path, resolve: ResolveFlags) -> io::Result<OwnedFd> {
@@ -236,6 +288,15 @@ pub fn has_name(directory: impl AsFd, name: &Path, file: impl AsFd) -> bool {
     (named.st_dev, named.st_ino) == (file.st_dev, file.st_ino)
 }
 
+/// Returns `true` if both descriptors are of one file or directory.
+///
+/// # Errors
+/// Those of `fstat(2)`.
+pub fn is_same(one: impl AsFd, other: impl AsFd) -> io::Result<bool> {
+    let (one, other) = (rustix::fs::fstat(one)?, rustix::fs::fstat(other)?);
+    Ok((one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
+}
+
 /// Returns `true` if the directory has an entry of this name.
 pub fn exists(directory: impl AsFd, name: &Path) -> bool {
     rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
@@ -264,31 +325,78 @@ fn rename(at: BorrowedFd<'_>, from: &Path, to: &Path, flags: RenameFlags) -> io:
 /// Removes an entry, with all that is in it if it is a directory. Symbolic links are removed, and not
 /// followed. It is not an error if the entry does not exist.
 ///
+/// If this process is root, it first takes each directory from its owner, so that the owner cannot add
+/// entries meanwhile.
+///
 /// # Errors
-/// Those of `unlinkat(2)` and [`open_in`]; `Other` if directories are nested too deeply.
+/// Those of `unlinkat(2)`, `renameat2(2)` and [`open_in`].
 pub fn remove_all(directory: impl AsFd, name: &Path) -> io::Result<()> {
-    remove_nested(directory.as_fd(), name, 0)
+    let directory = directory.as_fd();
+    let Some(inner) = remove_or_open(directory, name)? else { return Ok(()) };
+    let mut top = Top { directory: inner.as_fd(), moved: 0 };
+    loop {
+        let found = entries(&inner)?;
+        if found.is_empty() {
+            break;
+        }
+        for (entry, _) in found {
+            remove_nested(inner.as_fd(), Path::new(&entry), 1, &mut top)?;
+        }
+    }
+    remove_empty(directory, name)
 }
 
-fn remove_nested(directory: BorrowedFd<'_>, name: &Path, depth: u32) -> io::Result<()> {
+/// The directory that is removed. Directories that are nested too deeply are moved into it.
+struct Top<'a> {
+    directory: BorrowedFd<'a>,
+    moved: u64,
+}
+
+fn remove_nested(
+    directory: BorrowedFd<'_>,
+    name: &Path,
+    depth: u32,
+    top: &mut Top<'_>,
+) -> io::Result<()> {
+    let Some(inner) = remove_or_open(directory, name)? else { return Ok(()) };
+    if depth == DEPTH_MAX {
+        loop {
+            top.moved += 1;
+            let moved = top.moved.to_string();
+            let flags = RenameFlags::NOREPLACE;
+            match rustix::fs::renameat_with(directory, name, top.directory, &*moved, flags) {
+                Err(Errno::EXIST) => {}
+                moved => return Ok(moved?),
+            }
+        }
+    }
+    for (entry, _) in entries(&inner)? {
+        remove_nested(inner.as_fd(), Path::new(&entry), depth + 1, top)?;
+    }
+    remove_empty(directory, name)
+}
+
+/// Removes an entry, or opens it if it is a directory. Returns `None` if it does not exist any more.
+fn remove_or_open(directory: BorrowedFd<'_>, name: &Path) -> io::Result<Option<OwnedFd>> {
     match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         Err(Errno::ISDIR | Errno::PERM) => {}
-        Err(Errno::NOENT) => return Ok(()),
-        removed => return Ok(removed?),
-    }
-    if depth == DEPTH_MAX {
-        return Err(io::Error::other("the directories are nested too deeply"));
+        Ok(()) | Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error.into()),
     }
     let inner = match open_in(directory, name) {
-        Ok(inner) => inner,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
+        // Root takes it by the descriptor. Another user must be able to open it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
     };
-    // Its owner may have no permission to change it. If this fails, so does the removal.
-    let _ = set_mode(&inner, 0o700);
-    for (entry, _) in entries(&inner)? {
-        remove_nested(inner.as_fd(), Path::new(&entry), depth + 1)?;
+    // If this fails, so does the removal.
+    if effective_uid() == 0 {
+        let _ = set_owner(&inner, Some(0), None);
     }
+    let _ = set_mode(&inner, 0o700);
+    Ok(Some(inner))
+}
+
+fn remove_empty(directory: BorrowedFd<'_>, name: &Path) -> io::Result<()> {
     match rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR) {
         Err(Errno::NOENT) => Ok(()),
         removed => Ok(removed?),
@@ -330,10 +438,34 @@ mod tests {
         fs::write(dir.path().join("kept"), "kept").unwrap();
         symlink("../../kept", dir.path().join("a/b/link")).unwrap();
         let top = open(dir.path()).unwrap();
+        let deep: std::path::PathBuf = (0..200).map(|_| "d").collect();
+        fs::create_dir_all(dir.path().join("a").join(deep)).unwrap();
+        fs::write(dir.path().join("a/1"), "a name of a directory that is moved").unwrap();
         remove_all(&top, Path::new("a")).unwrap();
         remove_all(&top, Path::new("a")).unwrap();
         let left: Vec<_> = entries(&top).unwrap();
         assert_eq!(left, [("kept".into(), EntryKind::File)]);
+    }
+
+    #[test]
+    fn the_directories_above_a_file_are_those_that_lead_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        fs::create_dir_all(real.join("a/b")).unwrap();
+        fs::write(real.join("a/b/file"), "x").unwrap();
+        set_mode(File::open(real.join("a")).unwrap(), 0o711).unwrap();
+        let file = File::open(real.join("a/b/file")).unwrap();
+        let found = above(&file).unwrap();
+        assert_eq!(found.len(), real.iter().count() + 2);
+        assert_eq!(found[found.len() - 2].mode & 0o777, 0o711);
+        // The directory was renamed after it was opened.
+        fs::rename(real.join("a"), real.join("c")).unwrap();
+        fs::create_dir_all(real.join("a/b")).unwrap();
+        fs::write(real.join("a/b/file"), "another").unwrap();
+        let found = above(&file).unwrap();
+        assert_eq!(found[found.len() - 2].mode & 0o777, 0o711, "those of the renamed directory");
+        fs::remove_file(real.join("c/b/file")).unwrap();
+        assert_eq!(above(&file).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::path::PathBuf;
 
 use rustix::io::Errno;
 use rustix::mount::MountPropagationFlags;
@@ -15,6 +16,24 @@ pub enum Entered {
     Mounts,
     /// A mount namespace in a new user namespace, in which only this user and group are mapped.
     UserAndMounts,
+}
+
+/// Returns the name of this process's user namespace.
+///
+/// # Errors
+/// Those of reading `/proc/self/ns/user`.
+pub fn user_namespace() -> io::Result<PathBuf> {
+    fs::read_link("/proc/self/ns/user")
+}
+
+/// Returns `true` if files of other users can have this owner: in a user namespace in which not all users are
+/// mapped, their files have the owner `kernel.overflowuid`.
+pub fn hides_owners_as(uid: u32) -> bool {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let overflow: Option<u32> = read("/proc/sys/kernel/overflowuid").trim().parse().ok();
+    // Only the initial user namespace maps all user IDs to themselves.
+    let maps_all = read("/proc/self/uid_map").split_whitespace().eq(["0", "0", "4294967295"]);
+    !maps_all && overflow.is_none_or(|overflow| overflow == uid)
 }
 
 /// Moves the calling thread into a mount namespace of its own, and, if that needs a privilege that it

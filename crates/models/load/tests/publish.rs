@@ -271,20 +271,23 @@ fn a_failed_publication_leaves_nothing_behind() {
 fn leftovers_without_a_publisher_are_removed() {
     with_tmpfs("size=64m", |place| {
         let source = place.model();
-        let leftover = place.tmpfs.join(".model.0123.partial");
+        let leftover = place.tmpfs.join(".model.0123456789abcdef.partial");
         fs::create_dir_all(leftover.join("onnx")).unwrap();
         fs::write(leftover.join("onnx/model.onnx"), "half").unwrap();
         fs::set_permissions(&leftover, Permissions::from_mode(0o000)).unwrap();
-        let locked = place.tmpfs.join(".other.4567.partial");
+        let locked = place.tmpfs.join(".other.456789abcdef0123.partial");
         fs::create_dir(&locked).unwrap();
         let lock = directory::open(&locked).unwrap();
         assert!(directory::try_lock(lock.as_fd()).unwrap());
-        symlink("/etc", place.tmpfs.join(".link.8.partial")).unwrap();
+        symlink("/etc", place.tmpfs.join(".link.89abcdef01234567.partial")).unwrap();
         place.publish(&source).unwrap();
-        assert_eq!(place.names(), [".link.8.partial", ".other.4567.partial", "model"]);
+        assert_eq!(
+            place.names(),
+            [".link.89abcdef01234567.partial", ".other.456789abcdef0123.partial", "model"]
+        );
         drop(lock);
         place.publish(&source).unwrap();
-        assert_eq!(place.names(), [".link.8.partial", "model"]);
+        assert_eq!(place.names(), [".link.89abcdef01234567.partial", "model"]);
     });
 }
 

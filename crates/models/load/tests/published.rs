@@ -337,14 +337,123 @@ fn the_owner_of_a_model_cannot_misuse_a_server() {
     });
 }
 
+/// The attacker owns the directory above a private source, and exchanges both.
+#[test]
+fn directories_that_change_places_give_no_access() {
+    with_tmpfs("size=64m", |place| {
+        let attacked = place.source("above");
+        for (name, content, mode) in [("private", "secret", 0o700), ("open", "open", 0o755)] {
+            let folder = attacked.join(name);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("file"), content).unwrap();
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(&folder, mode).unwrap();
+        }
+        let folder = longshore_sys::directory::open(&attacked.canonicalize().unwrap()).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (one, other) = (Path::new("private"), Path::new("open"));
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    longshore_sys::directory::exchange(&folder, one, other).unwrap();
+                }
+            });
+            let (mut done, end) = (0, Instant::now() + Duration::from_secs(5));
+            while Instant::now() < end {
+                let name = format!("m{done}");
+                if place.publisher().name(&name).publish(&attacked.join("private")).is_err() {
+                    continue;
+                }
+                done += 1;
+                let model = place.tmpfs.join(name);
+                let mode = |path: &Path| {
+                    std::os::unix::fs::MetadataExt::mode(&path.metadata().unwrap()) & 0o077
+                };
+                let others = mode(&model) | mode(&model.join("file"));
+                let is_secret = fs::read(model.join("file")).unwrap() == b"secret";
+                if is_secret {
+                    assert_eq!(others, 0, "others may read the private file");
+                }
+                fs::remove_dir_all(model).unwrap();
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(done > 0, "it was never published");
+        });
+    });
+}
+
+#[test]
+fn links_to_a_source_can_be_refused() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        symlink(&source, place.source("link")).unwrap();
+        let refused = place.publisher().refuse_links().publish(&place.source("link"));
+        assert_eq!(reason(refused), PublishProblem::Link);
+        let refused = reason(SourceState::of(&place.source("link/onnx")));
+        assert_eq!(refused, PublishProblem::Link);
+        let real = source.canonicalize().unwrap();
+        place.publisher().refuse_links().publish(&real).unwrap();
+        place.publisher().name("other").publish(&place.source("link")).unwrap();
+    });
+}
+
+#[test]
+fn a_user_reads_neither_files_it_cannot_reach_nor_their_names() {
+    with_tmpfs("size=64m", |place| {
+        // A copy of the user's files in a directory of root that the user cannot search.
+        let source = place.model();
+        for path in [source.clone(), source.join("onnx"), source.join("onnx/model.onnx")] {
+            std::os::unix::fs::chown(path, Some(NOBODY), None).unwrap();
+        }
+        let mode = std::os::unix::fs::PermissionsExt::from_mode;
+        fs::set_permissions(place.disk.path(), mode(0o700)).unwrap();
+        place.publish(&source).unwrap();
+        let read = |path: &str| {
+            let path = place.tmpfs.join(path);
+            let mut command = Command::new("cat");
+            command.arg(path).uid(NOBODY).stdout(Stdio::null()).stderr(Stdio::null());
+            command.status().unwrap().success()
+        };
+        for path in ["model/onnx/model.onnx", "model/config.json", "model/.longshore.json"] {
+            assert!(!read(path), "{path}");
+        }
+        models(place).evict(&find(place), true).unwrap();
+        // All may read the model but for one directory: nobody gets its names from the record.
+        fs::set_permissions(place.disk.path(), mode(0o755)).unwrap();
+        std::os::unix::fs::chown(source.join("onnx"), Some(0), None).unwrap();
+        fs::set_permissions(source.join("onnx"), mode(0o700)).unwrap();
+        place.publish(&source).unwrap();
+        assert!(read("model/config.json") && !read("model/.longshore.json"));
+    });
+}
+
+/// The owner of a model makes it hard to remove.
+#[test]
+fn a_model_with_deep_directories_is_removed() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        place.publish(&source).unwrap();
+        let deep = (0..100).map(|_| "d").collect::<std::path::PathBuf>();
+        fs::create_dir_all(place.tmpfs.join("model").join(deep)).unwrap();
+        place.write("model/config.json", b"{ }");
+        place.publisher().replace(true).publish(&source).unwrap();
+        assert_eq!(place.names(), ["model"]);
+        // Directories that Longshore did not make stay.
+        fs::create_dir(place.tmpfs.join(".download.partial")).unwrap();
+        models(place).remove_leftovers();
+        assert_eq!(place.names(), [".download.partial", "model"]);
+    });
+}
+
 #[test]
 fn a_state_of_a_source_is_compared_by_its_files() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a"), "1").unwrap();
-    let first = SourceState::of(folder.path()).unwrap();
-    assert!(first.is_same(&SourceState::of(folder.path()).unwrap()));
+    let path = folder.path().canonicalize().unwrap();
+    let first = SourceState::of(&path).unwrap();
+    assert!(first.is_same(&SourceState::of(&path).unwrap()));
     let file = File::options().write(true).open(folder.path().join("a")).unwrap();
     file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
-    assert!(!first.is_same(&SourceState::of(folder.path()).unwrap()));
+    assert!(!first.is_same(&SourceState::of(&path).unwrap()));
     assert_eq!(first.content_bytes(), 1);
 }

@@ -4,15 +4,13 @@
 //! that. A published file has other directories above it, so its mode must contain both.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use longshore_heap::FileAttributes;
 use longshore_sys::directory::{self, Attributes};
-use longshore_sys::tmpfs;
+use longshore_sys::{effective_uid, tmpfs};
 
 /// The permission bits of owner, group and others, without write permission.
 const UNWRITABLE: u32 = 0o555;
@@ -22,8 +20,8 @@ const UNWRITABLE: u32 = 0o555;
 pub(crate) struct Access {
     /// The requested mode of files, in place of that of the source.
     mode: Option<u32>,
-    /// The search permissions for a file's group and for others, by directory.
-    above: HashMap<PathBuf, Vec<(u32, u32)>>,
+    /// The permission bits that all files and directories of the model have.
+    common: Option<u32>,
     /// The attributes that a file in the tmpfs can get, by owner and group of the source.
     carried: HashMap<(u32, u32), (Option<u32>, Option<u32>)>,
 }
@@ -46,6 +44,7 @@ impl Access {
         let mode = self.mode.unwrap_or(found) & UNWRITABLE;
         // The user of this process has read the source, and may so read the copy.
         let mode = if uid.is_none() { mode | 0o400 } else { mode };
+        *self.common.get_or_insert(0o777) &= mode;
         Ok(FileAttributes { mode, uid, gid })
     }
 
@@ -64,7 +63,16 @@ impl Access {
             Some(mode) => mode | (mode & 0o444) >> 2,
             None => found,
         };
+        // The names in a directory are known to users who may read it.
+        let known = mode & (mode & 0o111) << 2;
+        *self.common.get_or_insert(0o777) &= known;
         Ok(FileAttributes { mode: mode & UNWRITABLE | 0o700, uid, gid })
+    }
+
+    /// Returns the mode of the record of the model, which has names, lengths and checksums of all files and
+    /// directories: only if others may read them all, they may read it. It belongs to the publisher.
+    pub(crate) fn of_record(&self) -> u32 {
+        if self.common.unwrap_or(0) & 0o004 > 0 { 0o444 } else { 0o400 }
     }
 
     /// Returns the mode that gives no user more access than the source does, and the owner and group
@@ -80,36 +88,29 @@ impl Access {
             // With a list, the bits of the group are the largest access of any entry of the list.
             mode &= 0o700;
         }
-        let path = fs::read_link(format!("/proc/self/fd/{}", source.as_raw_fd()))?;
-        let parent = path.parent().unwrap_or(Path::new("/"));
-        for (directory_group, directory_mode) in self.above(parent) {
-            let (by_group, by_others) = (directory_mode & 0o010 > 0, directory_mode & 0o001 > 0);
-            if !(by_group && (by_others || *directory_group == group)) {
+        let mut owner_can_search = true;
+        for above in directory::above(source)? {
+            let (by_group, by_others) = (above.mode & 0o010 > 0, above.mode & 0o001 > 0);
+            if !(by_group && (by_others || above.group == group)) {
                 mode &= !0o070;
             }
             if !(by_group && by_others) {
                 mode &= !0o007;
             }
+            owner_can_search &= match above.owner == owner {
+                true => above.mode & 0o100 > 0,
+                false => by_others,
+            };
         }
         let (uid, gid) = self.carried(owner, group, folder);
+        // The owner of a file that it cannot reach does not become the owner of the copy.
+        let uid = uid.filter(|_| owner_can_search || owner == effective_uid());
         if gid.is_none() && directory::attributes(folder)?.group != group {
             // Each user of another group now was in the source's group or among its others.
             let both = (mode & 0o070) >> 3 & mode & 0o007;
             mode = mode & 0o700 | both << 3 | both;
         }
         Ok((mode, uid, gid))
-    }
-
-    /// Returns group and mode of a directory and of all directories above it.
-    fn above(&mut self, path: &Path) -> &[(u32, u32)] {
-        self.above.entry(path.to_owned()).or_insert_with(|| {
-            let attributes = |path: &Path| match fs::symlink_metadata(path) {
-                Ok(found) if !directory::has_access_list_at(path) => (found.gid(), found.mode()),
-                // It was removed, or its list may deny access to some users.
-                _ => (0, 0),
-            };
-            path.ancestors().map(attributes).collect()
-        })
     }
 
     /// Returns the owner and the group of these that a file in the tmpfs can get, by trying it.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use longshore_heap::{Heap, PageReport, Sealing, SharedBuffer};
 
-use super::tree::Tree;
+use super::tree::{Links, Tree};
 use super::{add, check_header, check_manifest};
 use crate::budget;
 use crate::error::Result;
@@ -54,7 +54,7 @@ impl HeldModel {
     ) -> Result<Self> {
         let began = Instant::now();
         let manifest = manifest.map(Manifest::resolved);
-        let tree = Tree::of(source)?;
+        let tree = Tree::of(source, Links::Followed)?;
         let total_bytes = tree.content_bytes();
         // Each load checks its own file, but the whole model must fit, too.
         drop(budget::check(total_bytes, &Heap::Memfd, None)?);

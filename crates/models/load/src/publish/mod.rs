@@ -44,7 +44,7 @@ use crate::verify::Manifest;
 use access::Access;
 use record::{FileRecord, Record};
 use target::{Existing, Partial, Target};
-use tree::{Tree, TreeFile, publish_error, write_error};
+use tree::{Links, Tree, TreeFile, publish_error, write_error};
 
 /// The number of times that a model is renamed while other programs make and remove the name.
 const RENAMES_MAX: u32 = 100;
@@ -71,6 +71,7 @@ pub struct Publisher<'a> {
     name: Option<String>,
     replace: bool,
     pin: bool,
+    links: Links,
     mode: Option<u32>,
     digests: Vec<DigestKind>,
     manifest: Option<Manifest>,
@@ -95,6 +96,7 @@ impl<'a> Publisher<'a> {
             name: None,
             replace: false,
             pin: false,
+            links: Links::Followed,
             mode: None,
             digests: Vec::new(),
             manifest: None,
@@ -121,6 +123,13 @@ impl<'a> Publisher<'a> {
     /// pinned, too.
     pub fn pin(mut self, pin: bool) -> Self {
         self.pin = pin;
+        self
+    }
+
+    /// Refuses symbolic links in the path of the source, for a program that publishes it again and again: a
+    /// user who can change a link could choose another source.
+    pub fn refuse_links(mut self) -> Self {
+        self.links = Links::Refused;
         self
     }
 
@@ -171,7 +180,7 @@ impl<'a> Publisher<'a> {
         let began = Instant::now();
         let target = Target::open(&self.target)?;
         target.remove_leftovers();
-        let tree = Tree::of(source)?;
+        let tree = Tree::of(source, self.links)?;
         let name = self.name.clone().unwrap_or_else(|| tree.default_name());
         target.check_name(&name)?;
         let owner = self.owner(&tree)?;
@@ -367,12 +376,11 @@ impl<'a> Publisher<'a> {
         record: &Record,
     ) -> Result<u32> {
         let failed = || write_error(&self.target);
-        let json = serde_json::to_vec(record).map_err(std::io::Error::other);
-        let written = directory::write_new(
-            &partial.folder,
-            Path::new(record::NAME),
-            &json.map_err(failed())?,
-        );
+        let json = serde_json::to_vec(record).map_err(std::io::Error::other).map_err(failed())?;
+        if json.len() as u64 > record::LEN_MAX_BYTES {
+            return Err(publish_error(tree.root(), PublishProblem::RecordTooLong));
+        }
+        let written = directory::write_new(&partial.folder, Path::new(record::NAME), &json);
         let written = written.map_err(failed())?;
         if self.pin {
             models::pin(partial.folder.as_fd()).map_err(failed())?;
@@ -385,10 +393,7 @@ impl<'a> Publisher<'a> {
             let attributes =
                 access.of_directory(source.as_fd(), folder.as_fd()).map_err(failed())?;
             if path.as_os_str().is_empty() {
-                // Each user who may search the model may read its record.
-                let readable = attributes.mode & 0o111;
-                let of_record = FileAttributes { mode: readable << 2, ..attributes };
-                set(written.as_fd(), &of_record).map_err(failed())?;
+                directory::set_mode(written.as_fd(), access.of_record()).map_err(failed())?;
                 mode = attributes.mode;
             }
             set(folder.as_fd(), &attributes).map_err(failed())?;

@@ -13,7 +13,7 @@ use longshore_sys::{directory, effective_uid, file_use, tmpfs};
 use super::problem::PublishProblem;
 use super::record::{NAME, PIN_NAME, Record};
 use super::target::Target;
-use super::tree::{Tree, publish_error, write_error};
+use super::tree::{Links, Tree, publish_error, write_error};
 use crate::error::{Error, Result};
 
 /// The name of the lock file in the directory.
@@ -73,12 +73,12 @@ pub struct SourceState(Tree);
 
 impl SourceState {
     /// Finds the files of the model at `source`, as [`Publisher::publish`](super::Publisher::publish)
-    /// does. It reads no weights.
+    /// does with [`Publisher::refuse_links`](super::Publisher::refuse_links). It reads no weights.
     ///
     /// # Errors
     /// Those of [`Publisher::publish`](super::Publisher::publish).
     pub fn of(source: &Path) -> Result<Self> {
-        Tree::of(source).map(Self)
+        Tree::of(source, Links::Refused).map(Self)
     }
 
     /// Returns `true` if both have the same files in the same versions.
@@ -160,7 +160,7 @@ impl PublishedModels {
     pub fn list(&self) -> Result<Vec<PublishedModel>> {
         let mut names = self.target.names()?;
         names.sort();
-        Ok(names.into_iter().filter_map(|name| self.read(name)).collect())
+        names.into_iter().filter_map(|name| self.read(name).transpose()).collect()
     }
 
     /// Returns the model with this name.
@@ -170,24 +170,28 @@ impl PublishedModels {
     /// [`PublishProblem::InvalidName`].
     pub fn find(&self, name: &str) -> Result<PublishedModel> {
         self.target.check_name(name)?;
-        self.read(name.to_owned()).ok_or_else(|| {
+        self.read(name.to_owned())?.ok_or_else(|| {
             publish_error(&self.target.path().join(name), PublishProblem::NotPublished)
         })
     }
 
-    fn read(&self, name: String) -> Option<PublishedModel> {
-        let (folder, record) = self.target.open_model(&name)?;
-        Some(PublishedModel {
+    fn read(&self, name: String) -> Result<Option<PublishedModel>> {
+        let Some((folder, record)) = self.target.open_model(&name)? else { return Ok(None) };
+        // Its owner can remove the record meanwhile.
+        let Ok(published) = directory::modified_in(&folder, Path::new(NAME)) else {
+            return Ok(None);
+        };
+        Ok(Some(PublishedModel {
             directory: self.target.path().join(&name),
             name,
             source: record.source().to_owned(),
-            published: directory::modified_in(&folder, Path::new(NAME)).ok()?,
+            published,
             content_bytes: record.files.iter().fold(0, |sum, it| it.bytes.saturating_add(sum)),
             is_pinned: directory::exists(&folder, Path::new(PIN_NAME)),
             is_complete: record.is_complete(&folder),
             folder,
             record,
-        })
+        }))
     }
 
     /// Removes a model that is not in use and not pinned; with `force`, every model. It disappears at

@@ -28,7 +28,7 @@ pub enum PublishProblem {
          (chmod go-w), or set the bit (chmod +t)"
     )]
     WritableByOthers,
-    /// A component of the path of the target directory is a symbolic link.
+    /// A component of the path of the target directory, or of a preloaded source, is a symbolic link.
     #[error("its path contains a symbolic link; use the path that realpath prints")]
     Link,
     /// The name exists, and is another model or another version of this one.
@@ -95,6 +95,9 @@ pub enum PublishProblem {
         /// The limit.
         max: usize,
     },
+    /// The names of its files are too long for the record.
+    #[error("the names of its files have more than 16 MiB")]
+    RecordTooLong,
     /// The directories of the model are nested too deeply.
     #[error("its directories are nested more than {max} deep")]
     TooDeep {

@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use longshore_sys::beneath::{self, Reach};
-use longshore_sys::{directory, file};
+use longshore_sys::directory;
+use longshore_sys::file::{self, Kind};
 use serde::{Deserialize, Serialize};
 
 use crate::digest_kind::DigestKind;
@@ -20,7 +21,7 @@ pub(crate) const ENTRIES_MAX: usize = 10_000;
 /// The version of the format.
 const FORMAT: u32 = 1;
 /// The limit on the length of a record that is read.
-const LEN_MAX_BYTES: u64 = 16 << 20;
+pub(crate) const LEN_MAX_BYTES: u64 = 16 << 20;
 
 /// The record of a model.
 #[derive(Debug, Serialize, Deserialize)]
@@ -76,7 +77,9 @@ impl Record {
         self.files.iter().all(|record| {
             let located = beneath::locate(model, Path::new(&record.path), Reach::Beneath);
             let status = located.and_then(file::status);
-            status.is_ok_and(|found| found.version.len_bytes() == record.bytes)
+            status.is_ok_and(|found| {
+                found.kind == Kind::Regular && found.version.len_bytes() == record.bytes
+            })
         })
     }
 }

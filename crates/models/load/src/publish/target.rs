@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use longshore_sys::directory::{self, EntryKind};
 use longshore_sys::tmpfs::{self, HugeOption};
-use longshore_sys::{beneath, effective_uid, huge_pages};
+use longshore_sys::{beneath, descriptors, effective_uid, huge_pages};
 
 use super::problem::PublishProblem;
 use super::record::Record;
@@ -198,12 +198,12 @@ impl Target {
         self.open_name(name).is_some_and(|model| record.is_complete(model))
     }
 
-    /// Removes the leftovers of publishers that were killed. Leftovers of other users stay, unless this
-    /// user is root. An error is ignored: the next publisher tries again.
+    /// Removes the leftovers of publishers that were killed. In a directory in which any user may make
+    /// entries, those of other users stay. An error is ignored: the next publisher tries again.
     pub(crate) fn remove_leftovers(&self) {
         for (name, kind) in directory::entries(&self.folder).unwrap_or_default() {
             let Some(name) = name.to_str().filter(|name| name.starts_with('.')) else { continue };
-            if name.ends_with(SUFFIX) && kind == EntryKind::Directory {
+            if is_hidden_name(name) && kind == EntryKind::Directory {
                 let _ = self.remove_leftover(Path::new(name));
             } else if let Some(name) = name[1..].strip_suffix(LOCK_SUFFIX)
                 && kind == EntryKind::File
@@ -251,8 +251,10 @@ impl Target {
 
     fn remove_leftover(&self, name: &Path) -> io::Result<()> {
         let folder = directory::open_in(&self.folder, name)?;
-        let (user, owner) = (effective_uid(), directory::attributes(&folder)?.owner);
-        if (user == 0 || user == owner)
+        // In a directory in which only this user makes entries, another user can be the owner of an old
+        // version.
+        let is_own = self.is_own() || directory::attributes(&folder)?.owner == effective_uid();
+        if is_own
             && directory::try_lock(&folder)?
             && directory::has_name(&self.folder, name, &folder)
         {
@@ -282,12 +284,21 @@ impl Target {
 
     /// Opens the directory of a model and its record. `None` if it is not a model, or if it belongs to
     /// another user and any user may make entries here.
-    pub(crate) fn open_model(&self, name: &str) -> Option<(OwnedFd, Record)> {
-        let model = self.open_name(name)?;
-        let owner = directory::attributes(&model).ok()?.owner;
-        let is_trusted = owner == effective_uid() || self.is_own();
-        let record = is_trusted.then(|| Record::read(&model)).flatten()?;
-        Some((model, record))
+    ///
+    /// # Errors
+    /// [`Error::Open`] if this process has no descriptors left.
+    pub(crate) fn open_model(&self, name: &str) -> Result<Option<(OwnedFd, Record)>> {
+        let model = match directory::open_in(&self.folder, Path::new(name)) {
+            Ok(model) => model,
+            Err(source) if descriptors::is_exhausted(&source) => {
+                return Err(Error::Open { path: self.path.join(name), source });
+            }
+            Err(_) => return Ok(None),
+        };
+        let is_trusted = self.is_own()
+            || directory::attributes(&model).is_ok_and(|it| it.owner == effective_uid());
+        let record = is_trusted.then(|| Record::read(&model)).flatten();
+        Ok(record.map(|record| (model, record)))
     }
 
     /// Removes a model: gives it a hidden name first, so that no program finds a part of it. Returns
@@ -341,6 +352,15 @@ impl Target {
         }
         Err(failed(io::ErrorKind::AlreadyExists.into()))
     }
+}
+
+/// Returns `true` if [`hidden_name`] can have made this name.
+fn is_hidden_name(name: &str) -> bool {
+    let random =
+        name.strip_suffix(SUFFIX).and_then(|name| name.strip_prefix('.')?.rsplit_once('.'));
+    random.is_some_and(|(name, random)| {
+        !name.is_empty() && random.len() == 16 && random.bytes().all(|it| it.is_ascii_hexdigit())
+    })
 }
 
 /// Returns a new name for a model that is incomplete or removed.

@@ -20,10 +20,19 @@ use crate::version::FileVersion;
 /// The limit on nested directories.
 const DEPTH_MAX: usize = 16;
 
+/// The symbolic links in the path of a source that are followed. Those in a model are another matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Links {
+    Followed,
+    /// A link is an error.
+    Refused,
+}
+
 /// The files and directories of a model, at one time.
 #[derive(Debug)]
 pub(crate) struct Tree {
     source: PathBuf,
+    links: Links,
     /// The directory that has all files and directories.
     root: PathBuf,
     /// The directory that no symbolic link may leave: the root, or the directory of a model in the
@@ -52,11 +61,13 @@ impl Tree {
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NotRegular`], [`Error::Publish`], and those of [`others_of`].
-    pub(crate) fn of(source: &Path) -> Result<Self> {
+    pub(crate) fn of(source: &Path, links: Links) -> Result<Self> {
         let failed = |error| Error::Open { path: source.to_owned(), source: error };
         let kind = file::kind_at(source).map_err(failed)?;
         // Only the names in a model may not be links; the model itself may be named by one.
-        let real = if kind == Kind::Directory {
+        let real = if links == Links::Refused {
+            std::path::absolute(source).map_err(failed)?
+        } else if kind == Kind::Directory {
             source.canonicalize().map_err(failed)?
         } else {
             let parent = source.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -72,9 +83,16 @@ impl Tree {
             }
         };
         let (boundary, prefix) = boundary_of(root);
-        let opened = beneath::open_directory(boundary).map_err(failed)?;
+        // Without links, because a user may have renamed a directory meanwhile.
+        let opened = directory::open_path(boundary).map_err(|error| {
+            match beneath::is_loop(&error) && links == Links::Refused {
+                true => publish_error(source, PublishProblem::Link),
+                false => failed(error),
+            }
+        })?;
         let mut tree = Self {
             source: source.to_owned(),
+            links,
             root: root.to_owned(),
             boundary: opened,
             prefix: prefix.to_owned(),
@@ -83,7 +101,7 @@ impl Tree {
             files: Vec::new(),
         };
         if kind == Kind::Directory {
-            let folder = directory::open(root).map_err(failed)?;
+            let folder = tree.open_folder(Path::new(""))?;
             tree.walk(folder.as_fd(), Path::new(""), 0)?;
         } else {
             tree.main = Some(real.file_name().unwrap_or_default().into());
@@ -195,9 +213,10 @@ impl Tree {
     /// # Errors
     /// [`Error::Open`].
     pub(crate) fn open_folder(&self, path: &Path) -> Result<OwnedFd> {
-        let full =
-            if path.as_os_str().is_empty() { self.root.clone() } else { self.root.join(path) };
-        directory::open(&full).map_err(|source| Error::Open { path: full, source })
+        let name = self.prefix.join(path);
+        let name = if name.as_os_str().is_empty() { Path::new(".") } else { &name };
+        directory::open_in(&self.boundary, name)
+            .map_err(|source| Error::Open { path: self.root.join(path), source })
     }
 
     /// Checks that the model has the same files in the same versions.
@@ -205,7 +224,7 @@ impl Tree {
     /// # Errors
     /// [`Error::Changed`] with the first difference; those of [`Tree::of`].
     pub(crate) fn check_unchanged(&self) -> Result<()> {
-        let now = Self::of(&self.source)?;
+        let now = Self::of(&self.source, self.links)?;
         let changed =
             |path: &str| Error::Changed { path: self.root.join(path), change: Change::Replaced };
         for (before, now) in self.files.iter().zip(&now.files) {

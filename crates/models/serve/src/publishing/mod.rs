@@ -57,7 +57,8 @@ const SPARE_BYTES: u64 = 64 << 20;
 pub struct PublishOptions {
     /// The directory, which must fulfil the conditions of [`Publisher::new`].
     pub directory: PathBuf,
-    /// The models to publish at the start, each under its default name. A new version of one is
+    /// The models to publish at the start, each under its default name. Their paths may contain no symbolic
+    /// links, because a user who can change one could choose another source. A new version of one is
     /// published when its source changes. They are not evicted.
     pub preload: Vec<PathBuf>,
     /// The time for which other models are kept after their last use. [`Keep::Attached`] keeps them for
@@ -386,11 +387,7 @@ impl PublishManager {
         let published = match self.publish_now(&path, &name) {
             // Its own room is not needed if it is published already.
             Err(error) if is_for_lack_of_memory(&error) => {
-                while !self.has_room(needed_bytes) {
-                    if !self.evict_least_used(Eviction::Room, observe) {
-                        break;
-                    }
-                }
+                self.make_room(needed_bytes, observe);
                 self.publish_now(&path, &name)?
             }
             published => published?,
@@ -408,6 +405,7 @@ impl PublishManager {
         let mut publisher = Publisher::new(&self.options.directory)
             .name(name)
             .replace(true)
+            .refuse_links()
             .cancel(&cancel)
             .observe(move |_| {
                 if stop.is_stopped() {
@@ -421,6 +419,17 @@ impl PublishManager {
             publisher = publisher.manifest(manifest);
         }
         publisher.publish(path)
+    }
+
+    /// Evicts unused models until there is room, if evicting all of them makes enough.
+    fn make_room(&mut self, needed_bytes: u64, observe: &mut dyn FnMut(&PublishEvent)) {
+        let unused = self.evictable(observe).into_iter();
+        let unused = unused.filter(|model| matches!(model.usage().is_open, Ok(false)));
+        let unused_bytes = unused.fold(0_u64, |sum, model| sum.saturating_add(model.content_bytes));
+        if !self.has_room(needed_bytes.saturating_sub(unused_bytes)) {
+            return;
+        }
+        while !self.has_room(needed_bytes) && self.evict_least_used(Eviction::Room, observe) {}
     }
 
     fn has_room(&self, needed_bytes: u64) -> bool {
