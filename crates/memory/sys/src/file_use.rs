@@ -85,7 +85,10 @@ mod tests {
 
     /// A file of a megabyte in a tmpfs, or `None`.
     fn in_tmpfs() -> Option<(tempfile::TempDir, PathBuf)> {
-        let folder = tempfile::tempdir_in("/dev/shm").ok()?;
+        let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
+            println!("SKIPPED: /dev/shm is missing");
+            return None;
+        };
         let path = folder.path().join("file");
         fs::write(&path, vec![1; 1 << 20]).unwrap();
         Some((folder, path))
@@ -103,10 +106,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_open_or_mapped_is_in_use() {
-        let Some((_folder, path)) = in_tmpfs() else {
-            println!("SKIPPED: /dev/shm is missing");
-            return;
-        };
+        let Some((_folder, path)) = in_tmpfs() else { return };
         let file = File::open(&path).unwrap();
         if let Err(error) = is_open_elsewhere(&file) {
             println!("SKIPPED: no leases: {error}");
@@ -132,7 +132,8 @@ mod tests {
     fn opening_the_file_during_the_check_ends_neither_process() {
         let Some((_folder, path)) = in_tmpfs() else { return };
         let file = File::open(&path).unwrap();
-        if is_open_elsewhere(&file).is_err() {
+        if let Err(error) = is_open_elsewhere(&file) {
+            println!("SKIPPED: no leases: {error}");
             return;
         }
         thread::scope(|scope| {
