@@ -186,6 +186,9 @@ fn summary(published: &Published) -> Result<String, fmt::Error> {
     };
     match published.outcome {
         Outcome::AlreadyPublished => writeln!(text, "{size} in {files}: already published")?,
+        Outcome::AccessChanged => {
+            writeln!(text, "{size} in {files}: already published, permissions changed")?;
+        }
         outcome => {
             let speed = Decimal(published.content_bytes as f64 / seconds.max(1e-9));
             let replaced = if outcome == Outcome::Replaced { ", replaced" } else { "" };
@@ -248,6 +251,7 @@ pub(crate) fn as_json(published: &Published) -> Value {
     let outcome = match published.outcome {
         Outcome::Replaced => "replaced",
         Outcome::AlreadyPublished => "already published",
+        Outcome::AccessChanged => "access changed",
         _ => "new",
     };
     json!({

@@ -97,7 +97,7 @@ fn walk_to(file: BorrowedFd<'_>) -> io::Result<Option<Vec<Attributes>>> {
     let mut found = Vec::new();
     for name in path.iter().skip(1) {
         let mut attributes = attributes(&at)?;
-        if has_access_list_at(Path::new(&format!("/proc/self/fd/{}", at.as_raw_fd()))) {
+        if has_access_list(&at) {
             // The list may deny access to some users.
             attributes.mode = 0;
         }
@@ -243,7 +243,8 @@ pub fn modified_in(directory: impl AsFd, name: &Path) -> io::Result<SystemTime> 
 /// `EPERM` without CAP_CHOWN, except for a group of this process; `EINVAL` for an ID that the user
 /// namespace does not have.
 pub fn set_owner(file: impl AsFd, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
-    Ok(rustix::fs::fchown(file, owner.map(Uid::from_raw), group.map(Gid::from_raw))?)
+    let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
+    Ok(rustix::fs::chownat(file, "", owner, group, AtFlags::EMPTY_PATH)?)
 }
 
 /// Sets the permission bits of a file or directory.
@@ -251,21 +252,39 @@ pub fn set_owner(file: impl AsFd, owner: Option<u32>, group: Option<u32>) -> io:
 /// # Errors
 /// `EPERM` if it belongs to another user.
 pub fn set_mode(file: impl AsFd, mode: u32) -> io::Result<()> {
-    Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o777))?)
+    let (file, mode) = (file.as_fd(), Mode::from_raw_mode(mode & 0o777));
+    match rustix::fs::fchmod(file, mode) {
+        // It was opened with `O_PATH`.
+        Err(Errno::BADF) => {
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            Ok(rustix::fs::chmodat(CWD, path, mode, AtFlags::empty())?)
+        }
+        set => Ok(set?),
+    }
 }
 
-/// Returns `true` if a file or directory has an access control list in addition to its mode.
+/// Returns `true` if a file or directory has an access control list in addition to its mode. It needs no
+/// permission for the file.
 pub fn has_access_list(file: impl AsFd) -> bool {
+    // `fgetxattr` refuses a descriptor that was opened with `O_PATH`.
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let mut none = [0_u8; 0];
     // The value is not needed: with an empty buffer, the call returns its length.
-    rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut none).is_ok()
+    rustix::fs::getxattr(path, "system.posix_acl_access", &mut none).is_ok()
 }
 
-/// Returns `true` if the file or directory at a path has an access control list in addition to its mode.
-/// It needs no permission for the file itself.
-pub fn has_access_list_at(path: &Path) -> bool {
-    let mut none = [0_u8; 0];
-    rustix::fs::getxattr(path, "system.posix_acl_access", &mut none).is_ok()
+/// Removes the access control lists of a directory, also the one that new entries would get.
+///
+/// # Errors
+/// Those of `fremovexattr(2)`.
+pub fn remove_access_lists(directory: impl AsFd) -> io::Result<()> {
+    for name in ["system.posix_acl_default", "system.posix_acl_access"] {
+        match rustix::fs::fremovexattr(directory.as_fd(), name) {
+            Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Locks a directory or a file without waiting (`flock`). The lock lasts until the descriptor is closed, also if

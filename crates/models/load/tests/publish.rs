@@ -375,6 +375,103 @@ fn a_private_model_stays_private() {
     });
 }
 
+/// Returns an access control list by which the user [`NOBODY`] may read, in the kernel's format
+/// (`include/uapi/linux/posix_acl_xattr.h`).
+fn access_list_for_nobody() -> Vec<u8> {
+    let (user_obj, user, group_obj, mask, other) = (0x01, 0x02, 0x04, 0x10, 0x20);
+    let entries: [(u16, u16, u32); 5] = [
+        (user_obj, 6, u32::MAX),
+        (user, 5, NOBODY),
+        (group_obj, 5, u32::MAX),
+        (mask, 5, u32::MAX),
+        (other, 0, u32::MAX),
+    ];
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, bits, id) in entries {
+        list.extend([tag.to_le_bytes(), bits.to_le_bytes()].as_flattened());
+        list.extend(id.to_le_bytes());
+    }
+    list
+}
+
+#[test]
+fn access_control_lists_give_no_access_to_a_copy() {
+    with_tmpfs("size=64m", |place| {
+        let none = rustix::fs::XattrFlags::empty();
+        let source = place.model();
+        let weights = source.join("model.safetensors");
+        fs::set_permissions(&weights, Permissions::from_mode(0o640)).unwrap();
+        let list = access_list_for_nobody();
+        // Of the directory that the models are published in.
+        rustix::fs::setxattr(&place.tmpfs, "system.posix_acl_default", &list, none).unwrap();
+        let copy = |name| place.tmpfs.join(name).join("model.safetensors");
+        place.publisher().name("a").publish(&source).unwrap();
+        assert!(nobody_reads(&copy("a").with_file_name("config.json")));
+        assert_eq!((mode(&copy("a")), nobody_reads(&copy("a"))), (0o440, false));
+        // Of the source: the owner alone has access, because the list is not carried over.
+        rustix::fs::setxattr(&weights, "system.posix_acl_access", &list, none).unwrap();
+        assert!(nobody_reads(&weights));
+        place.publisher().name("b").publish(&source).unwrap();
+        assert_eq!((mode(&copy("b")), nobody_reads(&copy("b"))), (0o400, false));
+        assert_eq!(place.publisher().name("a").publish(&source).unwrap().mode, 0o755);
+        assert_eq!(mode(&copy("a")), 0o400, "the access to a published model follows");
+        // Of a directory above it.
+        rustix::fs::removexattr(&weights, "system.posix_acl_access").unwrap();
+        rustix::fs::setxattr(place.disk.path(), "system.posix_acl_access", &list, none).unwrap();
+        place.publisher().name("c").publish(&source).unwrap();
+        assert_eq!((mode(&copy("c")), nobody_reads(&copy("c"))), (0o400, false));
+    });
+}
+
+#[test]
+fn permissions_follow_those_of_the_source() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        let weights = source.join("model.safetensors");
+        let copy = place.tmpfs.join("model/model.safetensors");
+        let set = |path: &Path, mode| {
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        };
+        let outcome = || place.publish(&source).unwrap().outcome;
+        assert_eq!(outcome(), Outcome::New);
+        let inode = copy.metadata().unwrap().ino();
+        let expect = |changed: &dyn Fn(), mode_of_copy: u32, others_read: bool| {
+            changed();
+            assert_eq!(outcome(), Outcome::AccessChanged);
+            assert_eq!(outcome(), Outcome::AlreadyPublished);
+            assert_eq!((mode(&copy), nobody_reads(&copy)), (mode_of_copy, others_read));
+            let record = place.tmpfs.join("model/.longshore.json");
+            let of_record = if mode_of_copy & 0o004 > 0 { 0o444 } else { 0o400 };
+            assert_eq!(mode(&record), of_record);
+        };
+        expect(&|| set(&weights, 0o640), 0o440, false);
+        expect(&|| set(&weights, 0o644), 0o444, true);
+        expect(&|| set(&source, 0o700), 0o400, false);
+        expect(&|| set(&source, 0o755), 0o444, true);
+        // A directory above the source.
+        expect(&|| set(place.disk.path(), 0o700), 0o400, false);
+        expect(&|| set(place.disk.path(), 0o755), 0o444, true);
+        let chown = |owner, group| std::os::unix::fs::chown(&weights, owner, group).unwrap();
+        expect(&|| (chown(None, Some(NOBODY)), set(&weights, 0o640)).1, 0o440, true);
+        assert_eq!(copy.metadata().unwrap().ino(), inode, "nothing was copied");
+
+        // Only a new copy can have another owner, because the old one may have other names.
+        chown(Some(NOBODY), None);
+        assert_eq!(reason(place.publish(&source)), PublishProblem::NameExists);
+        let replaced = place.publisher().replace(true).publish(&source).unwrap();
+        assert_eq!(replaced.outcome, Outcome::Replaced);
+        assert_eq!(copy.metadata().unwrap().uid(), NOBODY);
+        let private = place.write("private", &[7; 4096]);
+        set(&private, 0o600);
+        let private = place.publish(&private).unwrap().path;
+        let copy = place.tmpfs.join("model/onnx/model.onnx");
+        fs::remove_file(&copy).unwrap();
+        fs::hard_link(&private, &copy).unwrap();
+        assert_eq!(reason(place.publish(&source)), PublishProblem::NameExists);
+        assert_eq!(mode(&private), 0o400);
+    });
+}
+
 #[test]
 fn publishers_do_not_disturb_each_other() {
     with_tmpfs("size=512m", |place| {

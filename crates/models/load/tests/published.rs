@@ -8,6 +8,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -172,6 +173,38 @@ fn a_model_that_was_replaced_meanwhile_is_not_evicted() {
         assert_eq!(refused, PublishProblem::NotPublished);
         assert_eq!(place.names(), ["model"]);
         assert_eq!(fs::read(place.tmpfs.join("model/config.json")).unwrap(), b"{ }");
+    });
+}
+
+#[test]
+fn evictions_and_new_versions_do_not_disturb_each_other() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.write("model/weights.bin", &[7; 4096]);
+        let folder = source.parent().unwrap().to_owned();
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    for model in models(place).list().unwrap() {
+                        match models(place).evict(&model, true) {
+                            Err(Error::Publish {
+                                reason: PublishProblem::NotPublished, ..
+                            }) => {}
+                            evicted => evicted.unwrap(),
+                        }
+                    }
+                }
+            });
+            for round in 0..500_u64 {
+                let time = SystemTime::UNIX_EPOCH + Duration::from_secs(round);
+                File::options().write(true).open(&source).unwrap().set_modified(time).unwrap();
+                let published = place.publisher().replace(true).publish(&folder);
+                is_done.fetch_or(published.is_err(), Ordering::Relaxed);
+                published.unwrap();
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+        assert!(place.names().len() <= 1, "{:?}", place.names());
     });
 }
 
@@ -350,11 +383,11 @@ fn directories_that_change_places_give_no_access() {
             fs::set_permissions(&folder, mode).unwrap();
         }
         let folder = longshore_sys::directory::open(&attacked.canonicalize().unwrap()).unwrap();
-        let stop = std::sync::atomic::AtomicBool::new(false);
+        let stop = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
                 let (one, other) = (Path::new("private"), Path::new("open"));
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) {
                     longshore_sys::directory::exchange(&folder, one, other).unwrap();
                 }
             });
@@ -376,7 +409,7 @@ fn directories_that_change_places_give_no_access() {
                 }
                 fs::remove_dir_all(model).unwrap();
             }
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            stop.store(true, Ordering::Relaxed);
             assert!(done > 0, "it was never published");
         });
     });

@@ -1,7 +1,8 @@
 //! A server that manages published models: adoption, new versions, eviction.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
@@ -230,6 +231,23 @@ fn a_new_version_of_a_source_is_published_and_a_damaged_one_is_not() {
     fs::remove_file(llama.join("model.safetensors")).unwrap();
     fs::remove_dir_all(fixture.shm.path().join("llama")).unwrap();
     assert_eq!(running.published(), ("llama".to_owned(), Outcome::New));
+    running.end();
+}
+
+#[test]
+fn new_permissions_of_a_source_are_those_of_the_model() {
+    let Some(fixture) = Fixture::new() else { return };
+    let llama = fixture.model("llama");
+    let mut options = fixture.options();
+    options.preload = vec![llama.clone()];
+    let running = Running::start(options);
+    running.ready();
+    let weights = fixture.shm.path().join("llama/weights.bin");
+    let before = weights.metadata().unwrap();
+    fs::set_permissions(llama.join("weights.bin"), Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(running.published(), ("llama".to_owned(), Outcome::AccessChanged));
+    let after = weights.metadata().unwrap();
+    assert_eq!((after.mode() & 0o777, after.ino()), (0o400, before.ino()));
     running.end();
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use longshore::formats::safetensors;
-use longshore::load::{self, DigestKind, FormatChoice, PublishedModels, Publisher};
+use longshore::load::{self, DigestKind, FormatChoice, Outcome, PublishedModels, Publisher};
 use longshore::serve::{Client, Listener, Options, Server, Stop, Wanted};
 use longshore::{CancelToken, Heap, Loader, Progress};
 
@@ -80,7 +80,9 @@ pub(crate) fn load(run: &mut Run) -> ! {
 
 pub(crate) fn publish(run: &mut Run) -> ! {
     let files = Files::new();
-    let path = model(&files.models);
+    let path = files.run.join(MODEL);
+    std::fs::copy(model(&files.models), &path).unwrap();
+    let source = File::open(&path).unwrap();
     // It ends with the process.
     let tmpfs = files.run.join("tmpfs");
     std::fs::create_dir(&tmpfs).unwrap();
@@ -94,7 +96,10 @@ pub(crate) fn publish(run: &mut Run) -> ! {
 
     run.begin(Phase::Steady);
     models.remove_leftovers();
-    Publisher::new(&tmpfs).digest(DigestKind::Crc32c).publish(&path).unwrap();
+    let publish = || Publisher::new(&tmpfs).digest(DigestKind::Crc32c).publish(&path).unwrap();
+    assert_eq!(publish().outcome, Outcome::New);
+    longshore_sys::directory::set_mode(&source, 0o600).unwrap();
+    assert_eq!(publish().outcome, Outcome::AccessChanged);
     let mut listed = models.list().unwrap();
     listed[0].set_pinned(true).unwrap();
     listed[0].set_pinned(false).unwrap();

@@ -31,7 +31,8 @@ impl Access {
         Self { mode, ..Self::default() }
     }
 
-    /// Returns the attributes for the published copy of an open file, which is made in `folder`.
+    /// Returns the attributes for the published copy of an open file, which has the group `copy_group` if
+    /// it gets no other one. `folder` is a directory in the tmpfs of the copy.
     ///
     /// # Errors
     /// Those of `fstat(2)`.
@@ -39,8 +40,9 @@ impl Access {
         &mut self,
         source: BorrowedFd<'_>,
         folder: BorrowedFd<'_>,
+        copy_group: u32,
     ) -> io::Result<FileAttributes> {
-        let (found, uid, gid) = self.limited(source, folder)?;
+        let (found, uid, gid) = self.limited(source, folder, copy_group)?;
         let mode = self.mode.unwrap_or(found) & UNWRITABLE;
         // The user of this process has read the source, and may so read the copy.
         let mode = if uid.is_none() { mode | 0o400 } else { mode };
@@ -48,7 +50,8 @@ impl Access {
         Ok(FileAttributes { mode, uid, gid })
     }
 
-    /// Returns the attributes for the published copy of an open directory. Its owner may remove entries.
+    /// Returns the attributes for the published copy of an open directory, as [`Access::of_file`] does. Its
+    /// owner may remove entries.
     ///
     /// # Errors
     /// Those of `fstat(2)`.
@@ -56,8 +59,9 @@ impl Access {
         &mut self,
         source: BorrowedFd<'_>,
         folder: BorrowedFd<'_>,
+        copy_group: u32,
     ) -> io::Result<FileAttributes> {
-        let (found, uid, gid) = self.limited(source, folder)?;
+        let (found, uid, gid) = self.limited(source, folder, copy_group)?;
         let mode = match self.mode {
             // Every user who may read the files may search the directory.
             Some(mode) => mode | (mode & 0o444) >> 2,
@@ -81,6 +85,7 @@ impl Access {
         &mut self,
         source: BorrowedFd<'_>,
         folder: BorrowedFd<'_>,
+        copy_group: u32,
     ) -> io::Result<(u32, Option<u32>, Option<u32>)> {
         let attributes = directory::attributes(source)?;
         let Attributes { owner, group, mut mode } = attributes;
@@ -105,7 +110,7 @@ impl Access {
         let (uid, gid) = self.carried(owner, group, folder);
         // The owner of a file that it cannot reach does not become the owner of the copy.
         let uid = uid.filter(|_| owner_can_search || owner == effective_uid());
-        if gid.is_none() && directory::attributes(folder)?.group != group {
+        if gid.is_none() && copy_group != group {
             // Each user of another group now was in the source's group or among its others.
             let both = (mode & 0o070) >> 3 & mode & 0o007;
             mode = mode & 0o700 | both << 3 | both;

@@ -17,10 +17,11 @@ mod models;
 mod problem;
 mod published;
 mod record;
+mod refresh;
 mod target;
 mod tree;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -43,6 +44,7 @@ use crate::source::SourceFile;
 use crate::verify::Manifest;
 use access::Access;
 use record::{FileRecord, Record};
+use refresh::{Refreshed, refresh};
 use target::{Existing, Partial, Target};
 use tree::{Links, Tree, TreeFile, publish_error, write_error};
 
@@ -85,6 +87,13 @@ struct Filled {
     records: Vec<FileRecord>,
     pages: PageReport,
     mode: u32,
+}
+
+/// The model that is published already, in its present version.
+struct Same {
+    record: Record,
+    folder: OwnedFd,
+    refreshed: Refreshed,
 }
 
 impl<'a> Publisher<'a> {
@@ -169,7 +178,8 @@ impl<'a> Publisher<'a> {
 
     /// Publishes the model at `source`.
     ///
-    /// If the same versions of the same files are published under this name already, nothing is read.
+    /// If the same versions of the same files are published under this name already, nothing is read, and
+    /// they get the permissions that a new copy would have.
     /// Several publishers may use one directory at the same time. If two of the same user publish under
     /// the same name, the second waits for the first.
     ///
@@ -183,8 +193,6 @@ impl<'a> Publisher<'a> {
         let tree = Tree::of(source, self.links)?;
         let name = self.name.clone().unwrap_or_else(|| tree.default_name());
         target.check_name(&name)?;
-        let owner = self.owner(&tree)?;
-        let wanted = self.record(&tree);
         // The same model may be published by another process of a job, such as another rank.
         let total_bytes = tree.content_bytes();
         let _lock = target.lock_name(&name, || {
@@ -196,15 +204,12 @@ impl<'a> Publisher<'a> {
             }
             Ok(())
         })?;
-        let existing = self.compare(&target, &name, owner, &wanted)?;
-        let before = target.open_name(&name);
-        if let Some(record) = existing {
-            if let Some(folder) = before.filter(|_| self.pin) {
-                models::pin(folder.as_fd()).map_err(write_error(&self.target))?;
-            }
-            return Ok(self.described(&target, &name, &tree, &record, began));
+        if let Some(same) = self.find_same(&target, &name, &tree)? {
+            return self.described(&target, &name, &tree, &same, began);
         }
-        self.pin |= before.is_some_and(|it| directory::exists(it, Path::new(record::PIN_NAME)));
+        self.pin |= target
+            .open_name(&name)
+            .is_some_and(|it| directory::exists(it, Path::new(record::PIN_NAME)));
         let lengths = tree.files.iter().map(|file| file.version.len_bytes);
         target.check_room(lengths, tree.folders.len())?;
         // Each load checks its own file, but the whole model must fit, too.
@@ -223,8 +228,8 @@ impl<'a> Publisher<'a> {
                 return Err(publish_error(&target.path().join(&name), PublishProblem::NameExists));
             }
             // Another publisher may have published the model meanwhile.
-            if let Some(record) = self.compare(&target, &name, owner, &wanted)? {
-                return Ok(self.described(&target, &name, &tree, &record, began));
+            if let Some(same) = self.find_same(&target, &name, &tree)? {
+                return self.described(&target, &name, &tree, &same, began);
             }
             if partial.exchange(&name)? {
                 break Outcome::Replaced;
@@ -244,40 +249,31 @@ impl<'a> Publisher<'a> {
         })
     }
 
-    fn owner(&self, tree: &Tree) -> Result<u32> {
-        let root = tree.open_folder(Path::new(""))?;
-        let attributes = directory::attributes(root).map_err(write_error(&self.target))?;
-        Ok(attributes.owner)
-    }
-
-    fn record(&self, tree: &Tree) -> Record {
+    /// Finds the model with this name, and gives it the access of the source. Returns `None` if there is
+    /// none, or if it is another one that may be replaced.
+    fn find_same(&self, target: &Target, name: &str, tree: &Tree) -> Result<Option<Same>> {
+        let source = tree.open_folder(Path::new(""))?;
+        let owner = directory::attributes(source).map_err(write_error(tree.root()))?.owner;
         let files = tree.files.iter().map(|file| FileRecord::new(&file.path, &file.version));
-        Record::new(tree.root(), self.mode, files.collect())
-    }
-
-    /// Returns the record of the model with this name if it is the wanted one; `None` if there is none,
-    /// or if it may be replaced.
-    fn compare(
-        &self,
-        target: &Target,
-        name: &str,
-        owner: u32,
-        wanted: &Record,
-    ) -> Result<Option<Record>> {
+        let wanted = Record::new(tree.root(), self.mode, files.collect());
         let refuse = |reason| Err(publish_error(&target.path().join(name), reason));
-        match target.existing(name, owner) {
-            Existing::Nothing => Ok(None),
-            Existing::Other => refuse(PublishProblem::NotAModel),
-            Existing::Model(record)
-                if record.is_same(wanted)
-                    && target.is_complete(name, &record)
+        let refreshed = match target.existing(name, owner) {
+            Existing::Nothing => return Ok(None),
+            Existing::Other => return refuse(PublishProblem::NotAModel),
+            Existing::Model(record, folder)
+                if record.is_same(&wanted)
+                    && record.is_complete(&folder)
                     && self.has_digests(&record) =>
             {
                 self.verify(&record)?;
-                Ok(Some(record))
+                let refreshed = refresh(tree, folder.as_fd(), self.mode)?;
+                (refreshed != Refreshed::NeedsCopy).then_some(Same { record, folder, refreshed })
             }
-            Existing::Model(_) if self.replace => Ok(None),
-            Existing::Model(_) => refuse(PublishProblem::NameExists),
+            Existing::Model(..) => None,
+        };
+        match refreshed {
+            None if !self.replace => refuse(PublishProblem::NameExists),
+            same => Ok(same),
         }
     }
 
@@ -345,8 +341,8 @@ impl<'a> Publisher<'a> {
         let path = Path::new(&file.path);
         let folder = partial.open(path.parent().unwrap_or(Path::new("")))?;
         let full = source.path().to_owned();
-        let attributes = access
-            .of_file(source.buffered(), folder.as_fd())
+        let attributes = directory::attributes(&folder)
+            .and_then(|it| access.of_file(source.buffered(), folder.as_fd(), it.group))
             .map_err(|error| Error::Open { path: full.clone(), source: error })?;
         let mut plan = Plan::new();
         plan.push(source)?;
@@ -390,8 +386,9 @@ impl<'a> Publisher<'a> {
         let folders = tree.folders.iter().rev().map(PathBuf::as_path).chain([Path::new("")]);
         for path in folders {
             let (source, folder) = (tree.open_folder(path)?, partial.open(path)?);
-            let attributes =
-                access.of_directory(source.as_fd(), folder.as_fd()).map_err(failed())?;
+            let group = directory::attributes(&folder).map_err(failed())?.group;
+            let attributes = access.of_directory(source.as_fd(), folder.as_fd(), group);
+            let attributes = attributes.map_err(failed())?;
             if path.as_os_str().is_empty() {
                 directory::set_mode(written.as_fd(), access.of_record()).map_err(failed())?;
                 mode = attributes.mode;
@@ -401,32 +398,40 @@ impl<'a> Publisher<'a> {
         Ok(mode)
     }
 
-    /// Describes a model that was published before.
+    /// Pins a model that was published before if that is requested, and describes it.
     fn described(
         &self,
         target: &Target,
         name: &str,
         tree: &Tree,
-        record: &Record,
+        same: &Same,
         began: Instant,
-    ) -> Published {
+    ) -> Result<Published> {
         let directory = target.path().join(name);
-        let files = record.files.iter().map(|file| PublishedFile {
+        let failed = || write_error(&directory);
+        if self.pin {
+            models::pin(same.folder.as_fd()).map_err(failed())?;
+        }
+        let files = same.record.files.iter().map(|file| PublishedFile {
             path: PathBuf::from(&file.path),
             len_bytes: file.bytes,
             digests: file.digests(),
         });
-        Published {
+        let outcome = match same.refreshed {
+            Refreshed::Changed => Outcome::AccessChanged,
+            _ => Outcome::AlreadyPublished,
+        };
+        Ok(Published {
             path: tree.main.as_ref().map_or_else(|| directory.clone(), |it| directory.join(it)),
-            outcome: Outcome::AlreadyPublished,
+            outcome,
             files: files.collect(),
             content_bytes: tree.content_bytes(),
             pages: PageReport::default(),
             gives_huge_pages: target.gives_huge_pages(),
-            mode: target.mode_of(name),
+            mode: directory::attributes(&same.folder).map_err(failed())?.mode & 0o777,
             directory,
             elapsed: began.elapsed(),
-        }
+        })
     }
 }
 

@@ -17,6 +17,9 @@ pub enum Outcome {
     Replaced,
     /// The same version of the model was published already, so nothing was read.
     AlreadyPublished,
+    /// The same version of the model was published already, so nothing was read. The permissions of the
+    /// source have changed, and so did those of the model.
+    AccessChanged,
 }
 
 /// A published model.

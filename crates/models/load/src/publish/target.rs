@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A publisher also has the lock file `.NAME.lock`, for which a second one of the same user waits, so that
-//! it need not read the model again.
+//! it need not read the model again. A process that removes a directory of the form above has the lock file
+//! `.NAME.0123456789abcdef.lock`.
 //!
 //! The kernel releases the lock when the publisher ends. A directory of that form without a lock is a
 //! leftover of a publisher that was killed, or an old version that was replaced.
@@ -52,8 +53,8 @@ pub(crate) struct Target {
 pub(crate) enum Existing {
     /// None.
     Nothing,
-    /// A complete model with this record.
-    Model(Record),
+    /// A model with this record, and its directory.
+    Model(Record, OwnedFd),
     /// An entry that is not a model, or of a user that is not trusted.
     Other,
 }
@@ -170,16 +171,24 @@ impl Target {
     /// Returns the entry with the name of a model. A model is trusted if it belongs to root, to this
     /// user, or to `owner`, the owner of the source.
     pub(crate) fn existing(&self, name: &str, owner: u32) -> Existing {
-        let name = Path::new(name);
-        if !directory::exists(&self.folder, name) {
-            return Existing::Nothing;
+        let path = Path::new(name);
+        for _ in 0..ATTEMPTS_MAX {
+            let model = match directory::open_in(&self.folder, path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Existing::Nothing,
+                Err(_) => return Existing::Other,
+                Ok(model) => model,
+            };
+            let is_trusted = directory::attributes(&model)
+                .is_ok_and(|found| [0, effective_uid(), owner].contains(&found.owner));
+            if let Some(record) = is_trusted.then(|| Record::read(&model)).flatten() {
+                return Existing::Model(record, model);
+            }
+            // A model that is being removed has lost its name before its record.
+            if directory::has_name(&self.folder, path, &model) {
+                break;
+            }
         }
-        let model = directory::open_in(&self.folder, name).ok().filter(|model| {
-            directory::attributes(model)
-                .is_ok_and(|found| [0, effective_uid(), owner].contains(&found.owner))
-        });
-        let record = model.and_then(|model| Record::read(&model));
-        record.map_or(Existing::Other, Existing::Model)
+        Existing::Other
     }
 
     /// Opens the directory with a name, which may be that of any user.
@@ -187,24 +196,15 @@ impl Target {
         directory::open_in(&self.folder, Path::new(name)).ok()
     }
 
-    /// Returns the permission bits of a model's directory.
-    pub(crate) fn mode_of(&self, name: &str) -> u32 {
-        let model = self.open_name(name).and_then(|model| directory::attributes(model).ok());
-        model.map_or(0, |found| found.mode & 0o777)
-    }
-
-    /// Returns `true` if a model has all files of its record.
-    pub(crate) fn is_complete(&self, name: &str, record: &Record) -> bool {
-        self.open_name(name).is_some_and(|model| record.is_complete(model))
-    }
-
     /// Removes the leftovers of publishers that were killed. In a directory in which any user may make
     /// entries, those of other users stay. An error is ignored: the next publisher tries again.
     pub(crate) fn remove_leftovers(&self) {
         for (name, kind) in directory::entries(&self.folder).unwrap_or_default() {
             let Some(name) = name.to_str().filter(|name| name.starts_with('.')) else { continue };
-            if is_hidden_name(name) && kind == EntryKind::Directory {
-                let _ = self.remove_leftover(Path::new(name));
+            if let Some(lock) = name_in_hidden(name)
+                && kind == EntryKind::Directory
+            {
+                let _ = self.remove_leftover(Path::new(name), lock);
             } else if let Some(name) = name[1..].strip_suffix(LOCK_SUFFIX)
                 && kind == EntryKind::File
             {
@@ -249,8 +249,13 @@ impl Target {
         Ok(is_locked.then(|| NameLock { target: self, name: path, _file: file }))
     }
 
-    fn remove_leftover(&self, name: &Path) -> io::Result<()> {
+    fn remove_leftover(&self, name: &Path, lock: &str) -> io::Result<()> {
         let folder = directory::open_in(&self.folder, name)?;
+        // A full tmpfs may have no inode for the lock file.
+        let _lock = match self.try_lock_name(lock) {
+            Ok(None) => return Ok(()),
+            locked => locked.ok(),
+        };
         // In a directory in which only this user makes entries, another user can be the owner of an old
         // version.
         let is_own = self.is_own() || directory::attributes(&folder)?.owner == effective_uid();
@@ -311,14 +316,21 @@ impl Target {
         let path = self.path.join(name);
         let failed = || write_error(&path);
         let hidden = hidden_name(name);
+        // Until it is known which model this is, no other process may remove it.
+        let lock = hidden.to_str().and_then(name_in_hidden);
+        let _lock = lock.and_then(|lock| self.try_lock_name(lock).ok());
         match directory::rename_new(&self.folder, Path::new(name), &hidden) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             renamed => renamed.map_err(failed())?,
         }
         if !directory::has_name(&self.folder, &hidden, model) {
             // A publisher has replaced it. If its name exists again, the newest one stays.
-            let back = directory::rename_new(&self.folder, &hidden, Path::new(name));
-            return back.map_err(failed()).map(|()| false);
+            match directory::rename_new(&self.folder, &hidden, Path::new(name)) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                back => return back.map_err(failed()).map(|()| false),
+            }
+            directory::remove_all(&self.folder, &hidden).map_err(failed())?;
+            return Ok(false);
         }
         directory::remove_all(&self.folder, &hidden).map_err(failed())?;
         Ok(true)
@@ -347,6 +359,8 @@ impl Target {
             };
             let is_locked = directory::try_lock(&folder).map_err(failed)?;
             if is_locked && directory::has_name(&self.folder, &hidden, &folder) {
+                // Those that this directory gives to new entries could permit more than the source does.
+                directory::remove_access_lists(&folder).map_err(failed)?;
                 return Ok(Partial { target: self, name: hidden, folder, is_renamed: false });
             }
         }
@@ -354,13 +368,13 @@ impl Target {
     }
 }
 
-/// Returns `true` if [`hidden_name`] can have made this name.
-fn is_hidden_name(name: &str) -> bool {
-    let random =
-        name.strip_suffix(SUFFIX).and_then(|name| name.strip_prefix('.')?.rsplit_once('.'));
-    random.is_some_and(|(name, random)| {
-        !name.is_empty() && random.len() == 16 && random.bytes().all(|it| it.is_ascii_hexdigit())
-    })
+/// Returns the part of a name that is between the dot and the suffix if [`hidden_name`] can have made the
+/// name.
+fn name_in_hidden(name: &str) -> Option<&str> {
+    let inner = name.strip_suffix(SUFFIX)?.strip_prefix('.')?;
+    let (name, random) = inner.rsplit_once('.')?;
+    let is_random = random.len() == 16 && random.bytes().all(|it| it.is_ascii_hexdigit());
+    (!name.is_empty() && is_random).then_some(inner)
 }
 
 /// Returns a new name for a model that is incomplete or removed.

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use longshore_sys::beneath::{self, Reach};
-use longshore_sys::directory::{self, EntryKind};
+use longshore_sys::directory::{self, Attributes, EntryKind};
 use longshore_sys::file::{self, Kind};
 
 use super::problem::PublishProblem;
@@ -19,6 +19,8 @@ use crate::version::FileVersion;
 
 /// The limit on nested directories.
 const DEPTH_MAX: usize = 16;
+/// The directory of the files of all revisions of a repository in the cache of the Hugging Face Hub.
+const BLOBS: &str = "blobs";
 
 /// The symbolic links in the path of a source that are followed. Those in a model are another matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,15 @@ pub(crate) struct Tree {
     pub(crate) folders: Vec<PathBuf>,
     /// The files in the root, sorted by path.
     pub(crate) files: Vec<TreeFile>,
+    /// The permissions of the directories above the root, of the root, and of all in it.
+    access: Vec<Permissions>,
+}
+
+/// The permissions of a file or directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Permissions {
+    attributes: Attributes,
+    has_access_list: bool,
 }
 
 /// A file of a model.
@@ -99,9 +110,11 @@ impl Tree {
             main: None,
             folders: Vec::new(),
             files: Vec::new(),
+            access: Vec::new(),
         };
+        let folder = tree.open_folder(Path::new(""))?;
+        tree.note_access_above(&folder).map_err(failed)?;
         if kind == Kind::Directory {
-            let folder = tree.open_folder(Path::new(""))?;
             tree.walk(folder.as_fd(), Path::new(""), 0)?;
         } else {
             tree.main = Some(real.file_name().unwrap_or_default().into());
@@ -124,6 +137,20 @@ impl Tree {
         }
         tree.files.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(tree)
+    }
+
+    /// Notes the permissions of the root, of the directories above it, and of the one that has the files to
+    /// which the links in a cache lead.
+    fn note_access_above(&mut self, root: &OwnedFd) -> io::Result<()> {
+        let above = directory::above(root)?.into_iter();
+        let of = |attributes| Permissions { attributes, has_access_list: false };
+        self.access.extend(above.map(of));
+        self.access.push(Permissions::of(root)?);
+        if !self.prefix.as_os_str().is_empty() {
+            let blobs = beneath::locate(&self.boundary, Path::new(BLOBS), Reach::Beneath)?;
+            self.access.push(Permissions::of(&blobs)?);
+        }
+        Ok(())
     }
 
     fn walk(&mut self, folder: BorrowedFd<'_>, path: &Path, depth: usize) -> Result<()> {
@@ -151,6 +178,8 @@ impl Tree {
                     false => failed(&self.root.join(&entry), error),
                 }
             })?;
+            let access = Permissions::of(&inner);
+            self.access.push(access.map_err(|error| failed(&self.root.join(&entry), error))?);
             self.folders.push(entry.clone());
             self.walk(inner.as_fd(), &entry, depth + 1)?;
         }
@@ -171,6 +200,7 @@ impl Tree {
         let located = self.locate(path)?;
         let failed = |source| Error::Open { path: full.clone(), source };
         let status = file::status(&located).map_err(failed)?;
+        let access = Permissions::of(&located);
         match status.kind {
             Kind::Regular => {}
             Kind::Directory => return Err(publish_error(&full, PublishProblem::NotADirectory)),
@@ -178,6 +208,7 @@ impl Tree {
         }
         let version = FileVersion::from_status(&status);
         self.files.push(TreeFile { path: text.to_owned(), version });
+        self.access.push(access.map_err(|source| Error::Open { path: full, source })?);
         Ok(())
     }
 
@@ -198,14 +229,24 @@ impl Tree {
     /// [`Error::Changed`] if it is another file or another version by now; those of [`SourceFile`].
     pub(crate) fn open(&self, file: &TreeFile) -> Result<SourceFile> {
         let full = self.root.join(&file.path);
-        let located = self.locate(Path::new(&file.path))?;
-        let opened = beneath::open_located(located)
+        let opened = beneath::open_located(self.find(file)?)
             .map_err(|source| Error::Open { path: full.clone(), source })?;
-        let source = SourceFile::from_fd(opened)?.named(&full);
-        if source.version() != file.version {
-            return Err(Error::Changed { path: full, change: Change::Replaced });
+        Ok(SourceFile::from_fd(opened)?.named(&full))
+    }
+
+    /// Finds a file of the model without opening it.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] if it is another file or another version by now; [`Error::Open`],
+    /// [`Error::Publish`].
+    pub(crate) fn find(&self, file: &TreeFile) -> Result<OwnedFd> {
+        let path = self.root.join(&file.path);
+        let located = self.locate(Path::new(&file.path))?;
+        match file::status(&located) {
+            Ok(status) if FileVersion::from_status(&status) == file.version => Ok(located),
+            Ok(_) => Err(Error::Changed { path, change: Change::Replaced }),
+            Err(source) => Err(Error::Open { path, source }),
         }
-        Ok(source)
     }
 
     /// Opens a directory of the model; the empty path is the root.
@@ -232,18 +273,13 @@ impl Tree {
                 return Err(changed(&before.path));
             }
         }
-        if (self.files.len(), &self.folders, &self.root)
-            != (now.files.len(), &now.folders, &now.root)
-        {
-            return Err(changed(""));
-        }
-        Ok(())
+        if self.is_same(&now) { Ok(()) } else { Err(changed("")) }
     }
 
-    /// Returns `true` if both have the same files in the same versions.
+    /// Returns `true` if both have the same files in the same versions, with the same permissions.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        (&self.root, &self.main, &self.folders, &self.files)
-            == (&other.root, &other.main, &other.folders, &other.files)
+        (&self.root, &self.main, &self.folders, &self.files, &self.access)
+            == (&other.root, &other.main, &other.folders, &other.files, &other.access)
     }
 
     /// Returns the name under which the model is published if no other name is requested.
@@ -278,6 +314,14 @@ impl Tree {
     }
 }
 
+impl Permissions {
+    fn of(file: impl AsFd) -> io::Result<Self> {
+        let file = file.as_fd();
+        let has_access_list = directory::has_access_list(file);
+        Ok(Self { attributes: directory::attributes(file)?, has_access_list })
+    }
+}
+
 fn is_split(text: &str) -> bool {
     let digits =
         |range| text.get(range).is_some_and(|it: &str| it.bytes().all(|it| it.is_ascii_digit()));
@@ -287,7 +331,7 @@ fn is_split(text: &str) -> bool {
 /// Returns the directory that no symbolic link may leave, and the path of the root in it.
 fn boundary_of(root: &Path) -> (&Path, &Path) {
     let snapshots = root.parent().filter(|it| it.file_name() == Some(OsStr::new("snapshots")));
-    let repository = snapshots.and_then(Path::parent).filter(|it| it.join("blobs").is_dir());
+    let repository = snapshots.and_then(Path::parent).filter(|it| it.join(BLOBS).is_dir());
     match repository.and_then(|it| Some((it, root.strip_prefix(it).ok()?))) {
         Some(found) => found,
         None => (root, Path::new("")),

@@ -137,6 +137,9 @@ impl fmt::Display for PublishEvent {
                     Outcome::AlreadyPublished => {
                         format!("{name}: {} is published already ({bytes})", source.display())
                     }
+                    Outcome::AccessChanged => {
+                        format!("{name}: the permissions of {} have changed", source.display())
+                    }
                     outcome => format!(
                         "{name}: {} {} ({bytes}) in {:.3} s, {} pages",
                         if outcome == Outcome::Replaced { "replaced by" } else { "published" },

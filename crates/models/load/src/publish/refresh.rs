@@ -1,0 +1,110 @@
+//! The access to a model that is published already: it follows that to its source, and nothing is read.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use longshore_heap::FileAttributes;
+use longshore_sys::beneath::{self, Reach};
+use longshore_sys::{directory, effective_uid, file};
+
+use super::access::Access;
+use super::record;
+use super::tree::{Tree, write_error};
+use crate::error::Result;
+
+/// The access to a published model, compared with that to its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Refreshed {
+    /// It was the same.
+    Same,
+    /// Permissions or groups were changed, and now it is the same.
+    Changed,
+    /// It is not the same. A file has another owner than a new copy would have, or two names.
+    NeedsCopy,
+}
+
+/// Gives the files and directories of a published model the access that they would get if they were
+/// published now. Those that belong to other users stay as they are, unless this process is root.
+///
+/// # Errors
+/// [`Error::Open`](crate::Error::Open), [`Error::Changed`](crate::Error::Changed),
+/// [`Error::Write`](crate::Error::Write).
+pub(crate) fn refresh(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>) -> Result<Refreshed> {
+    let found = directory::attributes(model).map_err(write_error(tree.root()))?;
+    if !may_change(found.owner) {
+        return Ok(Refreshed::Same);
+    }
+    // Nothing is changed before all is compared. A model may have more files than this process may have
+    // descriptors, so they are opened again.
+    match pass(tree, model, mode, compare)? {
+        Refreshed::Changed => pass(tree, model, mode, change),
+        compared => Ok(compared),
+    }
+}
+
+/// Compares or changes one file or directory.
+type Step = fn(&OwnedFd, &FileAttributes) -> io::Result<Refreshed>;
+
+fn pass(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>, step: Step) -> Result<Refreshed> {
+    let mut access = Access::new(mode);
+    let mut all = Refreshed::Same;
+    for file in &tree.files {
+        let (source, path) = (tree.find(file)?, Path::new(&file.path));
+        let done = beneath::locate(model, path, Reach::Beneath).and_then(|copy| {
+            let group = directory::attributes(&copy)?.group;
+            step(&copy, &access.of_file(source.as_fd(), model, group)?)
+        });
+        all = all.max(done.or_else(if_missing).map_err(write_error(&tree.root().join(path)))?);
+    }
+    let folders = tree.folders.iter().rev().map(PathBuf::as_path).chain([Path::new(".")]);
+    for path in folders {
+        let source = tree.open_folder(path)?;
+        let done = directory::open_in(model, path).and_then(|copy| {
+            let group = directory::attributes(&copy)?.group;
+            step(&copy, &access.of_directory(source.as_fd(), model, group)?)
+        });
+        all = all.max(done.or_else(if_missing).map_err(write_error(&tree.root().join(path)))?);
+    }
+    let record = beneath::locate(model, Path::new(record::NAME), Reach::Beneath);
+    let done = record.and_then(|record| {
+        let uid = Some(directory::attributes(&record)?.owner);
+        step(&record, &FileAttributes { mode: access.of_record(), uid, gid: None })
+    });
+    Ok(all.max(done.or_else(if_missing).map_err(write_error(tree.root()))?))
+}
+
+/// The owner of a model may remove files of it.
+fn if_missing(error: io::Error) -> io::Result<Refreshed> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(Refreshed::NeedsCopy) } else { Err(error) }
+}
+
+fn compare(copy: &OwnedFd, wanted: &FileAttributes) -> io::Result<Refreshed> {
+    let found = directory::attributes(copy)?;
+    if !may_change(found.owner) {
+        return Ok(Refreshed::Same);
+    }
+    let status = file::status(copy)?;
+    let has_names = status.kind == file::Kind::Regular && status.links != 1;
+    if wanted.uid.unwrap_or(effective_uid()) != found.owner || has_names {
+        return Ok(Refreshed::NeedsCopy);
+    }
+    let is_same =
+        found.mode & 0o777 == wanted.mode && wanted.gid.unwrap_or(found.group) == found.group;
+    Ok(if is_same { Refreshed::Same } else { Refreshed::Changed })
+}
+
+fn change(copy: &OwnedFd, wanted: &FileAttributes) -> io::Result<Refreshed> {
+    let compared = compare(copy, wanted)?;
+    if compared == Refreshed::Changed {
+        // The members of a new group get no permission of the old one.
+        directory::set_mode(copy, wanted.mode & directory::attributes(copy)?.mode)?;
+        directory::set_owner(copy, None, wanted.gid)?;
+        directory::set_mode(copy, wanted.mode)?;
+    }
+    Ok(compared)
+}
+
+fn may_change(owner: u32) -> bool {
+    effective_uid() == 0 || owner == effective_uid()
+}
