@@ -5,11 +5,14 @@
 //!   publish, cold:     longshore publish │ longshore load │ cp          ──► time, disk, page cache
 //!   four processes:    each maps the model and reads it                 ──► time, memory of all
 //!   llama.cpp:         one thread generates tokens; one process starts  ──► tokens/s, time
+//!   transformers:      loads a model and computes one forward pass      ──► time
 //! ```
 
 mod llama;
 mod place;
 mod readers;
+mod server;
+mod transformers;
 mod ways;
 
 use std::path::PathBuf;
@@ -28,6 +31,7 @@ use crate::load::tools;
 use crate::load::units::{gigabytes_per_second, mebibytes};
 use llama::Llama;
 use place::Place;
+use transformers::Transformers;
 use ways::{COPIED, FROM_DISK, OTHER_BYTES, copy, publish};
 
 pub(crate) use readers::read;
@@ -53,6 +57,9 @@ pub(crate) struct Node {
     /// The program llama-bench of llama.cpp
     #[arg(long, value_name = "PROGRAM", default_value = "llama-bench")]
     llama_bench: PathBuf,
+    /// A Python interpreter with torch, transformers and longshore
+    #[arg(long, value_name = "PYTHON")]
+    transformers: Option<PathBuf>,
 }
 
 pub(crate) const BENCH: Bench = Bench { name: "node", goals: include_str!("../goals/node.json") };
@@ -66,6 +73,8 @@ pub(crate) fn measure(
     environment.set("size_bytes", options.size_bytes());
     let llama = Llama::find(&options.llama_bench);
     environment.set("llama.cpp", llama.version());
+    let transformers = Transformers::new(options.transformers.as_deref());
+    environment.set("transformers", transformers.version());
     session.add_environment(environment)?;
     let place = match Place::mount() {
         Ok(place) => place,
@@ -90,7 +99,8 @@ pub(crate) fn measure(
         session.compare("four processes", candidates, &rules)?;
     }
     folder.discard(&model.path);
-    llama::measure(&llama, &options.common, &folder, machine, &place, session)
+    llama::measure(&llama, &options.common, &folder, machine, &place, session)?;
+    transformers::measure(&transformers, &options.common, &folder, machine, &place, session)
 }
 
 impl Node {

@@ -2,24 +2,22 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use longshore_load::{CancelToken, FormatChoice};
 use longshore_mem::Granule;
-use longshore_serve::{Attachment, Client, Wanted};
 use longshore_sys::mapping::{Access, Mapping};
 
 use super::place::Place;
+use super::server::Server;
 use super::ways::{ATTACHED, COPIED, FROM_DISK, OTHER_BYTES, PUBLISHED, bring};
 use crate::harness::cost::{Cost, status_bytes};
 use crate::harness::metric::{COPIES, MEMORY_SUM, PAGE_CACHE, TIME_MS};
 use crate::harness::{Candidate, Run, Trouble};
 use crate::load::data::DataFile;
 use crate::load::machine::{Machine, Start, require_memory, resident_bytes};
-use crate::load::tools;
 use crate::load::units::mebibytes;
 
 const PROCESSES: usize = 4;
@@ -69,7 +67,7 @@ fn run(
     require_memory(model.len_bytes * 2 + OTHER_BYTES)?;
     let start = if name == FROM_DISK { Start::Warm } else { Start::Cold };
     machine.prepare(&model.path, start, OTHER_BYTES)?;
-    let server = (name == ATTACHED).then(|| Server::start(model, place)).transpose()?;
+    let server = (name == ATTACHED).then(|| Server::start(&model.path, place)).transpose()?;
     let path = match &server {
         Some(server) => server.path.clone(),
         None => bring(name, &model.path, place)?,
@@ -150,45 +148,5 @@ impl Drop for Readers {
         for child in &mut self.children {
             let _ = child.wait();
         }
-    }
-}
-
-/// `longshore serve` with the model, and an attachment whose memory the readers map.
-struct Server {
-    child: Child,
-    path: PathBuf,
-    attachment: Option<Attachment>,
-}
-
-impl Server {
-    fn start(model: &DataFile, place: &Place) -> std::result::Result<Self, Trouble> {
-        let mut command = tools::own_command().map_err(Trouble::NotRun)?;
-        let socket = place.path().join("serve.sock");
-        command.arg("serve").arg(&model.path).arg("--socket").arg(&socket);
-        let child = command.stdout(Stdio::null()).spawn().context("starting the server")?;
-        let mut server = Self { child, path: PathBuf::new(), attachment: None };
-        let deadline = Instant::now() + Duration::from_secs(120);
-        let client = loop {
-            match Client::connect(Some(&socket), &CancelToken::new()) {
-                Ok(client) => break client,
-                Err(error) if Instant::now() > deadline => return Err(error.into()),
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
-            }
-        };
-        let wanted = Wanted::Path(model.path.clone());
-        let attachment = client.attach(&wanted, FormatChoice::Auto, &mut |_| {})?;
-        let memfd = std::os::fd::AsRawFd::as_raw_fd(&attachment.memfd());
-        server.path = PathBuf::from(format!("/proc/{}/fd/{memfd}", std::process::id()));
-        server.attachment = Some(attachment);
-        Ok(server)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.attachment.take());
-        // The server frees the model.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
