@@ -15,6 +15,7 @@ use std::process::Command;
 
 use anyhow::Context;
 use clap::Args;
+use longshore::formats::printable;
 use longshore::load::{self, HeldModel, Manifest, Published, Publisher};
 use longshore::{CancelToken, Progress, heap};
 use longshore_sys::{beneath, directory, effective_uid, namespace, tmpfs};
@@ -84,6 +85,8 @@ struct Way {
     stays: bool,
     /// `true` if the directory was not requested.
     is_default: bool,
+    /// The directory under the mount of a private tmpfs.
+    mount_point: Option<OwnedFd>,
 }
 
 pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
@@ -109,8 +112,10 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
     let placed = place(args, &source, manifest.as_ref(), &cancel, observe)?;
     drop(display);
     if !args.quiet {
-        eprintln!("longshore: {} is in {}", placed.path.display(), placed.description);
+        let line = format!("{} is in {}", placed.path.display(), placed.description);
+        eprintln!("longshore: {}", printable(&line));
     }
+    signals::restore_defaults()?;
     if let Some(signal) = signals::received() {
         // The signal came after everything was read.
         return Err(failure(128 + signal, format!("ended by signal {signal}")));
@@ -161,7 +166,11 @@ fn place(
                     let published = published?;
                     let pages = if published.gives_huge_pages { "2 MiB" } else { "4 KiB" };
                     let description = format!("{}, mapped in {pages} pages", way.description);
-                    let kept = if way.stays { keep_open(&published)? } else { Kept::Nothing };
+                    let kept = match way.mount_point {
+                        Some(folder) => Kept::inherited(folder)?,
+                        None if way.stays => keep_open(&published)?,
+                        None => Kept::Nothing,
+                    };
                     return Ok(Placed { path: published.path, description, _kept: kept });
                 }
             }
@@ -182,8 +191,14 @@ fn keep_open(published: &Published) -> anyhow::Result<Kept> {
     let path = published.directory.join(&file.path);
     let file =
         beneath::open_regular(&path).with_context(|| format!("opening {}", path.display()))?;
-    rustix::io::fcntl_setfd(&file, FdFlags::empty())?;
-    Ok(Kept::File(file))
+    Kept::inherited(file)
+}
+
+impl Kept {
+    fn inherited(file: OwnedFd) -> anyhow::Result<Self> {
+        rustix::io::fcntl_setfd(&file, FdFlags::empty())?;
+        Ok(Self::File(file))
+    }
 }
 
 /// Returns `true` if the directory has no room for the model.
@@ -219,16 +234,17 @@ fn with_path(argument: &OsStr, path: &Path) -> Option<OsString> {
 fn choose(args: &ExecArgs) -> anyhow::Result<Result<Way, String>> {
     let way = |target, description: &str| {
         let description = description.to_owned();
-        Way { target, description, replaces: false, stays: false, is_default: false }
+        let (replaces, stays, is_default) = (false, false, false);
+        Way { target, description, replaces, stays, is_default, mount_point: None }
     };
     if let Some(target) = &args.to {
         let way = way(target.clone(), "the given tmpfs, where it stays");
         return Ok(Ok(Way { stays: true, ..way }));
     }
     let refused = match private_tmpfs() {
-        Ok(target) => {
-            let description = "a private tmpfs, which is removed when the program ends";
-            return Ok(Ok(way(target, description)));
+        Ok((target, folder)) => {
+            let way = way(target, "a private tmpfs, which is removed when the program ends");
+            return Ok(Ok(Way { mount_point: Some(folder), ..way }));
         }
         Err(Refused::NotPermitted(error)) => error,
         Err(Refused::Incomplete(error)) => {
@@ -264,7 +280,9 @@ enum Refused {
 }
 
 /// Mounts a tmpfs with huge pages that only this process and its children see.
-fn private_tmpfs() -> Result<PathBuf, Refused> {
+/// Returns its path, and the directory under the mount: if somebody removed that, the kernel would unmount the
+/// tmpfs. While it is locked, programs that remove old files from `/tmp` do not.
+fn private_tmpfs() -> Result<(PathBuf, OwnedFd), Refused> {
     // In the old namespace, which shows the owners of files.
     let (path, folder) = mount_point().map_err(Refused::NotPermitted)?;
     let before = namespace::user_namespace().map_err(Refused::NotPermitted)?;
@@ -281,7 +299,9 @@ fn private_tmpfs() -> Result<PathBuf, Refused> {
         tmpfs::mount(now.as_fd(), Some(0))
     });
     mounted.map_err(Refused::Incomplete)?;
-    Ok(path)
+    // Without the lock, the program runs all the same.
+    let _ = directory::lock_shared(&folder);
+    Ok((path, folder))
 }
 
 /// Makes the directory under the mount. It has the same name for all runs, so that at most one is left

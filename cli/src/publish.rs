@@ -172,6 +172,13 @@ pub(crate) fn mount(path: &Path, size: Option<Size>) -> anyhow::Result<()> {
         }
         return Ok(());
     }
+    if !directory::has_safe_path(&opened).map_err(failed)? {
+        let message = format!(
+            "a tmpfs is not mounted at {shown}: the directory, or one above it, belongs to another user, or \
+             others may write to it, so they could unmount it or put another one in its place"
+        );
+        return Err(failure(12, message));
+    }
     tmpfs::mount(&opened, size.map(|Size(bytes)| bytes)).map_err(failed)
 }
 

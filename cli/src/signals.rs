@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use anyhow::Context;
 use longshore::CancelToken;
+use longshore_sys::signals;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -37,6 +38,14 @@ pub(crate) fn cancel_token() -> anyhow::Result<CancelToken> {
             .context("catching signals")?;
     }
     Ok(CancelToken::from_flag(stop))
+}
+
+/// Makes the signals of [`cancel_token`] end the process again, also before a program takes its place.
+pub(crate) fn restore_defaults() -> anyhow::Result<()> {
+    for signal in ending() {
+        signals::set_default(signal).context("no longer catching signals")?;
+    }
+    Ok(())
 }
 
 /// Returns the received signal, if there was one.

@@ -238,6 +238,10 @@ fn a_tmpfs_with_huge_pages_is_mounted() {
     let mut command = Command::new(&program);
     as_nobody(command.args(too_small));
     run(&mut command).expect(12, &["needs root", "/dev/shm", "longshore exec"]);
+
+    // By removing the directory in a mount namespace of its own, its owner could unmount the tmpfs.
+    chown(&models, Some(NOBODY), None).unwrap();
+    publish(&["-m"]).expect(12, &["is not mounted", "belongs to another user"]);
 }
 
 /// Runs `longshore exec` as an unprivileged user.
@@ -270,7 +274,8 @@ fn exec_needs_no_privilege() {
         return println!("SKIPPED: users may not mount in namespaces of their own");
     }
     let source = fixture.model(8 << 20);
-    let script = "cat \"$1/config.json\"; echo; echo \"$LONGSHORE_MODEL\" \"$1\"; id -u; exit 7";
+    let script = "cat \"$1/config.json\"; echo; echo \"$LONGSHORE_MODEL\" \"$1\"; id -u
+        readlink /proc/$$/fd/* || :; exit 7";
     let outcome =
         exec_as_nobody(&fixture, &[&source, "--", "sh", "-c", script, "sh", "{}"], |_| ());
     outcome.expect(7, &["a private tmpfs"]);
@@ -285,6 +290,8 @@ fn exec_needs_no_privilege() {
     assert_eq!(lines[2], user);
     // The tmpfs has ended with the program.
     assert!(!Path::new(one).exists());
+    let below = text(Path::new(one).parent().unwrap());
+    assert!(lines[3..].contains(&below), "the directory under the mount is open: {lines:?}");
 
     let mapper = fixture.disk.path().join("mapper");
     let this = std::env::current_exe().unwrap();
@@ -306,6 +313,38 @@ fn exec_needs_no_privilege() {
         return println!("SKIPPED: the kernel gives a tmpfs no huge pages");
     }
     assert_eq!(huge, whole, "kB in 2 MiB pages");
+}
+
+/// In its user namespace, the files of all other users look like those of `nobody`.
+#[test]
+fn exec_of_nobody_uses_no_directory_of_another_user() {
+    let Some(fixture) = Fixture::new() else { return };
+    if !is_root() || !may_use_namespaces() {
+        return println!(
+            "SKIPPED: it needs root, and users who may mount in namespaces of their own"
+        );
+    }
+    let source = fixture.model(1_000_000);
+    let temporary = fixture.disk.path().join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    fs::set_permissions(&temporary, Permissions::from_mode(0o1777)).unwrap();
+    let of_other = temporary.join(format!("longshore-exec-{NOBODY}"));
+    fs::create_dir(&of_other).unwrap();
+    fs::set_permissions(&of_other, Permissions::from_mode(0o777)).unwrap();
+    chown(&of_other, Some(4242), Some(4242)).unwrap();
+    let exec = || {
+        let words = [&source, "--", "sh", "-c", "echo \"$LONGSHORE_MODEL\""];
+        exec_as_nobody(&fixture, &words, |command| {
+            command.env("TMPDIR", &temporary);
+        })
+    };
+    let outcome = exec();
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let path = Path::new(outcome.stdout.trim());
+    assert!(path.starts_with(&temporary) && !path.starts_with(&of_other), "{}", path.display());
+    chown(&of_other, Some(NOBODY), Some(NOBODY)).unwrap();
+    fs::set_permissions(&of_other, Permissions::from_mode(0o700)).unwrap();
+    assert!(exec().stdout.starts_with(text(&of_other)));
 }
 
 /// Maps the weights of `$LONGSHORE_MODEL`, and prints how many of its kB are in 2 MiB pages.

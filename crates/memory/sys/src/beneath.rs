@@ -80,6 +80,15 @@ pub fn locate(directory: impl AsFd, name: &Path, reach: Reach) -> io::Result<Own
     Err(Errno::LOOP.into())
 }
 
+/// Returns the present path of an open file or directory; for a file that was deleted, with ` (deleted)` at
+/// the end.
+///
+/// # Errors
+/// `ENOENT` if `/proc` is not mounted; those of `readlink(2)`.
+pub fn path_of(file: impl AsFd) -> io::Result<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+}
+
 /// Returns `true` if [`locate`] failed with `ELOOP`.
 pub fn is_loop(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::LOOP)

@@ -14,7 +14,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::{effective_uid, file_use, retry_interrupted};
+use crate::{beneath, effective_uid, file_use, retry_interrupted};
 
 /// The number of nested directories that [`remove_all`] has open at most.
 const DEPTH_MAX: u32 = 64;
@@ -28,6 +28,16 @@ pub struct Attributes {
     pub group: u32,
     /// The mode: permission bits, the sticky bit, and the set-ID bits.
     pub mode: u32,
+}
+
+/// The permissions of a file or directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// The owner, the group and the mode.
+    pub attributes: Attributes,
+    /// `true` if there is an access control list. Then the bits of the group in the mode are the largest
+    /// access of any entry of the list.
+    pub has_list: bool,
 }
 
 /// The kind of an entry of a directory.
@@ -78,7 +88,7 @@ pub fn open_path(path: &Path) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// `NotFound` if the path does not lead to the file, also in a few tries.
-pub fn above(file: impl AsFd) -> io::Result<Vec<Attributes>> {
+pub fn above(file: impl AsFd) -> io::Result<Vec<Access>> {
     const TRIES_MAX: u32 = 5;
     let file = file.as_fd();
     for _ in 0..TRIES_MAX {
@@ -90,18 +100,13 @@ pub fn above(file: impl AsFd) -> io::Result<Vec<Attributes>> {
 }
 
 /// Walks to a file by its present path. Returns `None` if the path leads to another file by now.
-fn walk_to(file: BorrowedFd<'_>) -> io::Result<Option<Vec<Attributes>>> {
-    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+fn walk_to(file: BorrowedFd<'_>) -> io::Result<Option<Vec<Access>>> {
+    let path = beneath::path_of(file)?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut at = rustix::fs::open("/", flags, Mode::empty())?;
     let mut found = Vec::new();
     for name in path.iter().skip(1) {
-        let mut attributes = attributes(&at)?;
-        if has_access_list(&at) {
-            // The list may deny access to some users.
-            attributes.mode = 0;
-        }
-        found.push(attributes);
+        found.push(access(&at)?);
         at = match rustix::fs::openat(&at, name, flags, Mode::empty()) {
             Ok(next) => next,
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
@@ -191,9 +196,20 @@ pub fn read_in(
 /// # Errors
 /// Those of `getdents64(2)` and `fstatat(2)`.
 pub fn entries(directory: impl AsFd) -> io::Result<Vec<(OsString, EntryKind)>> {
+    entries_up_to(directory, usize::MAX)
+}
+
+/// Returns the first `max` names in a directory, as [`entries`] does.
+///
+/// # Errors
+/// Those of [`entries`].
+pub fn entries_up_to(directory: impl AsFd, max: usize) -> io::Result<Vec<(OsString, EntryKind)>> {
     let directory = directory.as_fd();
     let mut found = Vec::new();
     for entry in Dir::read_from(directory)? {
+        if found.len() == max {
+            break;
+        }
         let name = entry?.file_name().to_bytes().to_vec();
         if name == b"." || name == b".." {
             continue;
@@ -263,14 +279,45 @@ pub fn set_mode(file: impl AsFd, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Returns `true` if a file or directory has an access control list in addition to its mode. It needs no
-/// permission for the file.
-pub fn has_access_list(file: impl AsFd) -> bool {
+/// Returns the permissions of a file or directory, for which it needs no permission.
+///
+/// # Errors
+/// Those of `fstat(2)`.
+pub fn access(file: impl AsFd) -> io::Result<Access> {
+    let file = file.as_fd();
     // `fgetxattr` refuses a descriptor that was opened with `O_PATH`.
-    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let mut none = [0_u8; 0];
     // The value is not needed: with an empty buffer, the call returns its length.
-    rustix::fs::getxattr(path, "system.posix_acl_access", &mut none).is_ok()
+    let has_list = rustix::fs::getxattr(path, "system.posix_acl_access", &mut none).is_ok();
+    Ok(Access { attributes: attributes(file)?, has_list })
+}
+
+/// Returns `true` if no other user than root can put another directory in the place of this one: this user
+/// or root owns it and all directories above it, and other users may not write to them, except to those
+/// with the sticky bit.
+///
+/// # Errors
+/// Those of [`above`].
+pub fn has_safe_path(directory: impl AsFd) -> io::Result<bool> {
+    let is_safe = |it: &Attributes| {
+        let is_closed = it.mode & 0o022 == 0 || it.mode & Mode::SVTX.bits() > 0;
+        is_closed && [0, effective_uid()].contains(&it.owner)
+    };
+    let above = above(&directory)?;
+    Ok(is_safe(&attributes(&directory)?) && above.iter().all(|it| is_safe(&it.attributes)))
+}
+
+/// Finds a file in a directory without opening it (`O_PATH`). No component of the name may be a symbolic
+/// link or a mount point.
+///
+/// # Errors
+/// `ELOOP` for a symbolic link, `EXDEV` for a mount point; those of `openat2(2)`.
+pub fn find_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let at = directory.as_fd();
+    retry_interrupted(|| Ok(rustix::fs::openat2(at, name, flags, Mode::empty(), resolve)?))
 }
 
 /// Removes the access control lists of a directory, also the one that new entries would get.
@@ -298,6 +345,15 @@ pub fn try_lock(file: impl AsFd) -> io::Result<bool> {
         Err(Errno::WOULDBLOCK) => Ok(false),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Locks a directory together with other processes, for as long as this process or one that inherits the
+/// descriptor has it open. Programs that remove old directories (`systemd-tmpfiles`) leave it alone.
+///
+/// # Errors
+/// `EWOULDBLOCK` if a process has the lock for itself; those of `flock(2)`.
+pub fn lock_shared(directory: impl AsFd) -> io::Result<()> {
+    Ok(rustix::fs::flock(directory, FlockOperation::NonBlockingLockShared)?)
 }
 
 /// Returns `true` if `name` in the directory refers to this file, and not to another one or to none.
@@ -476,13 +532,17 @@ mod tests {
         let file = File::open(real.join("a/b/file")).unwrap();
         let found = above(&file).unwrap();
         assert_eq!(found.len(), real.iter().count() + 2);
-        assert_eq!(found[found.len() - 2].mode & 0o777, 0o711);
+        assert_eq!(found[found.len() - 2].attributes.mode & 0o777, 0o711);
         // The directory was renamed after it was opened.
         fs::rename(real.join("a"), real.join("c")).unwrap();
         fs::create_dir_all(real.join("a/b")).unwrap();
         fs::write(real.join("a/b/file"), "another").unwrap();
         let found = above(&file).unwrap();
-        assert_eq!(found[found.len() - 2].mode & 0o777, 0o711, "those of the renamed directory");
+        assert_eq!(
+            found[found.len() - 2].attributes.mode & 0o777,
+            0o711,
+            "those of the renamed directory"
+        );
         fs::remove_file(real.join("c/b/file")).unwrap();
         assert_eq!(above(&file).unwrap_err().kind(), io::ErrorKind::NotFound);
     }

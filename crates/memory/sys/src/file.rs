@@ -128,6 +128,8 @@ pub struct Status {
     pub links: u32,
     /// The user ID of its owner.
     pub owner: u32,
+    /// The number of bytes of the disk or memory that it takes.
+    pub allocated_bytes: u64,
     /// The alignment of direct I/O; `None` if the file system does not support or report it.
     pub direct: Option<DirectAlignment>,
 }
@@ -247,6 +249,8 @@ pub fn status(file: impl AsFd) -> io::Result<Status> {
         },
         links: answer.stx_nlink,
         owner: answer.stx_uid,
+        // In units of 512 bytes whatever the block size is.
+        allocated_bytes: answer.stx_blocks.saturating_mul(512),
         direct,
     })
 }

@@ -11,7 +11,17 @@ use crate::memory;
 /// The memory pressure of this machine, and of the control group of this process.
 #[derive(Debug, Default)]
 pub struct MemoryPressure {
-    files: Vec<(File, Duration)>,
+    files: Vec<Pressure>,
+}
+
+/// A file, and the time that tasks had waited when it was last read.
+#[derive(Debug)]
+struct Pressure {
+    file: File,
+    stalled: Duration,
+    /// `true` for the pressure of the machine, which tasks in a small control group of another user can
+    /// cause, too. It counts only if the machine has little memory left.
+    is_of_machine: bool,
 }
 
 impl MemoryPressure {
@@ -19,17 +29,14 @@ impl MemoryPressure {
     /// `CONFIG_PSI` or started with `psi=0`.
     pub fn of_this_process() -> Self {
         let group = memory::control_group_v2().map(|folder| folder.join("memory.pressure"));
-        Self::from_files(group.as_deref().into_iter().chain([Path::new(MACHINE)]))
+        let mut all = Self::from_files(group.as_deref());
+        all.files.extend(Pressure::open(Path::new(MACHINE), true));
+        all
     }
 
     /// Opens files with the format of `/proc/pressure/memory`. Files that cannot be read are ignored.
     pub fn from_files<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Self {
-        let open = |path: &Path| {
-            let file = File::open(path).ok()?;
-            let stalled = stalled_in(&file)?;
-            Some((file, stalled))
-        };
-        Self { files: paths.into_iter().filter_map(open).collect() }
+        Self { files: paths.into_iter().filter_map(|path| Pressure::open(path, false)).collect() }
     }
 
     /// Returns `true` if the kernel reports the pressure.
@@ -38,16 +45,33 @@ impl MemoryPressure {
     }
 
     /// Returns the time for which at least one task has waited for memory since the last call, or since
-    /// this was made.
+    /// this was made. Waits in other control groups count only if less than a quarter of the machine's memory
+    /// is available.
     pub fn stalled(&mut self) -> Duration {
-        let since = |(file, before): &mut (File, Duration)| {
-            let now = stalled_in(file)?;
-            let since = now.saturating_sub(*before);
-            *before = now;
-            Some(since)
+        let since = |pressure: &mut Pressure| {
+            let now = stalled_in(&pressure.file)?;
+            let since = now.saturating_sub(pressure.stalled);
+            pressure.stalled = now;
+            let counts = !pressure.is_of_machine || since.is_zero() || is_machine_short();
+            counts.then_some(since)
         };
         self.files.iter_mut().filter_map(since).max().unwrap_or_default()
     }
+}
+
+impl Pressure {
+    fn open(path: &Path, is_of_machine: bool) -> Option<Self> {
+        let file = File::open(path).ok()?;
+        let stalled = stalled_in(&file)?;
+        Some(Self { file, stalled, is_of_machine })
+    }
+}
+
+/// Returns `true` if little memory is available, or if that is not known.
+fn is_machine_short() -> bool {
+    let of = memory::meminfo_bytes;
+    let both = of("MemAvailable:").zip(of("MemTotal:"));
+    both.is_none_or(|(available, total)| available < total / 4)
 }
 
 const MACHINE: &str = "/proc/pressure/memory";
@@ -95,6 +119,19 @@ mod tests {
         write(0, 1600);
         write(1, 807);
         assert_eq!(both.stalled(), Duration::from_micros(800), "the worse of them");
+    }
+
+    #[test]
+    fn the_pressure_of_the_machine_counts_only_if_memory_is_short() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("machine");
+        let write = |total: u64| fs::write(&path, format!("some avg10=0.12 total={total}\n"));
+        write(0).unwrap();
+        let files = vec![Pressure::open(&path, true).unwrap()];
+        let mut pressure = MemoryPressure { files };
+        write(500).unwrap();
+        let expected = if is_machine_short() { 500 } else { 0 };
+        assert_eq!(pressure.stalled(), Duration::from_micros(expected));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The signal mask of a thread: `pthread_sigmask(3)`.
-#![expect(unsafe_code, reason = "changes the signal mask of a thread")]
+//! The signal mask of a thread (`pthread_sigmask(3)`), and default actions (`signal(2)`).
+#![expect(unsafe_code, reason = "changes the signal mask of a thread, and actions of signals")]
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -24,6 +24,18 @@ pub fn block_all() -> io::Result<()> {
     match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Makes a signal end the process, as it does by default. A handler of it is not called any more.
+///
+/// # Errors
+/// `EINVAL` for a number that is not a signal, or SIGKILL or SIGSTOP.
+pub fn set_default(signal: i32) -> io::Result<()> {
+    // SAFETY: the default action calls no function of this process.
+    match unsafe { libc::signal(signal, libc::SIG_DFL) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => Ok(()),
     }
 }
 

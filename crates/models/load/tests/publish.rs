@@ -4,7 +4,6 @@ mod place;
 
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -277,13 +276,25 @@ fn leftovers_without_a_publisher_are_removed() {
         fs::set_permissions(&leftover, Permissions::from_mode(0o000)).unwrap();
         let locked = place.tmpfs.join(".other.456789abcdef0123.partial");
         fs::create_dir(&locked).unwrap();
-        let lock = directory::open(&locked).unwrap();
-        assert!(directory::try_lock(lock.as_fd()).unwrap());
+        let tmpfs = directory::open(&place.tmpfs).unwrap();
+        let name = Path::new(".other.456789abcdef0123.lock");
+        let lock = directory::open_lock_in(&tmpfs, name).unwrap();
+        assert!(directory::try_lock(&lock).unwrap());
+        // A lock of the directory itself, which other users can take, does not matter.
+        let replaced = place.tmpfs.join(".old.456789abcdef0123.partial");
+        fs::create_dir(&replaced).unwrap();
+        let held = directory::open(&replaced).unwrap();
+        assert!(directory::try_lock(&held).unwrap());
         symlink("/etc", place.tmpfs.join(".link.89abcdef01234567.partial")).unwrap();
         place.publish(&source).unwrap();
         assert_eq!(
             place.names(),
-            [".link.89abcdef01234567.partial", ".other.456789abcdef0123.partial", "model"]
+            [
+                ".link.89abcdef01234567.partial",
+                ".other.456789abcdef0123.lock",
+                ".other.456789abcdef0123.partial",
+                "model"
+            ]
         );
         drop(lock);
         place.publish(&source).unwrap();

@@ -309,7 +309,7 @@ fn one_server_manages_a_directory() {
         };
         assert!(second.list().unwrap().is_empty());
         drop(lock);
-        let path = place.tmpfs.join(".longshore.lock");
+        let path = place.tmpfs.join(".longshore.manager");
         fs::remove_file(&path).unwrap();
         symlink("/etc/passwd", &path).unwrap();
         assert!(matches!(first.lock().unwrap_err(), Error::Write { .. }));

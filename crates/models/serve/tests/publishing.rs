@@ -252,6 +252,22 @@ fn new_permissions_of_a_source_are_those_of_the_model() {
 }
 
 #[test]
+fn a_directory_that_is_replaced_ends_the_server() {
+    let Some(fixture) = Fixture::new() else { return };
+    let folder = fixture.shm.path().join("models");
+    fs::create_dir(&folder).unwrap();
+    let mut options = fixture.options();
+    options.directory.clone_from(&folder);
+    let running = Running::start(options);
+    running.ready();
+    fs::rename(&folder, fixture.shm.path().join("away")).unwrap();
+    fs::create_dir(&folder).unwrap();
+    let error = running.thread.join().unwrap().unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("unmounted, renamed or removed"), "{cause}");
+}
+
+#[test]
 fn unused_models_are_evicted_after_the_time_that_they_are_kept() {
     let Some(fixture) = Fixture::new() else { return };
     for name in ["held", "pinned", "unused", "preloaded"] {

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
 use longshore_heap::FileAttributes;
-use longshore_sys::directory::{self, Attributes};
+use longshore_sys::directory::{self, Access as Permissions, Attributes};
 use longshore_sys::{effective_uid, tmpfs};
 
 /// The permission bits of owner, group and others, without write permission.
@@ -87,14 +87,16 @@ impl Access {
         folder: BorrowedFd<'_>,
         copy_group: u32,
     ) -> io::Result<(u32, Option<u32>, Option<u32>)> {
-        let attributes = directory::attributes(source)?;
+        let Permissions { attributes, has_list } = directory::access(source)?;
         let Attributes { owner, group, mut mode } = attributes;
-        if directory::has_access_list(source) {
-            // With a list, the bits of the group are the largest access of any entry of the list.
+        if has_list {
+            // The list may permit less to some users than the bits.
             mode &= 0o700;
         }
         let mut owner_can_search = true;
         for above in directory::above(source)? {
+            let mode_above = if above.has_list { 0 } else { above.attributes.mode };
+            let above = Attributes { mode: mode_above, ..above.attributes };
             let (by_group, by_others) = (above.mode & 0o010 > 0, above.mode & 0o001 > 0);
             if !(by_group && (by_others || above.group == group)) {
                 mode &= !0o070;

@@ -21,12 +21,14 @@ mod refresh;
 mod target;
 mod tree;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use longshore_heap::{self as heap, FileAttributes, Heap, PageReport};
-use longshore_sys::directory;
+use longshore_sys::{beneath, directory};
 
 pub use hold::{HeldFile, HeldModel};
 pub use models::{ManagerLock, ModelUse, PublishedModel, PublishedModels, SourceState};
@@ -41,7 +43,7 @@ use crate::open::{read_gguf_header, read_safetensors_header};
 use crate::plan::Plan;
 use crate::progress::{CancelToken, Progress};
 use crate::source::SourceFile;
-use crate::verify::Manifest;
+use crate::verify::{Hasher, Manifest};
 use access::Access;
 use record::{FileRecord, Record};
 use refresh::{Refreshed, refresh};
@@ -50,6 +52,8 @@ use tree::{Links, Tree, TreeFile, publish_error, write_error};
 
 /// The number of times that a model is renamed while other programs make and remove the name.
 const RENAMES_MAX: u32 = 100;
+/// The number of bytes of a published file that are hashed at once.
+const HASHED_BYTES: usize = 1 << 20;
 
 /// A builder that publishes models in a directory of a tmpfs.
 ///
@@ -204,7 +208,7 @@ impl<'a> Publisher<'a> {
             }
             Ok(())
         })?;
-        if let Some(same) = self.find_same(&target, &name, &tree)? {
+        if let Some(same) = self.find_same(&target, &name, &tree, began)? {
             return self.described(&target, &name, &tree, &same, began);
         }
         self.pin |= target
@@ -228,7 +232,7 @@ impl<'a> Publisher<'a> {
                 return Err(publish_error(&target.path().join(&name), PublishProblem::NameExists));
             }
             // Another publisher may have published the model meanwhile.
-            if let Some(same) = self.find_same(&target, &name, &tree)? {
+            if let Some(same) = self.find_same(&target, &name, &tree, began)? {
                 return self.described(&target, &name, &tree, &same, began);
             }
             if partial.exchange(&name)? {
@@ -251,7 +255,13 @@ impl<'a> Publisher<'a> {
 
     /// Finds the model with this name, and gives it the access of the source. Returns `None` if there is
     /// none, or if it is another one that may be replaced.
-    fn find_same(&self, target: &Target, name: &str, tree: &Tree) -> Result<Option<Same>> {
+    fn find_same(
+        &mut self,
+        target: &Target,
+        name: &str,
+        tree: &Tree,
+        began: Instant,
+    ) -> Result<Option<Same>> {
         let source = tree.open_folder(Path::new(""))?;
         let owner = directory::attributes(source).map_err(write_error(tree.root()))?.owner;
         let files = tree.files.iter().map(|file| FileRecord::new(&file.path, &file.version));
@@ -259,12 +269,16 @@ impl<'a> Publisher<'a> {
         let refuse = |reason| Err(publish_error(&target.path().join(name), reason));
         let refreshed = match target.existing(name, owner) {
             Existing::Nothing => return Ok(None),
-            Existing::Other => return refuse(PublishProblem::NotAModel),
-            Existing::Model(record, folder)
+            Existing::Damaged if self.replace => return Ok(None),
+            Existing::Damaged | Existing::Other => return refuse(PublishProblem::NotAModel),
+            Existing::Model(mut record, folder)
                 if record.is_same(&wanted)
                     && record.is_complete(&folder)
                     && self.has_digests(&record) =>
             {
+                if !self.digests.is_empty() && !record.is_trusted(&folder) {
+                    self.compute_digests(&mut record, folder.as_fd(), began)?;
+                }
                 self.verify(&record)?;
                 let refreshed = refresh(tree, folder.as_fd(), self.mode)?;
                 (refreshed != Refreshed::NeedsCopy).then_some(Same { record, folder, refreshed })
@@ -282,6 +296,43 @@ impl<'a> Publisher<'a> {
         record.files.iter().all(|file| {
             self.digests.iter().all(|kind| file.digests.contains_key(&kind.to_string()))
         })
+    }
+
+    /// Replaces the checksums in a record, which another user can have written, by those of the published
+    /// files.
+    fn compute_digests(
+        &mut self,
+        record: &mut Record,
+        model: BorrowedFd<'_>,
+        began: Instant,
+    ) -> Result<()> {
+        let total_bytes = record.files.iter().fold(0, |sum: u64, it| it.bytes.saturating_add(sum));
+        let mut done_bytes = 0;
+        for file in &mut record.files {
+            let (path, found) = (self.target.join(&file.path), Path::new(&file.path));
+            let failed = |source| Error::Open { path, source };
+            let opened = directory::find_in(model, found).and_then(beneath::open_located);
+            let mut opened = File::from(opened.map_err(failed.clone())?);
+            let mut hashers: Vec<_> = self.digests.iter().map(|kind| Hasher::new(*kind)).collect();
+            let mut bytes = vec![0; HASHED_BYTES];
+            loop {
+                let count = opened.read(&mut bytes).map_err(failed.clone())?;
+                if count == 0 {
+                    break;
+                }
+                hashers.iter_mut().for_each(|hasher| hasher.update(&bytes[..count]));
+                done_bytes += count as u64;
+                if self.cancel.is_cancelled() {
+                    return Err(Error::Cancelled { done_bytes, total_bytes });
+                }
+                if let Some(observe) = &mut self.observe {
+                    observe(Progress::new(done_bytes, total_bytes, began.elapsed()));
+                }
+            }
+            let kinds = self.digests.iter().map(DigestKind::to_string);
+            file.digests = kinds.zip(hashers.into_iter().map(Hasher::finish)).collect();
+        }
+        Ok(())
     }
 
     fn verify(&self, record: &Record) -> Result<()> {
@@ -445,7 +496,7 @@ impl std::fmt::Debug for Publisher<'_> {
     }
 }
 
-fn set(file: std::os::fd::BorrowedFd<'_>, attributes: &FileAttributes) -> std::io::Result<()> {
+fn set(file: BorrowedFd<'_>, attributes: &FileAttributes) -> std::io::Result<()> {
     directory::set_owner(file, attributes.uid, attributes.gid)?;
     directory::set_mode(file, attributes.mode)
 }

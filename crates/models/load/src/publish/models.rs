@@ -6,9 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use longshore_sys::beneath::{self, Reach};
 use longshore_sys::lock_file::LockFile;
-use longshore_sys::{directory, effective_uid, file_use, tmpfs};
+use longshore_sys::{beneath, directory, effective_uid, file_use, tmpfs};
 
 use super::problem::PublishProblem;
 use super::record::{NAME, PIN_NAME, Record};
@@ -17,7 +16,7 @@ use super::tree::{Links, Tree, publish_error, write_error};
 use crate::error::{Error, Result};
 
 /// The name of the lock file in the directory.
-const LOCK_NAME: &str = ".longshore.lock";
+const LOCK_NAME: &str = ".longshore.manager";
 
 /// The models that are published in a directory of a tmpfs.
 ///
@@ -129,13 +128,20 @@ impl PublishedModels {
         self.target.room().map(|room: tmpfs::Room| room.free_bytes)
     }
 
+    /// Returns `true` if the path still leads to this directory. It does not if the directory was renamed,
+    /// or if its file system was unmounted.
+    pub fn has_path(&self) -> bool {
+        self.target.has_path()
+    }
+
     /// Takes the right to manage the models. Publishers do not need it.
     ///
     /// # Errors
     /// [`Error::Publish`] with [`PublishProblem::Managed`] if another process has
-    /// it, or with [`PublishProblem::OtherOwner`] if another user has made the lock file;
-    /// [`Error::Write`].
+    /// it, with [`PublishProblem::OtherOwner`] if another user has made the lock file, or with
+    /// [`PublishProblem::UnsafePath`]; [`Error::Write`].
     pub fn lock(&self) -> Result<ManagerLock> {
+        self.target.check_path()?;
         let path = self.path().join(LOCK_NAME);
         let file = LockFile::open(&path).map_err(write_error(&path))?;
         let owner = file.metadata().map_err(write_error(&path))?.uid();
@@ -258,9 +264,14 @@ impl PublishedModel {
     }
 
     fn usage_of(&self, path: &Path) -> io::Result<(io::Result<bool>, SystemTime)> {
-        let located = beneath::locate(&self.folder, path, Reach::Beneath)?;
+        let located = directory::find_in(&self.folder, path)?;
         let file = beneath::open_located(&located)?;
         Ok((file_use::is_open_elsewhere(&file), file_use::note_access(&file)?))
+    }
+
+    /// Returns the memory that its files take. Those with other names are not counted.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.record.allocated_bytes(&self.folder)
     }
 
     /// Pins the model, so that it is not evicted, or unpins it.

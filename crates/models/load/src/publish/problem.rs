@@ -28,6 +28,12 @@ pub enum PublishProblem {
          (chmod go-w), or set the bit (chmod +t)"
     )]
     WritableByOthers,
+    /// Another user controls a directory above it, or the mount point.
+    #[error(
+        "another user than root can put another directory in its place, because a directory above it, or \
+         the mount point, belongs to that user or may be written to by others (without a sticky bit)"
+    )]
+    UnsafePath,
     /// A component of the path of the target directory, or of a preloaded source, is a symbolic link.
     #[error("its path contains a symbolic link; use the path that realpath prints")]
     Link,

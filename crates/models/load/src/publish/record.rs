@@ -1,12 +1,11 @@
 //! The record of a published model: the identity of each of its source files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Component, Path};
 
-use longshore_sys::beneath::{self, Reach};
-use longshore_sys::directory;
-use longshore_sys::file::{self, Kind};
+use longshore_sys::file::{self, Kind, Status};
+use longshore_sys::{directory, effective_uid};
 use serde::{Deserialize, Serialize};
 
 use crate::digest_kind::DigestKind;
@@ -18,6 +17,8 @@ pub(crate) const NAME: &str = ".longshore.json";
 pub(crate) const PIN_NAME: &str = ".longshore.pinned";
 /// The limit on files and directories of a model.
 pub(crate) const ENTRIES_MAX: usize = 10_000;
+/// The limit on nested directories.
+pub(crate) const DEPTH_MAX: usize = 16;
 /// The version of the format.
 const FORMAT: u32 = 1;
 /// The limit on the length of a record that is read.
@@ -61,7 +62,20 @@ impl Record {
     pub(crate) fn read(model: impl AsFd) -> Option<Self> {
         let (_, bytes) = directory::read_in(model, Path::new(NAME), LEN_MAX_BYTES).ok()?;
         let record: Self = serde_json::from_slice(&bytes).ok()?;
-        (record.format == FORMAT && record.files.len() <= ENTRIES_MAX).then_some(record)
+        (record.format == FORMAT && record.is_valid()).then_some(record)
+    }
+
+    /// Returns `true` if this crate can have written the record. The owner of a model can write any other one,
+    /// to make its readers look up names for a long time.
+    fn is_valid(&self) -> bool {
+        let is_plain = |file: &FileRecord| {
+            let mut names = Path::new(&file.path).components();
+            names.clone().count() <= DEPTH_MAX + 1
+                && names.all(|name| matches!(name, Component::Normal(_)))
+        };
+        self.files.len() <= ENTRIES_MAX
+            && self.files.iter().all(is_plain)
+            && self.files.is_sorted_by(|one, next| one.path < next.path)
     }
 
     /// Returns `true` if both are of the same versions of the same files, published with the same mode.
@@ -73,13 +87,34 @@ impl Record {
 
     /// Returns `true` if the directory of the model has all files with their lengths.
     pub(crate) fn is_complete(&self, model: impl AsFd) -> bool {
+        self.statuses(model)
+            .all(|(record, found)| found.is_some_and(|it| it.version.len_bytes() == record.bytes))
+    }
+
+    /// Returns the memory of the files of a model, without those that have other names, too.
+    pub(crate) fn allocated_bytes(&self, model: impl AsFd) -> u64 {
+        let found = self.statuses(model).filter_map(|(_, found)| found.filter(|it| it.links == 1));
+        found.fold(0, |sum, it| it.allocated_bytes.saturating_add(sum))
+    }
+
+    /// Returns `true` if all files of a model, and the directories in it, belong to root or to this user.
+    /// Then no other user can have changed them.
+    pub(crate) fn is_trusted(&self, model: impl AsFd) -> bool {
         let model = model.as_fd();
-        self.files.iter().all(|record| {
-            let located = beneath::locate(model, Path::new(&record.path), Reach::Beneath);
-            let status = located.and_then(file::status);
-            status.is_ok_and(|found| {
-                found.kind == Kind::Regular && found.version.len_bytes() == record.bytes
-            })
+        let is_ours = |path: &Path| {
+            let found = directory::find_in(model, path).and_then(directory::attributes);
+            found.is_ok_and(|it| [0, effective_uid()].contains(&it.owner))
+        };
+        let folders = |path| Path::new(path).ancestors().filter(|it| !it.as_os_str().is_empty());
+        let all: BTreeSet<&Path> = self.files.iter().flat_map(|file| folders(&file.path)).collect();
+        all.into_iter().chain([Path::new("."), Path::new(NAME)]).all(is_ours)
+    }
+
+    /// Returns the status of each file of a model; `None` if it is missing, or not a regular file.
+    fn statuses(&self, model: impl AsFd) -> impl Iterator<Item = (&FileRecord, Option<Status>)> {
+        self.files.iter().map(move |record| {
+            let found = directory::find_in(&model, Path::new(&record.path)).and_then(file::status);
+            (record, found.ok().filter(|it| it.kind == Kind::Regular))
         })
     }
 }

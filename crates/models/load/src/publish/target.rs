@@ -1,18 +1,18 @@
 //! The directory that models are published in, and a model that is being filled there.
 //!
 //! ```text
-//!   DIR/.NAME.0123456789abcdef.partial/   mode 0700, locked by its publisher
+//!   DIR/.NAME.0123456789abcdef.lock       locked by the process that fills or removes the directory
+//!   DIR/.NAME.0123456789abcdef.partial/   mode 0700
 //!      │  files, record, attributes
 //!      ▼  renameat2
 //!   DIR/NAME/
 //! ```
 //!
 //! A publisher also has the lock file `.NAME.lock`, for which a second one of the same user waits, so that
-//! it need not read the model again. A process that removes a directory of the form above has the lock file
-//! `.NAME.0123456789abcdef.lock`.
+//! it need not read the model again.
 //!
-//! The kernel releases the lock when the publisher ends. A directory of that form without a lock is a
-//! leftover of a publisher that was killed, or an old version that was replaced.
+//! The kernel releases the locks when the process ends. A directory of that form without a lock is a
+//! leftover of a process that was killed.
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -55,6 +55,8 @@ pub(crate) enum Existing {
     Nothing,
     /// A model with this record, and its directory.
     Model(Record, OwnedFd),
+    /// A model whose owner has removed the record, or changed it so that it is not valid.
+    Damaged,
     /// An entry that is not a model, or of a user that is not trusted.
     Other,
 }
@@ -74,6 +76,7 @@ pub(crate) struct Partial<'a> {
     name: PathBuf,
     pub(crate) folder: OwnedFd,
     is_renamed: bool,
+    _lock: NameLock<'a>,
 }
 
 impl Target {
@@ -104,6 +107,24 @@ impl Target {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Checks that no other user can put another directory in its place.
+    ///
+    /// # Errors
+    /// [`Error::Publish`] with [`PublishProblem::UnsafePath`], [`Error::Open`].
+    pub(crate) fn check_path(&self) -> Result<()> {
+        match directory::has_safe_path(&self.folder) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(publish_error(&self.path, PublishProblem::UnsafePath)),
+            Err(source) => Err(Error::Open { path: self.path.clone(), source }),
+        }
+    }
+
+    /// Returns `true` if the path still leads to this directory.
+    pub(crate) fn has_path(&self) -> bool {
+        let now = directory::open_path(&self.path);
+        now.and_then(|now| directory::is_same(now, &self.folder)).unwrap_or(false)
     }
 
     /// Returns `true` if programs that map files in it get 2 MiB pages.
@@ -168,8 +189,8 @@ impl Target {
         tmpfs::room(&self.folder).map_err(|source| Error::Open { path: self.path.clone(), source })
     }
 
-    /// Returns the entry with the name of a model. A model is trusted if it belongs to root, to this
-    /// user, or to `owner`, the owner of the source.
+    /// Returns the entry with the name of a model. A model is trusted if it belongs to root, to this user, or
+    /// to `owner`, the owner of the source; if only this user makes entries here, every model is.
     pub(crate) fn existing(&self, name: &str, owner: u32) -> Existing {
         let path = Path::new(name);
         for _ in 0..ATTEMPTS_MAX {
@@ -178,14 +199,15 @@ impl Target {
                 Err(_) => return Existing::Other,
                 Ok(model) => model,
             };
-            let is_trusted = directory::attributes(&model)
-                .is_ok_and(|found| [0, effective_uid(), owner].contains(&found.owner));
+            let Ok(found) = directory::attributes(&model) else { return Existing::Other };
+            let is_trusted = self.is_own() || [0, effective_uid(), owner].contains(&found.owner);
             if let Some(record) = is_trusted.then(|| Record::read(&model)).flatten() {
                 return Existing::Model(record, model);
             }
             // A model that is being removed has lost its name before its record.
             if directory::has_name(&self.folder, path, &model) {
-                break;
+                let is_damaged = self.is_own() && found.owner == owner && owner != effective_uid();
+                return if is_damaged { Existing::Damaged } else { Existing::Other };
             }
         }
         Existing::Other
@@ -201,15 +223,13 @@ impl Target {
     pub(crate) fn remove_leftovers(&self) {
         for (name, kind) in directory::entries(&self.folder).unwrap_or_default() {
             let Some(name) = name.to_str().filter(|name| name.starts_with('.')) else { continue };
-            if let Some(lock) = name_in_hidden(name)
-                && kind == EntryKind::Directory
-            {
-                let _ = self.remove_leftover(Path::new(name), lock);
-            } else if let Some(name) = name[1..].strip_suffix(LOCK_SUFFIX)
-                && kind == EntryKind::File
-            {
+            match (kind, name[1..].strip_suffix(LOCK_SUFFIX), HiddenName::parse(name)) {
+                (EntryKind::Directory, _, Some(hidden)) => {
+                    let _ = self.remove_leftover(&hidden);
+                }
                 // Dropping the lock removes its file.
-                drop(self.try_lock_name(name));
+                (EntryKind::File, Some(locked), _) => drop(self.try_lock_name(locked)),
+                _ => {}
             }
         }
     }
@@ -249,21 +269,17 @@ impl Target {
         Ok(is_locked.then(|| NameLock { target: self, name: path, _file: file }))
     }
 
-    fn remove_leftover(&self, name: &Path, lock: &str) -> io::Result<()> {
-        let folder = directory::open_in(&self.folder, name)?;
+    fn remove_leftover(&self, hidden: &HiddenName) -> io::Result<()> {
         // A full tmpfs may have no inode for the lock file.
-        let _lock = match self.try_lock_name(lock) {
+        let _lock = match self.try_lock_name(&hidden.lock) {
             Ok(None) => return Ok(()),
             locked => locked.ok(),
         };
+        let folder = directory::open_in(&self.folder, &hidden.path)?;
         // In a directory in which only this user makes entries, another user can be the owner of an old
         // version.
-        let is_own = self.is_own() || directory::attributes(&folder)?.owner == effective_uid();
-        if is_own
-            && directory::try_lock(&folder)?
-            && directory::has_name(&self.folder, name, &folder)
-        {
-            directory::remove_all(&self.folder, name)?;
+        if self.is_own() || directory::attributes(&folder)?.owner == effective_uid() {
+            directory::remove_all(&self.folder, &hidden.path)?;
         }
         Ok(())
     }
@@ -315,25 +331,28 @@ impl Target {
     pub(crate) fn remove(&self, name: &str, model: &OwnedFd) -> Result<bool> {
         let path = self.path.join(name);
         let failed = || write_error(&path);
-        let hidden = hidden_name(name);
-        // Until it is known which model this is, no other process may remove it.
-        let lock = hidden.to_str().and_then(name_in_hidden);
-        let _lock = lock.and_then(|lock| self.try_lock_name(lock).ok());
-        match directory::rename_new(&self.folder, Path::new(name), &hidden) {
+        // With this lock, no publisher of this user replaces the model meanwhile.
+        let _publishing = self.try_lock_name(name);
+        if !directory::has_name(&self.folder, Path::new(name), model) {
+            return Ok(false);
+        }
+        let hidden = HiddenName::new(name);
+        // It is not known yet which model this will be. A full tmpfs may have no inode for the lock file.
+        let _lock = self.try_lock_name(&hidden.lock);
+        match directory::rename_new(&self.folder, Path::new(name), &hidden.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             renamed => renamed.map_err(failed())?,
         }
-        if !directory::has_name(&self.folder, &hidden, model) {
+        let is_it = directory::has_name(&self.folder, &hidden.path, model);
+        if !is_it {
             // A publisher has replaced it. If its name exists again, the newest one stays.
-            match directory::rename_new(&self.folder, &hidden, Path::new(name)) {
+            match directory::rename_new(&self.folder, &hidden.path, Path::new(name)) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 back => return back.map_err(failed()).map(|()| false),
             }
-            directory::remove_all(&self.folder, &hidden).map_err(failed())?;
-            return Ok(false);
         }
-        directory::remove_all(&self.folder, &hidden).map_err(failed())?;
-        Ok(true)
+        directory::remove_all(&self.folder, &hidden.path).map_err(failed())?;
+        Ok(is_it)
     }
 
     /// Begins a model: makes its hidden directory.
@@ -343,44 +362,44 @@ impl Target {
     pub(crate) fn begin(&self, name: &str) -> Result<Partial<'_>> {
         let failed = |source| write_error(&self.path)(source);
         for _ in 0..ATTEMPTS_MAX {
-            let hidden = hidden_name(name);
-            let folder = match directory::create_in(&self.folder, &hidden) {
+            let hidden = HiddenName::new(name);
+            let Some(lock) = self.try_lock_name(&hidden.lock).map_err(failed)? else { continue };
+            let folder = match directory::create_in(&self.folder, &hidden.path) {
                 Ok(folder) => folder,
-                // Another publisher has the name, or has removed it as a leftover without a lock.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound
-                    ) =>
-                {
-                    continue;
-                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(failed(error)),
             };
-            let is_locked = directory::try_lock(&folder).map_err(failed)?;
-            if is_locked && directory::has_name(&self.folder, &hidden, &folder) {
-                // Those that this directory gives to new entries could permit more than the source does.
-                directory::remove_access_lists(&folder).map_err(failed)?;
-                return Ok(Partial { target: self, name: hidden, folder, is_renamed: false });
-            }
+            let name = hidden.path;
+            let partial = Partial { target: self, name, folder, is_renamed: false, _lock: lock };
+            // Those that this directory gives to new entries could permit more than the source does.
+            directory::remove_access_lists(&partial.folder).map_err(failed)?;
+            return Ok(partial);
         }
         Err(failed(io::ErrorKind::AlreadyExists.into()))
     }
 }
 
-/// Returns the part of a name that is between the dot and the suffix if [`hidden_name`] can have made the
-/// name.
-fn name_in_hidden(name: &str) -> Option<&str> {
-    let inner = name.strip_suffix(SUFFIX)?.strip_prefix('.')?;
-    let (name, random) = inner.rsplit_once('.')?;
-    let is_random = random.len() == 16 && random.bytes().all(|it| it.is_ascii_hexdigit());
-    (!name.is_empty() && is_random).then_some(inner)
+/// The name of a directory that is incomplete or removed.
+struct HiddenName {
+    path: PathBuf,
+    /// The name whose lock its owner has.
+    lock: String,
 }
 
-/// Returns a new name for a model that is incomplete or removed.
-fn hidden_name(name: &str) -> PathBuf {
-    let random = RandomState::new().build_hasher().finish();
-    PathBuf::from(format!(".{name}.{random:016x}{SUFFIX}"))
+impl HiddenName {
+    fn new(name: &str) -> Self {
+        let random = RandomState::new().build_hasher().finish();
+        let lock = format!("{name}.{random:016x}");
+        Self { path: PathBuf::from(format!(".{lock}{SUFFIX}")), lock }
+    }
+
+    fn parse(path: &str) -> Option<Self> {
+        let lock = path.strip_suffix(SUFFIX)?.strip_prefix('.')?;
+        let (name, random) = lock.rsplit_once('.')?;
+        let is_random = random.len() == 16 && random.bytes().all(|it| it.is_ascii_hexdigit());
+        let lock = (!name.is_empty() && is_random).then(|| lock.to_owned())?;
+        Some(Self { path: PathBuf::from(path), lock })
+    }
 }
 
 impl Partial<'_> {

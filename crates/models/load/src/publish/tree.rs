@@ -6,19 +6,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use longshore_sys::beneath::{self, Reach};
-use longshore_sys::directory::{self, Attributes, EntryKind};
+use longshore_sys::directory::{self, Access, EntryKind};
 use longshore_sys::file::{self, Kind};
 
 use super::problem::PublishProblem;
-use super::record::{self, ENTRIES_MAX};
+use super::record::{self, DEPTH_MAX, ENTRIES_MAX};
 use crate::error::{Error, Result};
 use crate::open::{FormatChoice, others_of};
 use crate::reason::{Change, FileKind};
 use crate::source::SourceFile;
 use crate::version::FileVersion;
 
-/// The limit on nested directories.
-const DEPTH_MAX: usize = 16;
 /// The directory of the files of all revisions of a repository in the cache of the Hugging Face Hub.
 const BLOBS: &str = "blobs";
 
@@ -49,14 +47,7 @@ pub(crate) struct Tree {
     /// The files in the root, sorted by path.
     pub(crate) files: Vec<TreeFile>,
     /// The permissions of the directories above the root, of the root, and of all in it.
-    access: Vec<Permissions>,
-}
-
-/// The permissions of a file or directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Permissions {
-    attributes: Attributes,
-    has_access_list: bool,
+    access: Vec<Access>,
 }
 
 /// A file of a model.
@@ -142,13 +133,11 @@ impl Tree {
     /// Notes the permissions of the root, of the directories above it, and of the one that has the files to
     /// which the links in a cache lead.
     fn note_access_above(&mut self, root: &OwnedFd) -> io::Result<()> {
-        let above = directory::above(root)?.into_iter();
-        let of = |attributes| Permissions { attributes, has_access_list: false };
-        self.access.extend(above.map(of));
-        self.access.push(Permissions::of(root)?);
+        self.access.extend(directory::above(root)?);
+        self.access.push(directory::access(root)?);
         if !self.prefix.as_os_str().is_empty() {
             let blobs = beneath::locate(&self.boundary, Path::new(BLOBS), Reach::Beneath)?;
-            self.access.push(Permissions::of(&blobs)?);
+            self.access.push(directory::access(&blobs)?);
         }
         Ok(())
     }
@@ -159,7 +148,9 @@ impl Tree {
         if depth > DEPTH_MAX {
             return Err(publish_error(&here, PublishProblem::TooDeep { max: DEPTH_MAX }));
         }
-        let mut entries = directory::entries(folder).map_err(|error| failed(&here, error))?;
+        // One more than permitted shows that there are too many.
+        let mut entries = directory::entries_up_to(folder, ENTRIES_MAX + 3)
+            .map_err(|error| failed(&here, error))?;
         entries.sort_by(|(one, _), (other, _)| one.cmp(other));
         for (name, kind) in entries {
             if depth == 0 && (name == record::NAME || name == record::PIN_NAME) {
@@ -178,7 +169,7 @@ impl Tree {
                     false => failed(&self.root.join(&entry), error),
                 }
             })?;
-            let access = Permissions::of(&inner);
+            let access = directory::access(&inner);
             self.access.push(access.map_err(|error| failed(&self.root.join(&entry), error))?);
             self.folders.push(entry.clone());
             self.walk(inner.as_fd(), &entry, depth + 1)?;
@@ -200,7 +191,7 @@ impl Tree {
         let located = self.locate(path)?;
         let failed = |source| Error::Open { path: full.clone(), source };
         let status = file::status(&located).map_err(failed)?;
-        let access = Permissions::of(&located);
+        let access = directory::access(&located);
         match status.kind {
             Kind::Regular => {}
             Kind::Directory => return Err(publish_error(&full, PublishProblem::NotADirectory)),
@@ -215,12 +206,23 @@ impl Tree {
     fn locate(&self, path: &Path) -> Result<OwnedFd> {
         let full = || self.root.join(path);
         let name = self.prefix.join(path);
-        beneath::locate(&self.boundary, &name, Reach::Beneath).map_err(|source| {
+        let located = beneath::locate(&self.boundary, &name, Reach::Beneath).map_err(|source| {
             match beneath::leads_out(&source) {
                 true => publish_error(&full(), PublishProblem::LeavesModel),
                 false => Error::Open { path: full(), source },
             }
-        })
+        })?;
+        if !self.prefix.as_os_str().is_empty() && !self.is_in_cache(&located).unwrap_or(false) {
+            return Err(publish_error(&full(), PublishProblem::LeavesModel));
+        }
+        Ok(located)
+    }
+
+    /// Returns `true` if a file is in the root, or one of the files of a cache.
+    fn is_in_cache(&self, located: &OwnedFd) -> io::Result<bool> {
+        let path = beneath::path_of(located)?;
+        let of = |folder: &Path| beneath::path_of(directory::find_in(&self.boundary, folder)?);
+        Ok(path.starts_with(of(&self.prefix)?) || path.parent() == Some(&*of(Path::new(BLOBS))?))
     }
 
     /// Opens a file of the model for reading.
@@ -311,14 +313,6 @@ impl Tree {
     /// Returns the number of bytes of all files.
     pub(crate) fn content_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.version.len_bytes).fold(0, u64::saturating_add)
-    }
-}
-
-impl Permissions {
-    fn of(file: impl AsFd) -> io::Result<Self> {
-        let file = file.as_fd();
-        let has_access_list = directory::has_access_list(file);
-        Ok(Self { attributes: directory::attributes(file)?, has_access_list })
     }
 }
 

@@ -46,7 +46,7 @@ const SOURCE_PERIOD: Duration = Duration::from_secs(3);
 const KEEP_MIN: Duration = Duration::from_secs(10);
 /// Memory is short if at least one task has waited for it for a tenth of the time.
 const PRESSURE_PART: u32 = 10;
-/// The time after which a model that did not fit is tried again.
+/// The time after which a publication that failed is tried again, unless the content was the reason.
 const RETRY_PERIOD: Duration = Duration::from_secs(60);
 /// The memory that publishing a model needs in addition to its content.
 const SPARE_BYTES: u64 = 64 << 20;
@@ -106,7 +106,8 @@ enum Attempt {
     Published,
     /// It is not tried again until the source changes.
     Failed,
-    /// There was not enough memory. It is tried again after this time.
+    /// Something else than the content was the reason, such as a lack of memory. It is tried again after this
+    /// time.
     RetryAt(Instant),
 }
 
@@ -159,7 +160,7 @@ impl PublishManager {
     ///
     /// # Errors
     /// [`Error::Load`] if a model of the start cannot be published, unless an older version of it is
-    /// published already.
+    /// published already; [`Error::CannotServe`] if the path leads to another directory by now.
     pub fn run(mut self, mut observe: impl FnMut(&PublishEvent)) -> Result<()> {
         let observe: &mut dyn FnMut(&PublishEvent) = &mut observe;
         self.models.remove_leftovers();
@@ -184,7 +185,7 @@ impl PublishManager {
         let models = self.models.list()?.len();
         observe(&PublishEvent::Ready { directory: self.models.path().to_owned(), models });
         notify("READY=1");
-        self.manage(observe);
+        self.manage(observe)?;
         observe(&PublishEvent::Stopping);
         Ok(())
     }
@@ -202,7 +203,7 @@ impl PublishManager {
         Ok(())
     }
 
-    fn manage(&mut self, observe: &mut dyn FnMut(&PublishEvent)) {
+    fn manage(&mut self, observe: &mut dyn FnMut(&PublishEvent)) -> Result<()> {
         let mut last_pressure = Instant::now();
         let mut next_use = Instant::now();
         let mut next_sources = Instant::now() + SOURCE_PERIOD;
@@ -214,7 +215,11 @@ impl PublishManager {
                 std::thread::sleep(PERIOD);
             }
             if self.stop.is_stopped() {
-                return;
+                return Ok(());
+            }
+            if !self.models.has_path() {
+                let error = io::Error::other("it was unmounted, renamed or removed");
+                return Err(Error::cannot_serve(self.models.path(), error));
             }
             let now = Instant::now();
             let stalled = self.pressure.stalled();
@@ -366,10 +371,8 @@ impl PublishManager {
         let published = self.try_publish(index, observe);
         self.sources[index].result = match &published {
             Ok(()) => Attempt::Published,
-            Err(error) if is_for_lack_of_memory(error) => {
-                Attempt::RetryAt(Instant::now() + RETRY_PERIOD)
-            }
-            Err(_) => Attempt::Failed,
+            Err(error) if is_of_content(error) => Attempt::Failed,
+            Err(_) => Attempt::RetryAt(Instant::now() + RETRY_PERIOD),
         };
         published
     }
@@ -425,7 +428,9 @@ impl PublishManager {
     fn make_room(&mut self, needed_bytes: u64, observe: &mut dyn FnMut(&PublishEvent)) {
         let unused = self.evictable(observe).into_iter();
         let unused = unused.filter(|model| matches!(model.usage().is_open, Ok(false)));
-        let unused_bytes = unused.fold(0_u64, |sum, model| sum.saturating_add(model.content_bytes));
+        // Their owners can change the records.
+        let unused_bytes =
+            unused.fold(0_u64, |sum, model| sum.saturating_add(model.allocated_bytes()));
         if !self.has_room(needed_bytes.saturating_sub(unused_bytes)) {
             return;
         }
@@ -475,5 +480,15 @@ fn is_for_lack_of_memory(error: &load::Error) -> bool {
         load::Error::NotEnoughMemory { .. }
             | load::Error::Publish { reason: load::PublishProblem::NoRoom { .. }, .. }
             | load::Error::Heap(longshore_heap::Error::TmpfsFull { .. })
+    )
+}
+
+/// Returns `true` if the content of the source is the reason, so that the same source cannot be published
+/// later.
+fn is_of_content(error: &load::Error) -> bool {
+    use load::Error::{Format, Manifest, Mismatch, NoTensors, NotRegular};
+    matches!(
+        error,
+        Format { .. } | Manifest { .. } | Mismatch { .. } | NoTensors { .. } | NotRegular { .. }
     )
 }
