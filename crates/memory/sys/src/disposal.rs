@@ -28,7 +28,7 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, SyncSender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -40,6 +40,10 @@ use rustix::net::{
 
 use crate::packet_socket::{self, DESCRIPTORS_MAX};
 use crate::{descriptors, mapping, proc_self, retry_interrupted, signals};
+
+use self::gate::{Gate, OpenGate};
+
+mod gate;
 
 /// The name of the threads.
 const NAME: &str = "longshore-drop";
@@ -91,55 +95,6 @@ struct Sent {
     /// The threads that were closing descriptors when a [`Holder`] was started, if the message has its
     /// socket.
     others: Option<Arc<[Disposal]>>,
-}
-
-/// Makes a thread wait until the sender's copies of its descriptors are closed, so that the last close is
-/// never one of these.
-#[derive(Debug, Default)]
-struct Gate {
-    state: Mutex<GateState>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct GateState {
-    /// The number of sets of copies that are not closed yet.
-    copies: usize,
-    /// `true` if the thread exits.
-    is_closing: bool,
-}
-
-impl Gate {
-    /// Returns `None` if the thread exits.
-    fn open(self: &Arc<Self>) -> Option<OpenGate> {
-        let mut state = lock(&self.state);
-        if state.is_closing {
-            return None;
-        }
-        state.copies += 1;
-        Some(OpenGate(Arc::clone(self)))
-    }
-
-    fn is_closing(&self) -> bool {
-        lock(&self.state).is_closing
-    }
-
-    fn close(&self) {
-        let mut state = lock(&self.state);
-        state.is_closing = true;
-        let closed = self.changed.wait_while(state, |state| state.copies > 0);
-        drop(closed.unwrap_or_else(PoisonError::into_inner));
-    }
-}
-
-#[derive(Debug)]
-struct OpenGate(Arc<Gate>);
-
-impl Drop for OpenGate {
-    fn drop(&mut self) {
-        lock(&self.0.state).copies -= 1;
-        self.0.changed.notify_all();
-    }
 }
 
 /// This thread's copies of descriptors that other threads close. Dropping it closes the copies. Drop it
