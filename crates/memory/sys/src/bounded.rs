@@ -5,7 +5,8 @@
 //! for writing makes all later readers wait. So a thread of its own looks there, and is not waited for
 //! without bound.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -55,9 +56,12 @@ impl Threads {
         Self { counts: Mutex::new(Counts { running: 0, hung: 0 }), ended: Condvar::new() }
     }
 
-    /// Waits until fewer than the maximum run. Returns `None` at once if as many hang, and if none has ended
-    /// by the deadline.
+    /// Waits until fewer than the maximum run. Returns `None` at once if as many hang or the deadline has
+    /// passed, and if none has ended by the deadline.
     fn begin(&'static self, deadline: Instant) -> Option<Counted> {
+        if deadline <= Instant::now() {
+            return None;
+        }
         let mut counts = lock(&self.counts);
         while counts.running >= THREADS_MAX {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -98,19 +102,59 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A look-up that a thread of its own does.
+pub(crate) struct Looking<T> {
+    threads: &'static Threads,
+    state: Arc<Mutex<State>>,
+    answered: Receiver<T>,
+    deadline: Instant,
+}
+
+impl<T> Looking<T> {
+    /// Waits for the result until two seconds after the beginning. Returns `None` if it has not arrived.
+    pub(crate) fn wait(self) -> Option<T> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let found = self.answered.recv_timeout(left).ok();
+        if found.is_none() {
+            Counted::give_up(self.threads, &self.state);
+        }
+        found
+    }
+}
+
+/// Returns the time at which a look-up that begins now must end.
+pub(crate) fn deadline() -> Instant {
+    Instant::now() + TIME
+}
+
 /// Returns the result of `look`, which runs on a thread of its own, or `None` if it takes longer than two
 /// seconds, if too many threads hang, or if no thread can be started. At most eight look-ups run at a time;
 /// others wait within their two seconds.
 pub(crate) fn look<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    look_within(TIME, &THREADS, look)
+    look_until(deadline(), look)
 }
 
-fn look_within<T: Send + 'static>(
-    time: Duration,
-    threads: &'static Threads,
+/// Returns the same as [`look()`], or `None` at this deadline. After the deadline, no thread is started.
+pub(crate) fn look_until<T: Send + 'static>(
+    deadline: Instant,
     look: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    let deadline = Instant::now() + time;
+    begin_until(deadline, &THREADS, look)?.wait()
+}
+
+/// Begins a look-up like [`look()`], for which the caller waits later. Returns `None`, and drops `look`, if it
+/// cannot begin.
+pub(crate) fn begin<T: Send + 'static>(
+    look: impl FnOnce() -> T + Send + 'static,
+) -> Option<Looking<T>> {
+    begin_until(deadline(), &THREADS, look)
+}
+
+fn begin_until<T: Send + 'static>(
+    deadline: Instant,
+    threads: &'static Threads,
+    look: impl FnOnce() -> T + Send + 'static,
+) -> Option<Looking<T>> {
     let counted = threads.begin(deadline)?;
     let state = Arc::clone(&counted.state);
     let (answer, answered) = mpsc::sync_channel(1);
@@ -125,18 +169,27 @@ fn look_within<T: Send + 'static>(
     };
     let thread = thread::Builder::new().name("longshore-look".to_owned()).stack_size(STACK_BYTES);
     thread.spawn(looking).ok()?;
-    let found = answered.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok();
-    if found.is_none() {
-        Counted::give_up(threads, &state);
-    }
-    found
+    Some(Looking { threads, state, answered, deadline })
 }
 
 #[cfg(all(test, not(miri)))]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
+
+    fn look_within<T: Send + 'static>(
+        time: Duration,
+        threads: &'static Threads,
+        look: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        begin_until(Instant::now() + time, threads, look)?.wait()
+    }
+
+    #[test]
+    fn no_look_up_begins_after_its_deadline() {
+        static THREADS: Threads = Threads::new();
+        assert!(begin_until(Instant::now(), &THREADS, || 7).is_none());
+        assert_eq!(lock(&THREADS.counts).running, 0);
+    }
 
     #[test]
     fn a_look_up_that_hangs_is_not_waited_for_and_their_number_is_limited() {

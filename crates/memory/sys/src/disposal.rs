@@ -139,9 +139,14 @@ impl Disposal {
 /// Starts the receiver, if it was not started before, and keeps the entries of `/proc` that a server
 /// needs in the kernel's cache. A server calls this before it has any descriptor of a client. Returns
 /// `false` if the kernel refuses to start the receiver.
+///
+/// If another user holds the lock of a directory of `/proc` at this moment, this returns after about two
+/// seconds, and threads that serve do not wait for that lock later. A user who holds the lock of
+/// `/proc/PID` while the process starts delays its start.
 pub fn prepare() -> bool {
-    proc_self::pin();
+    let prepared = proc_self::prepare();
     mapping::count_max();
+    prepared.wait();
     receiver().is_some()
 }
 

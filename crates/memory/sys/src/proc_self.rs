@@ -5,49 +5,201 @@
 //! does not answer, and a writer that queues behind it blocks all further readers. Every user may list
 //! `/proc/PID`, so its entries must be in the cache whenever a server looks them up. Only processes that
 //! may trace this one can list `fd` and `fdinfo`, so look-ups in these need no such care.
+//!
+//! glibc opens a file of `/proc/sys/vm`, too: when it first returns memory of a thread's arena to the kernel.
+//! It does that once in a process, so a thread that may hang does it before the server has clients.
 
+use std::collections::BTreeMap;
+use std::hint;
 use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::bounded;
+use crate::bounded::{self, Looking};
 
-/// The entries that this crate and the C library use while a server runs. glibc reads the last one when it
-/// first returns memory of a thread's arena to the kernel.
-const ENTRIES: [&str; 5] = [
-    "/proc/self/fd",
-    "/proc/self/fdinfo",
-    "/proc/self/mountinfo",
-    "/proc/sys/vm/max_map_count",
-    "/proc/sys/vm/overcommit_memory",
+/// A directory, and the entries in it that this crate and the C library use while a server runs. A held lock
+/// delays all entries of its directory, and one thread looks them up.
+static DIRECTORIES: [Directory; 2] = [
+    Directory::new(&["/proc/self/fd", "/proc/self/fdinfo", "/proc/self/mountinfo"]),
+    Directory::new(&["/proc/sys/vm/max_map_count", "/proc/sys/vm/overcommit_memory"]),
 ];
 
-/// Open descriptors of the entries. The kernel caches an entry, and the directories above it, while a
-/// descriptor of it is open.
-static PINNED: OnceLock<Vec<OwnedFd>> = OnceLock::new();
+/// `true` if a thread has begun to [`trim_an_arena`].
+static HAS_TRIMMED: AtomicBool = AtomicBool::new(false);
 
-/// Keeps the entries in the kernel's cache until the process ends. Without `/proc`, and if a user delays
-/// this look-up, it does nothing.
-pub(crate) fn pin() {
-    PINNED.get_or_init(|| {
-        let open =
-            |path: &&str| openat(CWD, *path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
-        bounded::look(move || ENTRIES.iter().filter_map(open).collect()).unwrap_or_default()
-    });
+/// The size of the blocks of [`trim_an_arena`]. `malloc(3)` maps blocks of 128 KiB or more separately.
+const BLOCK_BYTES: usize = 100 << 10;
+/// The maximum size of a heap of an arena, and so of the memory that is free at its end.
+const HEAP_BYTES: usize = 64 << 20;
+
+struct Directory {
+    entries: &'static [&'static str],
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Open descriptors of entries. The kernel caches an entry, and the directories above it, while a
+    /// descriptor of it is open.
+    pinned: BTreeMap<&'static str, OwnedFd>,
+    /// `true` while a thread looks up the others.
+    is_looking: bool,
+}
+
+/// A look-up in a directory, which ends when this is dropped.
+struct LookingIn(&'static Directory);
+
+impl Drop for LookingIn {
+    fn drop(&mut self) {
+        self.0.lock().is_looking = false;
+    }
+}
+
+impl Directory {
+    const fn new(entries: &'static [&'static str]) -> Self {
+        let state = State { pinned: BTreeMap::new(), is_looking: false };
+        Self { entries, state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to look up the entries that are not pinned yet, unless a thread does that already.
+    fn begin(&'static self) -> Option<Looking<()>> {
+        let mut state = self.lock();
+        if state.is_looking || state.pinned.len() == self.entries.len() {
+            return None;
+        }
+        state.is_looking = true;
+        drop(state);
+        let looking = LookingIn(self);
+        bounded::begin(move || looking.0.look())
+    }
+
+    /// Pins each entry as soon as it is found, so that an entry that is found late is pinned, too.
+    fn look(&self) {
+        for path in self.entries {
+            if self.lock().pinned.contains_key(path) {
+                continue;
+            }
+            let found = openat(CWD, *path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+            if let Ok(found) = found {
+                self.lock().pinned.insert(path, found);
+            }
+        }
+    }
+}
+
+/// The look-ups that [`prepare`] has begun.
+#[must_use = "wait for them"]
+pub(crate) struct Prepared {
+    looking: Vec<Looking<()>>,
+}
+
+impl Prepared {
+    /// Waits until the look-ups have ended, for at most two seconds since their beginning.
+    pub(crate) fn wait(self) {
+        for looking in self.looking {
+            looking.wait();
+        }
+    }
+}
+
+/// Begins to look up the entries, which then stay in the kernel's cache until the process ends, and has
+/// glibc open its file of `/proc/sys/vm`.
+///
+/// If a user delays a look-up, its entry is pinned when the look-up ends. A later call looks up the entries
+/// that are missing, for example because `/proc` was not mounted, unless a thread still does that.
+///
+/// A user who holds the lock of `/proc/PID` while the process starts delays its start: before `main`, the
+/// standard library reads `/proc/self/maps`.
+pub(crate) fn prepare() -> Prepared {
+    let trimming = begin_trimming();
+    Prepared { looking: trimming.into_iter().chain(pin()).collect() }
+}
+
+fn pin() -> impl Iterator<Item = Looking<()>> {
+    DIRECTORIES.iter().filter_map(Directory::begin)
+}
+
+/// Lets a thread [`trim_an_arena`] once, if the C library is glibc.
+fn begin_trimming() -> Option<Looking<()>> {
+    let is_glibc = cfg!(all(target_env = "gnu", not(miri)));
+    if !is_glibc || HAS_TRIMMED.swap(true, Ordering::Relaxed) {
+        return None;
+    }
+    let trimming = bounded::begin(trim_an_arena);
+    HAS_TRIMMED.store(trimming.is_some(), Ordering::Relaxed);
+    trimming
+}
+
+/// Makes `malloc(3)` return memory of this thread's arena to the kernel.
+///
+/// Before glibc first shrinks a heap of an arena, it reads `/proc/sys/vm/overcommit_memory`, and before that
+/// it records that no other thread needs to (`check_may_shrink_heap` in `malloc-sysdep.h`). So after this has
+/// begun, no other thread opens the file, even if this one hangs. A thread that hangs keeps the lock of its
+/// arena, which new threads then do not use; but `fork(2)` waits for that lock.
+///
+/// With `M_ARENA_MAX=1`, all memory is in the main arena, and glibc never opens the file.
+fn trim_an_arena() {
+    let mut blocks: Vec<Vec<u8>> = Vec::with_capacity(HEAP_BYTES / BLOCK_BYTES);
+    // The heap shrinks if more is free at its end than a threshold, which can be as much as the whole heap.
+    // The memory is not touched, except by the header of each block.
+    while blocks.len() < blocks.capacity() {
+        let mut block = Vec::new();
+        if block.try_reserve_exact(BLOCK_BYTES).is_err() {
+            break;
+        }
+        blocks.push(hint::black_box(block));
+    }
+    // From last to first, so that each becomes a part of the end.
+    while blocks.pop().is_some() {}
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
     fn each_entry_is_pinned_once() {
-        pin();
-        let numbers = || PINNED.get().unwrap().iter().map(std::os::fd::AsRawFd::as_raw_fd);
-        let before: Vec<_> = numbers().collect();
-        assert_eq!(before.len(), ENTRIES.len());
-        pin();
-        assert!(numbers().eq(before));
+        let numbers = || {
+            let of = |directory: &Directory| -> Vec<_> {
+                directory.lock().pinned.values().map(OwnedFd::as_raw_fd).collect()
+            };
+            DIRECTORIES.iter().flat_map(of).collect::<Vec<_>>()
+        };
+        let begin = Instant::now();
+        while numbers().len() < 5 {
+            assert!(begin.elapsed() < Duration::from_secs(60), "entries are missing");
+            // Another test may have begun it.
+            prepare().wait();
+        }
+        let before = numbers();
+        prepare().wait();
+        assert_eq!(numbers(), before);
+    }
+
+    #[test]
+    fn entries_of_which_one_is_missing_are_pinned_and_looked_up_again() {
+        static SOME: Directory = Directory::new(&["/proc/self/none", "/proc/self/fd"]);
+        for _ in 0..2 {
+            SOME.begin().unwrap().wait();
+            assert_eq!(SOME.lock().pinned.keys().collect::<Vec<_>>(), [&"/proc/self/fd"]);
+        }
+    }
+
+    #[test]
+    fn no_second_thread_looks_up_the_same_entries() {
+        static SOME: Directory = Directory::new(&["/proc/self/fd"]);
+        SOME.lock().is_looking = true;
+        assert!(SOME.begin().is_none());
+        drop(LookingIn(&SOME));
+        SOME.begin().unwrap().wait();
+        assert!(SOME.begin().is_none() && !SOME.lock().pinned.is_empty());
     }
 }
