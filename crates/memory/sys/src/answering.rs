@@ -11,9 +11,11 @@
     reason = "queries record locks, of which rustix does not accept some process ids"
 )]
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Take};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Instant;
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 
@@ -83,9 +85,79 @@ enum Answers {
     Others,
 }
 
+/// The block devices of a file system.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Devices {
+    /// The device with this major and minor number.
+    One(u32, u32),
+    /// Those of the file system with this name in `/sys/fs`.
+    Many(ManyDevices, String),
+}
+
+impl Devices {
+    /// Looks these devices up in `/sys`, which another user can delay.
+    fn are_local(&self) -> bool {
+        let all = BlockDevices::of_this_machine();
+        match self {
+            Self::One(major, minor) => all.is_local(*major, *minor),
+            Self::Many(kind, name) => all.are_local_in(*kind, name),
+        }
+    }
+}
+
+/// The look-ups of block devices for some files, such as those of one message. All of them together take at
+/// most two seconds, and each device is looked up once.
+#[derive(Debug)]
+pub(crate) struct DeviceLookUps {
+    /// The end of the two seconds, which begin with the first look-up.
+    deadline: Option<Instant>,
+    found: BTreeMap<Devices, bool>,
+    look: fn(&Devices) -> bool,
+}
+
+impl DeviceLookUps {
+    pub(crate) fn new() -> Self {
+        Self::with_look(Devices::are_local)
+    }
+
+    pub(crate) fn with_look(look: fn(&Devices) -> bool) -> Self {
+        Self { deadline: None, found: BTreeMap::new(), look }
+    }
+
+    /// Returns `false` as well if the look-up does not end in time.
+    fn are_local(&mut self, devices: Devices) -> bool {
+        let deadline = *self.deadline.get_or_insert_with(bounded::deadline);
+        let look = self.look;
+        *self.found.entry(devices).or_insert_with_key(|devices| {
+            let devices = devices.clone();
+            bounded::look_until(deadline, move || look(&devices)).unwrap_or(false)
+        })
+    }
+}
+
+/// The place of a file, as far as that is known without a look-up of block devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A regular file that the kernel serves itself without a block device.
+    Memory,
+    /// A regular file that the kernel serves itself if its block devices are local.
+    Disk,
+    /// All other files.
+    Other,
+}
+
+/// Returns the place of a file. Neither another process nor another user can delay this call.
+pub(crate) fn place(file: impl AsFd) -> Place {
+    match answers(file.as_fd()) {
+        Ok((Answers::Kernel, _)) => Place::Memory,
+        Ok((Answers::KernelOnDisk | Answers::KernelOnDisks(_), _)) => Place::Disk,
+        Ok((Answers::Others, _)) | Err(_) => Place::Other,
+    }
+}
+
 /// Returns `true` if the kernel serves a regular file itself, so that neither accesses nor closes of it
-/// wait for another process or machine. This call does not wait either. For other kinds of files it
-/// returns `false`.
+/// wait for another process or machine. For other kinds of files it returns `false`. If another user
+/// delays the look-up of block devices in `/sys`, it returns `false` after two seconds.
 ///
 /// It returns `true` for:
 /// * shared memory and the hugetlb pool,
@@ -114,30 +186,41 @@ enum Answers {
 /// # Errors
 /// Those of `statx(2)`, and of reading `/proc/self/fd` and `/proc/self/mountinfo`.
 pub fn is_answered_by_kernel(file: impl AsFd) -> io::Result<bool> {
-    let file = file.as_fd();
+    is_answered(file.as_fd(), &mut DeviceLookUps::new())
+}
+
+fn is_answered(file: BorrowedFd<'_>, look_ups: &mut DeviceLookUps) -> io::Result<bool> {
+    let devices = match answers(file)? {
+        (Answers::Kernel, _) => return Ok(true),
+        (Answers::KernelOnDisk, (major, minor)) => Devices::One(major, minor),
+        (Answers::KernelOnDisks(kind), _) => match block_device::name_of(kind, file) {
+            Ok(name) => Devices::Many(kind, name),
+            Err(_) => return Ok(false),
+        },
+        (Answers::Others, _) => return Ok(false),
+    };
+    Ok(look_ups.are_local(devices))
+}
+
+/// Returns the server of a file, and the number of its device. Files that are not regular have
+/// [`Answers::Others`].
+fn answers(file: BorrowedFd<'_>) -> io::Result<(Answers, (u32, u32))> {
     // Only shared memory and the hugetlb pool have seals.
     if memfd::seals(file).is_ok() {
-        return Ok(true);
+        return Ok((Answers::Kernel, (0, 0)));
     }
     let status = status(file, StatxFlags::TYPE | statmount::UNIQUE_ID)?;
+    let device = (status.stx_dev_major, status.stx_dev_minor);
     let is_regular = FileType::from_raw_mode(status.stx_mode.into()) == FileType::RegularFile;
     if !is_regular || !name(file)?.starts_with(b"/") {
-        return Ok(false);
+        return Ok((Answers::Others, device));
     }
-    Ok(match by_mount(file, &status)? {
-        Answers::Kernel => true,
+    let answers = match by_mount(file, &status)? {
         // File systems without a block device have device numbers with the major number 0.
-        Answers::KernelOnDisk => {
-            let (major, minor) = (status.stx_dev_major, status.stx_dev_minor);
-            let is_local = move || BlockDevices::of_this_machine().is_local(major, minor);
-            major != 0 && bounded::look(is_local).unwrap_or(false)
-        }
-        Answers::KernelOnDisks(kind) => block_device::name_of(kind, file).is_ok_and(|name| {
-            let are_local = move || BlockDevices::of_this_machine().are_local_in(kind, &name);
-            bounded::look(are_local).unwrap_or(false)
-        }),
-        Answers::Others => false,
-    })
+        Answers::KernelOnDisk if device.0 == 0 => Answers::Others,
+        answers => answers,
+    };
+    Ok((answers, device))
 }
 
 /// Returns the server of the files of the mount of `file`.
@@ -247,9 +330,14 @@ pub fn is_disposable(file: impl AsFd) -> bool {
 /// FIFOs; and for DMA-bufs on the few stable releases of Linux from June 2025 that report them as
 /// regular files.
 pub fn may_be_passed_on(file: impl AsFd) -> bool {
+    may_be_passed_on_with(file, &mut DeviceLookUps::new())
+}
+
+/// Returns the same as [`may_be_passed_on`] for one of several files.
+pub(crate) fn may_be_passed_on_with(file: impl AsFd, look_ups: &mut DeviceLookUps) -> bool {
     let file = file.as_fd();
     match file_type(file) {
-        Ok(FileType::RegularFile) if is_answered_by_kernel(file).unwrap_or(false) => {
+        Ok(FileType::RegularFile) if is_answered(file, look_ups).unwrap_or(false) => {
             !has_record_locks(file)
         }
         // Some versions of Linux report anonymous inodes as regular files.
@@ -335,6 +423,25 @@ mod tests {
         for other in &others {
             assert!(!may_be_passed_on(other) && is_disposable(other), "{other:?}");
         }
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn look_ups_of_several_files_have_one_deadline() {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let mut look_ups = DeviceLookUps::with_look(|_| {
+            COUNT.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(std::time::Duration::from_secs(5));
+            true
+        });
+        let begin = Instant::now();
+        for _ in 0..2 {
+            assert!((0..50).all(|number| !look_ups.are_local(Devices::One(1, number))));
+        }
+        let most = std::time::Duration::from_secs(30);
+        assert!(begin.elapsed() < most, "each of them waits: {:?}", begin.elapsed());
+        assert!(COUNT.load(Ordering::Relaxed) <= 1);
     }
 
     #[test]

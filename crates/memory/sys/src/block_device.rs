@@ -27,7 +27,7 @@ use crate::ioctl::exchange;
 const DEVICES_MAX: usize = 256;
 
 /// A file system on several block devices, which has no device number of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ManyDevices {
     Bcachefs,
     Btrfs,

@@ -16,7 +16,12 @@
 //! connect with 64 user IDs can use it up, for example with a range in `/etc/subuid`.
 //!
 //! Regular files that the kernel serves itself do not count here: one thread at a time closes those of a
-//! user. No more descriptors of a user are received while 256 of its files wait.
+//! user that are in memory, and another those on disks. No more descriptors of a user are received while
+//! 256 of its files wait.
+//!
+//! Closing does not look up the block devices of a file, because another user can delay that. So a file on
+//! a device that another process serves (a loop device on FUSE) can delay the closing of the same user's
+//! other files on disks, but not of its memory, and not of files of other users.
 #![expect(unsafe_code, reason = "takes a descriptor out of a value that is dropped")]
 
 use std::collections::BTreeMap;
@@ -30,12 +35,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::answering::{is_answered_by_kernel, is_disposable};
+use crate::answering::{self, Place, is_disposable};
 use crate::disposal::{self, Disposals};
 
 pub use crate::user::User;
 
-use self::accounts::{Accounts, HELD_PER_USER_MAX};
+use self::accounts::{Accounts, HELD_PER_USER_MAX, Kind};
 
 mod accounts;
 
@@ -63,9 +68,10 @@ pub fn may_receive(user: User) -> bool {
 /// once. Call it only if there is a descriptor to receive.
 pub fn catch_up(user: User) -> bool {
     let begin = Instant::now();
-    while lock().files.held(user) >= HELD_PER_USER_MAX && begin.elapsed() < CATCH_UP_TIME {
+    while lock().files_held(user) >= HELD_PER_USER_MAX && begin.elapsed() < CATCH_UP_TIME {
         // The files may wait because no thread could be started.
-        close_in_turn(user, Vec::new());
+        close_in_turn(Kind::Memory, user, Vec::new());
+        close_in_turn(Kind::Disk, user, Vec::new());
         thread::sleep(LOOK_EVERY);
     }
     lock().may_receive(user)
@@ -108,13 +114,15 @@ impl Drop for Receiving {
 /// tests.
 #[doc(hidden)]
 pub fn has_files(user: User) -> bool {
-    lock().files.has_any(user)
+    lock().has_files(user)
 }
 
 /// Has files of this user for which the kernel answers wait to be closed from now on, for tests.
 #[doc(hidden)]
 pub fn hold_files(user: User) {
-    lock().files.occupy(user);
+    let mut accounts = lock();
+    accounts.files(Kind::Memory).occupy(user);
+    accounts.files(Kind::Disk).occupy(user);
 }
 
 /// Gives a user the maximum number of closes that never end, for tests.
@@ -129,16 +137,24 @@ pub fn exhaust(user: User) {
     drop(copies);
 }
 
-/// Closes files of a user without blocking the caller. Regular files for which [`is_answered_by_kernel`]
-/// returns `true` are closed on a thread that closes such files of this user one after another; other
-/// regular files on a new thread, which ends when their servers have answered or are gone; and files of
-/// all other kinds by [`crate::disposal`].
+/// Closes files of a user without blocking the caller. Memory, and other regular files that the kernel
+/// serves itself without a block device, are closed on a thread that closes such files of this user one
+/// after another; regular files on disks on a second thread of this kind; other regular files on a new
+/// thread, which ends when their servers have answered or are gone; and files of all other kinds by
+/// [`crate::disposal`].
 ///
 /// If no thread can be started, the files stay open.
 pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
-    let (local, others): (Vec<_>, Vec<_>) =
-        files.into_iter().partition(|file| is_answered_by_kernel(file).unwrap_or(false));
-    close_in_turn(user, local);
+    let (mut memory, mut disk, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for file in files {
+        match answering::place(&file) {
+            Place::Memory => memory.push(file),
+            Place::Disk => disk.push(file),
+            Place::Other => others.push(file),
+        }
+    }
+    close_in_turn(Kind::Memory, user, memory);
+    close_in_turn(Kind::Disk, user, disk);
     let (mut disposable, mut others): (Vec<_>, Vec<_>) =
         others.into_iter().partition(|file| is_disposable(file));
     if !disposable.is_empty() {
@@ -154,25 +170,25 @@ pub fn close_without_waiting(user: User, files: Vec<OwnedFd>) {
 
 /// Closes files that the kernel serves itself on another thread, and those that are left from earlier
 /// calls. If no thread can be started, they stay open, and count, until the next call.
-fn close_in_turn(user: User, files: Vec<OwnedFd>) {
-    if !lock().files.add(user, files) {
+fn close_in_turn(kind: Kind, user: User, files: Vec<OwnedFd>) {
+    if !lock().files(kind).add(user, files) {
         return;
     }
     let thread = thread::Builder::new().name(THREAD_NAME.to_owned());
-    if thread.spawn(close_files).is_err() {
-        lock().files.start_failed();
+    if thread.spawn(move || close_files(kind)).is_err() {
+        lock().files(kind).start_failed();
     }
 }
 
 /// Closes files that the kernel serves itself, until none have arrived for some time.
-fn close_files() {
+fn close_files(kind: Kind) {
     let mut looks = 0;
-    while looks < LOOKS_MAX || !lock().files.end() {
+    while looks < LOOKS_MAX || !lock().files(kind).end() {
         looks += 1;
-        let taken = lock().files.take();
+        let taken = lock().files(kind).take();
         if let Some((user, files)) = taken {
             drop(files);
-            lock().files.closed(user);
+            lock().files(kind).closed(user);
             looks = 0;
         }
         thread::sleep(LOOK_EVERY);
@@ -384,7 +400,7 @@ pub(crate) mod tests {
     #[cfg(not(miri))]
     fn files_that_the_kernel_serves_are_not_closed_on_the_thread_of_the_caller() {
         let user = User::from_uid(4_000_000_006);
-        lock().files.occupy(user);
+        hold_files(user);
         let memory = crate::memfd::create("closed-in-turn", crate::memfd::Backing::Shmem).unwrap();
         let link = format!("/proc/self/fd/{}", memory.as_raw_fd());
         let is_open = || {
@@ -396,7 +412,7 @@ pub(crate) mod tests {
         while may_receive(user) {
             close_without_waiting(user, vec![tempfile::tempfile().unwrap().into()]);
         }
-        assert_eq!(lock().files.held(user), HELD_PER_USER_MAX);
+        assert_eq!(lock().files_held(user), HELD_PER_USER_MAX);
         // Bytes without descriptors are received at once: waiting for each would take a minute.
         let (ours, theirs) = UnixStream::pair().unwrap();
         let begin = Instant::now();
@@ -407,10 +423,29 @@ pub(crate) mod tests {
             crate::unix_socket::receive(&ours, user, &mut byte, &mut none, None).unwrap();
         }
         assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
-        lock().files.release(user);
+        lock().files(Kind::Memory).release(user);
+        lock().files(Kind::Disk).release(user);
         close_without_waiting(user, vec![tempfile::tempfile().unwrap().into()]);
         wait_until(|| !has_files(user));
         assert!(!is_open() && may_receive(user));
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_close_on_a_disk_that_hangs_does_not_delay_memory_of_the_same_user() {
+        let user = User::from_uid(4_000_000_007);
+        lock().files(Kind::Disk).occupy(user);
+        let file = tempfile::tempfile().unwrap();
+        if answering::place(&file) != Place::Disk {
+            return println!("SKIPPED: temporary files are not on a disk");
+        }
+        let memory = crate::memfd::create("beside-disk", crate::memfd::Backing::Shmem).unwrap();
+        close_without_waiting(user, vec![file.into(), memory]);
+        wait_until(|| !lock().files(Kind::Memory).has_any(user));
+        assert_eq!(lock().files_held(user), 1);
+        lock().files(Kind::Disk).release(user);
+        close_without_waiting(user, vec![tempfile::tempfile().unwrap().into()]);
+        wait_until(|| !has_files(user));
     }
 
     #[test]

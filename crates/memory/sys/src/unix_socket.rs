@@ -15,7 +15,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::answering::may_be_passed_on;
+use crate::answering::{DeviceLookUps, may_be_passed_on_with};
 use crate::closing;
 use crate::closing::Disposable;
 use crate::user::User;
@@ -59,7 +59,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
 /// Receives the available bytes, at most as many as `into` has room for. Appends the descriptors that
 /// came with them to `descriptors`; they are close-on-exec.
 ///
-/// Only descriptors for which [`may_be_passed_on`] returns `true` are passed on. If `sockets` is given,
+/// Only descriptors for which [`crate::answering::may_be_passed_on`] returns `true` are passed on. If `sockets` is given,
 /// Unix stream sockets are passed on as well, and appended to `sockets`. Reading or mapping other files
 /// could block for ever; if one arrives, the call fails, and all descriptors are closed by
 /// [`closing::close_without_waiting`]. The same happens to passed-on descriptors when they are dropped.
@@ -111,23 +111,25 @@ pub fn receive(
     let mut descriptors_lost = received.flags.contains(ReturnFlags::CTRUNC);
     if !arrived.is_empty() {
         descriptors_lost |= arrived.len() > DESCRIPTORS_MAX;
-        pass_on(arrived, user, descriptors, sockets)?;
+        pass_on(arrived, user, descriptors, sockets, &mut DeviceLookUps::new())?;
     }
     Ok(Received { len_bytes: received.bytes, descriptors_lost })
 }
 
 /// Appends the first [`DESCRIPTORS_MAX`] of the received descriptors, or closes all if one of them is
-/// not passed on.
+/// not passed on. All together take at most two seconds, if another user delays look-ups.
 fn pass_on(
     mut arrived: Vec<OwnedFd>,
     user: User,
     descriptors: &mut Vec<Disposable<OwnedFd>>,
     mut sockets: Option<&mut Vec<Disposable<UnixStream>>>,
+    look_ups: &mut DeviceLookUps,
 ) -> io::Result<()> {
-    let is_allowed = |file: &OwnedFd| {
-        may_be_passed_on(file) || sockets.is_some() && is_stream(file).unwrap_or(false)
+    let is_socket = |file: &OwnedFd| match may_be_passed_on_with(file, look_ups) {
+        true => Some(false),
+        false => (sockets.is_some() && is_stream(file).unwrap_or(false)).then_some(true),
     };
-    if !arrived.iter().all(is_allowed) {
+    let Some(are_sockets) = arrived.iter().map(is_socket).collect::<Option<Vec<bool>>>() else {
         closing::close_without_waiting(user, arrived);
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
@@ -136,15 +138,13 @@ fn pass_on(
              file system, /proc) or that has record locks (fcntl); send a memfd, or a file of tmpfs, \
              hugetlbfs or a disk, without locks",
         ));
-    }
+    };
     if arrived.len() > DESCRIPTORS_MAX {
         closing::close_without_waiting(user, arrived.split_off(DESCRIPTORS_MAX));
     }
-    for file in arrived {
+    for (file, is_socket) in arrived.into_iter().zip(are_sockets) {
         match &mut sockets {
-            Some(sockets) if !may_be_passed_on(&file) => {
-                sockets.push(Disposable::of_user(file.into(), user));
-            }
+            Some(sockets) if is_socket => sockets.push(Disposable::of_user(file.into(), user)),
             _ => descriptors.push(Disposable::of_user(file, user)),
         }
     }
@@ -331,6 +331,20 @@ mod tests {
         let received = receive(&theirs, &mut [0; 4], &mut descriptors).unwrap();
         assert!(received.descriptors_lost && received.len_bytes == 1);
         assert!(descriptors.len() < many.len());
+    }
+
+    #[test]
+    fn the_device_of_all_files_of_a_message_is_looked_up_once() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let mut look_ups = DeviceLookUps::with_look(|_| COUNT.fetch_add(1, Ordering::Relaxed) == 0);
+        let file = tempfile::tempfile().unwrap();
+        let files = (0..DESCRIPTORS_MAX).map(|_| file.try_clone().unwrap().into()).collect();
+        let user = User::from_uid(4_000_000_008);
+        let (mut passed, mut sockets) = (Vec::new(), Vec::new());
+        pass_on(files, user, &mut passed, Some(&mut sockets), &mut look_ups).unwrap();
+        assert_eq!((passed.len(), sockets.len()), (DESCRIPTORS_MAX, 0));
+        assert!(COUNT.load(Ordering::Relaxed) <= 1);
     }
 
     #[test]

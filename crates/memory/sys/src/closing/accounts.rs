@@ -29,8 +29,18 @@ pub(super) struct Accounts {
     receiving: BTreeMap<User, usize>,
     /// The descriptors of other kinds than regular files that are being closed.
     pub(super) disposals: BTreeMap<User, Disposals>,
-    /// The regular files that the kernel serves itself.
-    pub(super) files: FileQueues,
+    /// The regular files that the kernel serves itself, in memory.
+    memory: FileQueues,
+    /// Those on block devices.
+    disk: FileQueues,
+}
+
+/// A kind of regular files that the kernel serves itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Memory,
+    /// On block devices, which may not be local: a close may wait for another process.
+    Disk,
 }
 
 impl Accounts {
@@ -39,8 +49,26 @@ impl Accounts {
             threads: BTreeMap::new(),
             receiving: BTreeMap::new(),
             disposals: BTreeMap::new(),
-            files: FileQueues::new(),
+            memory: FileQueues::new(),
+            disk: FileQueues::new(),
         }
+    }
+
+    /// Returns the files of a kind. A close that hangs delays only other files of the same kind and user.
+    pub(super) fn files(&mut self, kind: Kind) -> &mut FileQueues {
+        match kind {
+            Kind::Memory => &mut self.memory,
+            Kind::Disk => &mut self.disk,
+        }
+    }
+
+    /// Returns the number of regular files of a user, of both kinds, that may still be open.
+    pub(super) fn files_held(&self, user: User) -> usize {
+        self.memory.held(user) + self.disk.held(user)
+    }
+
+    pub(super) fn has_files(&self, user: User) -> bool {
+        self.memory.has_any(user) || self.disk.has_any(user)
     }
 
     pub(super) fn may_receive(&mut self, user: User) -> bool {
@@ -52,7 +80,7 @@ impl Accounts {
             _ => 0,
         };
         if self.threads.get(&user).copied().unwrap_or(0) >= max
-            || self.files.held(user) >= HELD_PER_USER_MAX
+            || self.files_held(user) >= HELD_PER_USER_MAX
         {
             return false;
         }
