@@ -100,7 +100,7 @@ fn in_child(path: &str) {
         return println!("SKIPPED: there is no {path}");
     }
     let folder = tempfile::tempdir().unwrap();
-    // With one thread, the test runs on the main thread, which may enter a user namespace.
+    // Without root, the threads of the test runner keep it from entering a user namespace.
     let child = Command::new(env::current_exe().unwrap())
         .args(["--exact", "starts_and_serves", "--include-ignored", "--nocapture"])
         .arg("--test-threads=1")
