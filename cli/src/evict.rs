@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use longshore::formats::printable;
-use longshore::load::{PublishedModel, PublishedModels};
+use longshore::load::{self, PublishProblem, PublishedModel, PublishedModels};
 use serde_json::{Value, json};
 
 use crate::exit::failure;
@@ -97,10 +97,13 @@ pub(crate) fn run(args: &EvictArgs) -> anyhow::Result<()> {
         for model in listed {
             let why = match model.usage().is_open {
                 _ if model.is_pinned => "pinned",
-                Ok(false) => {
-                    evict(&models, &model)?;
-                    continue;
-                }
+                Ok(false) => match evict(&models, &model) {
+                    Err(error) => match changed_meanwhile(&error) {
+                        Some(why) => why,
+                        None => return Err(error),
+                    },
+                    Ok(()) => continue,
+                },
                 Ok(true) => "in use",
                 Err(_) => "its use is not known",
             };
@@ -142,6 +145,18 @@ fn find(path: &Path) -> anyhow::Result<(PublishedModels, PublishedModel)> {
     let models = PublishedModels::open(directory)?;
     let model = models.find(&name.to_string_lossy())?;
     Ok((models, model))
+}
+
+/// Returns the state of a model that was not evicted because it has changed since it was looked at.
+fn changed_meanwhile(error: &anyhow::Error) -> Option<&'static str> {
+    match error.downcast_ref()? {
+        load::Error::Publish { reason: PublishProblem::InUse, .. } => Some("in use"),
+        load::Error::Publish { reason: PublishProblem::Pinned, .. } => Some("pinned"),
+        load::Error::Publish { reason: PublishProblem::NotPublished, .. } => {
+            Some("replaced or removed")
+        }
+        _ => None,
+    }
 }
 
 fn described(model: &PublishedModel) -> String {

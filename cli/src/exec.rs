@@ -28,6 +28,8 @@ use crate::signals;
 
 /// The argument that the path of the model replaces.
 const PLACE: &str = "{}";
+/// The name of the lock file in the directory under a private tmpfs.
+const LOCK_NAME: &str = ".longshore.lock";
 /// The environment variable with the path of the model.
 const VARIABLE: &str = "LONGSHORE_MODEL";
 
@@ -85,8 +87,8 @@ struct Way {
     stays: bool,
     /// `true` if the directory was not requested.
     is_default: bool,
-    /// The directory under the mount of a private tmpfs.
-    mount_point: Option<OwnedFd>,
+    /// The lock file in the directory under the mount of a private tmpfs.
+    lock: Option<OwnedFd>,
 }
 
 pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
@@ -166,8 +168,8 @@ fn place(
                     let published = published?;
                     let pages = if published.gives_huge_pages { "2 MiB" } else { "4 KiB" };
                     let description = format!("{}, mapped in {pages} pages", way.description);
-                    let kept = match way.mount_point {
-                        Some(folder) => Kept::inherited(folder)?,
+                    let kept = match way.lock {
+                        Some(lock) => Kept::inherited(lock)?,
                         None if way.stays => keep_open(&published)?,
                         None => Kept::Nothing,
                     };
@@ -235,16 +237,16 @@ fn choose(args: &ExecArgs) -> anyhow::Result<Result<Way, String>> {
     let way = |target, description: &str| {
         let description = description.to_owned();
         let (replaces, stays, is_default) = (false, false, false);
-        Way { target, description, replaces, stays, is_default, mount_point: None }
+        Way { target, description, replaces, stays, is_default, lock: None }
     };
     if let Some(target) = &args.to {
         let way = way(target.clone(), "the given tmpfs, where it stays");
         return Ok(Ok(Way { stays: true, ..way }));
     }
     let refused = match private_tmpfs() {
-        Ok((target, folder)) => {
+        Ok((target, lock)) => {
             let way = way(target, "a private tmpfs, which is removed when the program ends");
-            return Ok(Ok(Way { mount_point: Some(folder), ..way }));
+            return Ok(Ok(Way { lock: Some(lock), ..way }));
         }
         Err(Refused::NotPermitted(error)) => error,
         Err(Refused::Incomplete(error)) => {
@@ -280,11 +282,14 @@ enum Refused {
 }
 
 /// Mounts a tmpfs with huge pages that only this process and its children see.
-/// Returns its path, and the directory under the mount: if somebody removed that, the kernel would unmount the
-/// tmpfs. While it is locked, programs that remove old files from `/tmp` do not.
+/// Returns its path, and the lock file in the directory under the mount. If somebody removed this directory, the
+/// kernel would unmount the tmpfs. The file prevents it, and programs that remove old files from `/tmp` keep those
+/// that are locked.
 fn private_tmpfs() -> Result<(PathBuf, OwnedFd), Refused> {
     // In the old namespace, which shows the owners of files.
     let (path, folder) = mount_point().map_err(Refused::NotPermitted)?;
+    let lock = directory::open_lock_in(&folder, Path::new(LOCK_NAME));
+    let lock = lock.map_err(Refused::NotPermitted)?;
     let before = namespace::user_namespace().map_err(Refused::NotPermitted)?;
     namespace::enter().map_err(|error| match namespace::user_namespace() {
         Ok(now) if now == before => Refused::NotPermitted(error),
@@ -300,8 +305,8 @@ fn private_tmpfs() -> Result<(PathBuf, OwnedFd), Refused> {
     });
     mounted.map_err(Refused::Incomplete)?;
     // Without the lock, the program runs all the same.
-    let _ = directory::lock_shared(&folder);
-    Ok((path, folder))
+    let _ = directory::lock_shared(&lock);
+    Ok((path, lock))
 }
 
 /// Makes the directory under the mount. It has the same name for all runs, so that at most one is left
@@ -310,7 +315,9 @@ fn mount_point() -> io::Result<(PathBuf, OwnedFd)> {
     let base = env::temp_dir().canonicalize()?;
     let usual = base.join(format!("longshore-exec-{}", effective_uid()));
     match own_directory(&usual) {
-        Ok(folder) if directory::entries(&folder)?.is_empty() => Ok((usual, folder)),
+        Ok(folder) if directory::entries(&folder)?.iter().all(|(name, _)| name == LOCK_NAME) => {
+            Ok((usual, folder))
+        }
         // Another user has made it, or this program is itself run by `longshore exec`.
         _ => {
             let name = format!("longshore-exec-{}-{}", effective_uid(), std::process::id());

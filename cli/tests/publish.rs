@@ -290,8 +290,10 @@ fn exec_needs_no_privilege() {
     assert_eq!(lines[2], user);
     // The tmpfs has ended with the program.
     assert!(!Path::new(one).exists());
-    let below = text(Path::new(one).parent().unwrap());
-    assert!(lines[3..].contains(&below), "the directory under the mount is open: {lines:?}");
+    let below = Path::new(one).parent().unwrap();
+    let lock = below.join(".longshore.lock");
+    assert!(lines[3..].contains(&text(&lock)), "it has the lock file: {lines:?}");
+    assert!(fs::remove_dir(below).is_err(), "then the kernel would unmount the tmpfs");
 
     let mapper = fixture.disk.path().join("mapper");
     let this = std::env::current_exe().unwrap();

@@ -347,13 +347,13 @@ pub fn try_lock(file: impl AsFd) -> io::Result<bool> {
     }
 }
 
-/// Locks a directory together with other processes, for as long as this process or one that inherits the
-/// descriptor has it open. Programs that remove old directories (`systemd-tmpfiles`) leave it alone.
+/// Locks a file or directory together with other processes, for as long as this process or one that inherits
+/// the descriptor has it open.
 ///
 /// # Errors
 /// `EWOULDBLOCK` if a process has the lock for itself; those of `flock(2)`.
-pub fn lock_shared(directory: impl AsFd) -> io::Result<()> {
-    Ok(rustix::fs::flock(directory, FlockOperation::NonBlockingLockShared)?)
+pub fn lock_shared(file: impl AsFd) -> io::Result<()> {
+    Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockShared)?)
 }
 
 /// Returns `true` if `name` in the directory refers to this file, and not to another one or to none.

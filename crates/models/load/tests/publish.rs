@@ -210,7 +210,7 @@ fn a_tmpfs_without_room_is_an_error() {
     });
     with_tmpfs("size=64m,nr_inodes=6", |place| {
         let refused = reason(place.publish(&place.model()));
-        assert_eq!(refused, PublishProblem::NoInodes { needed: 7, free: 4 });
+        assert_eq!(refused, PublishProblem::NoInodes { needed: 8, free: 4 });
         assert!(place.names().is_empty());
     });
 }

@@ -8,7 +8,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 
 use longshore_load::{
-    DigestKind, Error, Manifest, Outcome, PublishProblem, PublishedModel, PublishedModels,
+    DigestKind, Error, Manifest, Outcome, PublishProblem, PublishedFile, PublishedModel,
+    PublishedModels,
 };
 use place::{Place, with_tmpfs};
 use serde_json::Value;
@@ -50,26 +51,64 @@ fn change_record(place: &Place, change: impl FnOnce(&mut Value)) {
 fn checksums_in_a_record_of_another_user_are_not_believed() {
     with_tmpfs("size=64m", |place| {
         let source = place.model();
+        let publisher = || place.publisher().digest(DigestKind::Sha256);
+        let first = publisher().name("own").publish(&source).unwrap();
+        let again = publisher().name("own").publish(&source).unwrap();
+        assert_eq!(again.outcome, Outcome::AlreadyPublished);
+        assert_eq!(again.files[2].digests, first.files[2].digests);
+        let line =
+            |file: &PublishedFile| format!("{}  {}\n", file.digests[0].1, file.path.display());
+        let sums: String = first.files.iter().map(line).collect();
+        let manifest = Manifest::open(place.write("model.sums", sums.as_bytes())).unwrap();
+
         give(&source);
-        let publish = || place.publisher().digest(DigestKind::Sha256).publish(&source);
-        let first = publish().unwrap();
-        assert_eq!(first.outcome, Outcome::New);
-        assert_eq!(publish().unwrap().files[2].digests, first.files[2].digests);
-        let sums =
-            first.files.iter().map(|it| format!("{}  {}\n", it.digests[0].1, it.path.display()));
-        let sums = place.write("model.sums", sums.collect::<String>().as_bytes());
-        let manifest = Manifest::open(&sums).unwrap();
+        let publisher = || publisher().manifest(&manifest);
+        assert_eq!(publisher().publish(&source).unwrap().outcome, Outcome::New);
         // Its owner changes a file, and not the record.
         let weights = place.tmpfs.join("model/model.safetensors");
-        let mut content = fs::read(&weights).unwrap();
-        content[1_000_000] ^= 1;
-        fs::write(&weights, &content).unwrap();
-        let refused = place.publisher().manifest(&manifest).publish(&source).unwrap_err();
-        assert!(matches!(refused, Error::Mismatch { .. }), "{refused}");
-        let published = publish().unwrap();
-        assert_ne!(published.files[2].digests, first.files[2].digests, "those of the file");
-        let replaced = place.publisher().name("other").manifest(&manifest).publish(&source);
-        assert_eq!(replaced.unwrap().outcome, Outcome::New);
+        let content = fs::read(&weights).unwrap();
+        let mut changed = content.clone();
+        changed[1_000_000] ^= 1;
+        fs::write(&weights, &changed).unwrap();
+        assert_eq!(reason(publisher().publish(&source)), PublishProblem::NameExists);
+        assert_eq!(fs::read(&weights).unwrap(), changed);
+        let replaced = publisher().replace(true).publish(&source).unwrap();
+        assert_eq!(replaced.outcome, Outcome::Replaced);
+        assert_eq!(fs::read(&weights).unwrap(), content);
+        // Without a requested checksum, those of the record are not reported.
+        let again = place.publish(&source).unwrap();
+        assert_eq!(again.outcome, Outcome::AlreadyPublished);
+        assert!(again.files.iter().all(|file| file.digests.is_empty()));
+    });
+}
+
+#[test]
+fn names_of_another_user_do_not_lead_to_changes_of_other_files() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        let secret = place.write("model/secret.bin", &[1; 4096]);
+        let public = place.write("model/public.bin", &[2; 4096]);
+        give(&source);
+        for (file, mode) in [(&secret, 0o600), (&public, 0o644)] {
+            chown(file, Some(NOBODY - 1), None).unwrap();
+            fs::set_permissions(file, Permissions::from_mode(mode)).unwrap();
+        }
+        place.publish(&source).unwrap();
+        // The owner of the directories exchanges two files of another user.
+        let copy = |name: &str| place.tmpfs.join("model").join(name);
+        fs::rename(copy("secret.bin"), copy("x")).unwrap();
+        fs::rename(copy("public.bin"), copy("secret.bin")).unwrap();
+        fs::rename(copy("x"), copy("public.bin")).unwrap();
+        assert_eq!(reason(place.publish(&source)), PublishProblem::NameExists);
+        let mode = |name: &str| copy(name).metadata().unwrap().mode() & 0o777;
+        assert_eq!((mode("public.bin"), mode("secret.bin")), (0o400, 0o444), "as they were");
+        let replaced = place.publisher().replace(true).publish(&source).unwrap();
+        assert_eq!(replaced.outcome, Outcome::Replaced);
+        assert_eq!((mode("public.bin"), mode("secret.bin")), (0o444, 0o400));
+        // The record is a file of somebody else.
+        fs::rename(copy("secret.bin"), copy(".longshore.json")).unwrap();
+        assert!(place.publish(&source).is_err());
+        assert_eq!(mode(".longshore.json"), 0o400);
     });
 }
 

@@ -21,14 +21,12 @@ mod refresh;
 mod target;
 mod tree;
 
-use std::fs::File;
-use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use longshore_heap::{self as heap, FileAttributes, Heap, PageReport};
-use longshore_sys::{beneath, directory};
+use longshore_sys::directory;
 
 pub use hold::{HeldFile, HeldModel};
 pub use models::{ManagerLock, ModelUse, PublishedModel, PublishedModels, SourceState};
@@ -43,7 +41,7 @@ use crate::open::{read_gguf_header, read_safetensors_header};
 use crate::plan::Plan;
 use crate::progress::{CancelToken, Progress};
 use crate::source::SourceFile;
-use crate::verify::{Hasher, Manifest};
+use crate::verify::Manifest;
 use access::Access;
 use record::{FileRecord, Record};
 use refresh::{Refreshed, refresh};
@@ -52,8 +50,6 @@ use tree::{Links, Tree, TreeFile, publish_error, write_error};
 
 /// The number of times that a model is renamed while other programs make and remove the name.
 const RENAMES_MAX: u32 = 100;
-/// The number of bytes of a published file that are hashed at once.
-const HASHED_BYTES: usize = 1 << 20;
 
 /// A builder that publishes models in a directory of a tmpfs.
 ///
@@ -208,14 +204,14 @@ impl<'a> Publisher<'a> {
             }
             Ok(())
         })?;
-        if let Some(same) = self.find_same(&target, &name, &tree, began)? {
+        if let Some(same) = self.find_same(&target, &name, &tree)? {
             return self.described(&target, &name, &tree, &same, began);
         }
         self.pin |= target
             .open_name(&name)
             .is_some_and(|it| directory::exists(it, Path::new(record::PIN_NAME)));
         let lengths = tree.files.iter().map(|file| file.version.len_bytes);
-        target.check_room(lengths, tree.folders.len())?;
+        target.check_room(lengths, tree.folders.len() + usize::from(self.pin))?;
         // Each load checks its own file, but the whole model must fit, too.
         drop(budget::check(tree.content_bytes(), &Heap::MemfdBasePages, None)?);
 
@@ -232,13 +228,15 @@ impl<'a> Publisher<'a> {
                 return Err(publish_error(&target.path().join(&name), PublishProblem::NameExists));
             }
             // Another publisher may have published the model meanwhile.
-            if let Some(same) = self.find_same(&target, &name, &tree, began)? {
+            if let Some(same) = self.find_same(&target, &name, &tree)? {
                 return self.described(&target, &name, &tree, &same, began);
             }
             if partial.exchange(&name)? {
                 break Outcome::Replaced;
             }
         };
+        // If permissions of the source have changed meanwhile. It is published, also if this fails.
+        let _ = refresh(&tree, partial.folder.as_fd(), self.mode);
         let directory = target.path().join(&name);
         Ok(Published {
             path: tree.main.as_ref().map_or_else(|| directory.clone(), |it| directory.join(it)),
@@ -255,13 +253,7 @@ impl<'a> Publisher<'a> {
 
     /// Finds the model with this name, and gives it the access of the source. Returns `None` if there is
     /// none, or if it is another one that may be replaced.
-    fn find_same(
-        &mut self,
-        target: &Target,
-        name: &str,
-        tree: &Tree,
-        began: Instant,
-    ) -> Result<Option<Same>> {
+    fn find_same(&self, target: &Target, name: &str, tree: &Tree) -> Result<Option<Same>> {
         let source = tree.open_folder(Path::new(""))?;
         let owner = directory::attributes(source).map_err(write_error(tree.root()))?.owner;
         let files = tree.files.iter().map(|file| FileRecord::new(&file.path, &file.version));
@@ -276,12 +268,16 @@ impl<'a> Publisher<'a> {
                     && record.is_complete(&folder)
                     && self.has_digests(&record) =>
             {
-                if !self.digests.is_empty() && !record.is_trusted(&folder) {
-                    self.compute_digests(&mut record, folder.as_fd(), began)?;
+                let is_trusted = record.is_trusted(&folder);
+                if is_trusted {
+                    self.verify(tree, &record)?;
+                } else {
+                    record.forget_digests();
                 }
-                self.verify(&record)?;
                 let refreshed = refresh(tree, folder.as_fd(), self.mode)?;
-                (refreshed != Refreshed::NeedsCopy).then_some(Same { record, folder, refreshed })
+                let is_same =
+                    refreshed != Refreshed::NeedsCopy && (is_trusted || self.digests.is_empty());
+                is_same.then_some(Same { record, folder, refreshed })
             }
             Existing::Model(..) => None,
         };
@@ -298,46 +294,9 @@ impl<'a> Publisher<'a> {
         })
     }
 
-    /// Replaces the checksums in a record, which another user can have written, by those of the published
-    /// files.
-    fn compute_digests(
-        &mut self,
-        record: &mut Record,
-        model: BorrowedFd<'_>,
-        began: Instant,
-    ) -> Result<()> {
-        let total_bytes = record.files.iter().fold(0, |sum: u64, it| it.bytes.saturating_add(sum));
-        let mut done_bytes = 0;
-        for file in &mut record.files {
-            let (path, found) = (self.target.join(&file.path), Path::new(&file.path));
-            let failed = |source| Error::Open { path, source };
-            let opened = directory::find_in(model, found).and_then(beneath::open_located);
-            let mut opened = File::from(opened.map_err(failed.clone())?);
-            let mut hashers: Vec<_> = self.digests.iter().map(|kind| Hasher::new(*kind)).collect();
-            let mut bytes = vec![0; HASHED_BYTES];
-            loop {
-                let count = opened.read(&mut bytes).map_err(failed.clone())?;
-                if count == 0 {
-                    break;
-                }
-                hashers.iter_mut().for_each(|hasher| hasher.update(&bytes[..count]));
-                done_bytes += count as u64;
-                if self.cancel.is_cancelled() {
-                    return Err(Error::Cancelled { done_bytes, total_bytes });
-                }
-                if let Some(observe) = &mut self.observe {
-                    observe(Progress::new(done_bytes, total_bytes, began.elapsed()));
-                }
-            }
-            let kinds = self.digests.iter().map(DigestKind::to_string);
-            file.digests = kinds.zip(hashers.into_iter().map(Hasher::finish)).collect();
-        }
-        Ok(())
-    }
-
-    fn verify(&self, record: &Record) -> Result<()> {
+    fn verify(&self, tree: &Tree, record: &Record) -> Result<()> {
         for file in &record.files {
-            let path = record.source().join(&file.path);
+            let path = tree.root().join(&file.path);
             check_manifest(self.manifest.as_ref(), &path, &file.digests())?;
         }
         Ok(())

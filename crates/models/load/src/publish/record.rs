@@ -53,6 +53,11 @@ impl Record {
         Self { format: FORMAT, source: source.to_string_lossy().into_owned(), mode, files }
     }
 
+    /// Removes the checksums, because another user can have written them.
+    pub(crate) fn forget_digests(&mut self) {
+        self.files.iter_mut().for_each(|file| file.digests.clear());
+    }
+
     /// Returns the path of the directory with the source files.
     pub(crate) fn source(&self) -> &Path {
         Path::new(&self.source)

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use longshore_heap::FileAttributes;
-use longshore_sys::beneath::{self, Reach};
 use longshore_sys::{directory, effective_uid, file};
 
 use super::access::Access;
@@ -20,7 +19,8 @@ pub(crate) enum Refreshed {
     Same,
     /// Permissions or groups were changed, and now it is the same.
     Changed,
-    /// It is not the same. A file has another owner than a new copy would have, or two names.
+    /// It is not the same, and cannot be changed. A file has another owner than a new copy would have, or two
+    /// names; or another user owns a directory of the model, and can give its names to other files.
     NeedsCopy,
 }
 
@@ -38,7 +38,8 @@ pub(crate) fn refresh(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>) -> 
     // Nothing is changed before all is compared. A model may have more files than this process may have
     // descriptors, so they are opened again.
     match pass(tree, model, mode, compare)? {
-        Refreshed::Changed => pass(tree, model, mode, change),
+        Refreshed::Changed if has_own_names(tree, model) => pass(tree, model, mode, change),
+        Refreshed::Changed => Ok(Refreshed::NeedsCopy),
         compared => Ok(compared),
     }
 }
@@ -51,7 +52,7 @@ fn pass(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>, step: Step) -> Re
     let mut all = Refreshed::Same;
     for file in &tree.files {
         let (source, path) = (tree.find(file)?, Path::new(&file.path));
-        let done = beneath::locate(model, path, Reach::Beneath).and_then(|copy| {
+        let done = directory::find_in(model, path).and_then(|copy| {
             let group = directory::attributes(&copy)?.group;
             step(&copy, &access.of_file(source.as_fd(), model, group)?)
         });
@@ -66,8 +67,9 @@ fn pass(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>, step: Step) -> Re
         });
         all = all.max(done.or_else(if_missing).map_err(write_error(&tree.root().join(path)))?);
     }
-    let record = beneath::locate(model, Path::new(record::NAME), Reach::Beneath);
+    let record = directory::find_in(model, Path::new(record::NAME));
     let done = record.and_then(|record| {
+        // It belongs to the publisher.
         let uid = Some(directory::attributes(&record)?.owner);
         step(&record, &FileAttributes { mode: access.of_record(), uid, gid: None })
     });
@@ -77,6 +79,15 @@ fn pass(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>, step: Step) -> Re
 /// The owner of a model may remove files of it.
 fn if_missing(error: io::Error) -> io::Result<Refreshed> {
     if error.kind() == io::ErrorKind::NotFound { Ok(Refreshed::NeedsCopy) } else { Err(error) }
+}
+
+/// Returns `true` if no other user than root can give names in the model to other files.
+fn has_own_names(tree: &Tree, model: BorrowedFd<'_>) -> bool {
+    let folders = tree.folders.iter().map(PathBuf::as_path).chain([Path::new(".")]);
+    folders.into_iter().all(|path| {
+        let found = directory::find_in(model, path).and_then(directory::attributes);
+        found.is_ok_and(|it| [0, effective_uid()].contains(&it.owner))
+    })
 }
 
 fn compare(copy: &OwnedFd, wanted: &FileAttributes) -> io::Result<Refreshed> {

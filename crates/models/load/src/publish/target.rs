@@ -123,8 +123,16 @@ impl Target {
 
     /// Returns `true` if the path still leads to this directory.
     pub(crate) fn has_path(&self) -> bool {
-        let now = directory::open_path(&self.path);
-        now.and_then(|now| directory::is_same(now, &self.folder)).unwrap_or(false)
+        match directory::open_path(&self.path) {
+            Ok(now) => directory::is_same(now, &self.folder).unwrap_or(true),
+            // Any other error, such as a lack of descriptors, does not show it.
+            Err(error) => {
+                let kind = error.kind();
+                kind != io::ErrorKind::NotFound
+                    && kind != io::ErrorKind::NotADirectory
+                    && !beneath::is_loop(&error)
+            }
+        }
     }
 
     /// Returns `true` if programs that map files in it get 2 MiB pages.
@@ -156,7 +164,7 @@ impl Target {
         Err(publish_error(&self.path, reason))
     }
 
-    /// Checks that there is room for files with these lengths and for `folders` directories.
+    /// Checks that there is room for files with these lengths, and for `folders` directories and empty files.
     ///
     /// # Errors
     /// [`Error::Publish`] with [`PublishProblem::NoRoom`] or [`PublishProblem::NoInodes`].
@@ -166,8 +174,8 @@ impl Target {
         folders: usize,
     ) -> Result<()> {
         let room = self.room()?;
-        // The directory of the model, and its record.
-        let needed = (lengths.len() + folders + 2) as u64;
+        // The directory of the model, its record, and the lock file.
+        let needed = (lengths.len() + folders + 3) as u64;
         let page_bytes = longshore_sys::page_size_bytes() as u64;
         let whole = |len_bytes: u64| len_bytes.div_ceil(page_bytes).saturating_mul(page_bytes);
         let needed_bytes = lengths.map(whole).fold(page_bytes, u64::saturating_add);
@@ -206,7 +214,7 @@ impl Target {
             }
             // A model that is being removed has lost its name before its record.
             if directory::has_name(&self.folder, path, &model) {
-                let is_damaged = self.is_own() && found.owner == owner && owner != effective_uid();
+                let is_damaged = self.is_own() && ![0, effective_uid()].contains(&found.owner);
                 return if is_damaged { Existing::Damaged } else { Existing::Other };
             }
         }
@@ -309,17 +317,26 @@ impl Target {
     /// # Errors
     /// [`Error::Open`] if this process has no descriptors left.
     pub(crate) fn open_model(&self, name: &str) -> Result<Option<(OwnedFd, Record)>> {
-        let model = match directory::open_in(&self.folder, Path::new(name)) {
-            Ok(model) => model,
-            Err(source) if descriptors::is_exhausted(&source) => {
-                return Err(Error::Open { path: self.path.join(name), source });
+        let path = Path::new(name);
+        for _ in 0..ATTEMPTS_MAX {
+            let model = match directory::open_in(&self.folder, path) {
+                Ok(model) => model,
+                Err(source) if descriptors::is_exhausted(&source) => {
+                    return Err(Error::Open { path: self.path.join(name), source });
+                }
+                Err(_) => break,
+            };
+            let is_trusted = self.is_own()
+                || directory::attributes(&model).is_ok_and(|it| it.owner == effective_uid());
+            if let Some(record) = is_trusted.then(|| Record::read(&model)).flatten() {
+                return Ok(Some((model, record)));
             }
-            Err(_) => return Ok(None),
-        };
-        let is_trusted = self.is_own()
-            || directory::attributes(&model).is_ok_and(|it| it.owner == effective_uid());
-        let record = is_trusted.then(|| Record::read(&model)).flatten();
-        Ok(record.map(|record| (model, record)))
+            // A new version may have replaced it, and its record is removed.
+            if directory::has_name(&self.folder, path, &model) {
+                break;
+            }
+        }
+        Ok(None)
     }
 
     /// Removes a model: gives it a hidden name first, so that no program finds a part of it. Returns
