@@ -138,10 +138,13 @@ impl PublishedModels {
     ///
     /// # Errors
     /// [`Error::Publish`] with [`PublishProblem::Managed`] if another process has
-    /// it, with [`PublishProblem::OtherOwner`] if another user has made the lock file, or with
-    /// [`PublishProblem::UnsafePath`]; [`Error::Write`].
+    /// it, with [`PublishProblem::OtherOwner`] if another user has made the lock file, or, if this process is
+    /// root, with [`PublishProblem::UnsafePath`]; [`Error::Write`].
     pub fn lock(&self) -> Result<ManagerLock> {
-        self.target.check_path()?;
+        // In a pod of Kubernetes, a process without privilege cannot change the mode of a volume.
+        if effective_uid() == 0 {
+            self.target.check_path()?;
+        }
         let path = self.path().join(LOCK_NAME);
         let file = LockFile::open(&path).map_err(write_error(&path))?;
         let owner = file.metadata().map_err(write_error(&path))?.uid();
