@@ -102,6 +102,7 @@ fn names_of_another_user_do_not_lead_to_changes_of_other_files() {
         assert_eq!(reason(place.publish(&source)), PublishProblem::NameExists);
         let mode = |name: &str| copy(name).metadata().unwrap().mode() & 0o777;
         assert_eq!((mode("public.bin"), mode("secret.bin")), (0o400, 0o444), "as they were");
+        assert_eq!(place.tmpfs.join("model").metadata().unwrap().mode() & 0o777, 0o755);
         let replaced = place.publisher().replace(true).publish(&source).unwrap();
         assert_eq!(replaced.outcome, Outcome::Replaced);
         assert_eq!((mode("public.bin"), mode("secret.bin")), (0o444, 0o400));
@@ -159,6 +160,13 @@ fn a_model_that_its_owner_has_damaged_is_replaced() {
         assert_eq!(reason(place.publish(&source)), PublishProblem::NotAModel);
         let replace = || place.publisher().replace(true).publish(&source);
         assert_eq!(replace().unwrap().outcome, Outcome::Replaced);
+        // The model of another user, who is not the owner of the source.
+        let other = place.tmpfs.join("other");
+        fs::create_dir(&other).unwrap();
+        give(&other);
+        chown(&other, Some(NOBODY - 1), None).unwrap();
+        let refused = place.publisher().name("other").replace(true).publish(&source);
+        assert_eq!(reason(refused), PublishProblem::NotAModel);
         // The source has another owner now, who is also the owner of the next version.
         let folder = place.tmpfs.join("model");
         chown(&source, Some(NOBODY - 1), None).unwrap();
@@ -169,6 +177,40 @@ fn a_model_that_its_owner_has_damaged_is_replaced() {
         fs::create_dir(place.tmpfs.join("kept")).unwrap();
         let refused = place.publisher().name("kept").replace(true).publish(&source);
         assert_eq!(reason(refused), PublishProblem::NotAModel);
+    });
+}
+
+#[test]
+fn a_model_that_cannot_be_changed_is_closed_until_there_is_room_for_a_copy() {
+    with_tmpfs("size=8m", |place| {
+        let source = place.model();
+        give(&source);
+        place.publish(&source).unwrap();
+        let folder = place.tmpfs.join("model");
+        let mode = || folder.metadata().unwrap().mode() & 0o777;
+        assert_eq!(mode(), 0o755);
+        fs::set_permissions(source.join("empty"), Permissions::from_mode(0o600)).unwrap();
+        let refused = place.publisher().replace(true).publish(&source);
+        assert!(matches!(reason(refused), PublishProblem::NoRoom { .. }));
+        assert_eq!(mode(), 0o700);
+    });
+}
+
+#[test]
+fn links_in_the_place_of_directories_do_not_keep_permissions() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        fs::create_dir(source.join("e")).unwrap();
+        place.publish(&source).unwrap();
+        let empty = place.tmpfs.join("model/e");
+        fs::remove_dir(&empty).unwrap();
+        symlink("/nowhere", &empty).unwrap();
+        fs::set_permissions(source.join("empty"), Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(reason(place.publish(&source)), PublishProblem::NameExists);
+        let replaced = place.publisher().replace(true).publish(&source).unwrap();
+        assert_eq!(replaced.outcome, Outcome::Replaced);
+        let copy = place.tmpfs.join("model/empty").metadata().unwrap();
+        assert_eq!(copy.mode() & 0o777, 0o400);
     });
 }
 

@@ -8,7 +8,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use longshore_load::{Error as LoadError, Outcome, PublishProblem, PublishedModels, Publisher};
+use longshore_load::{
+    Error as LoadError, Manifest, Outcome, PublishProblem, PublishedModels, Publisher,
+};
 use longshore_serve::{
     Error, Eviction, Keep, PublishEvent, PublishManager, PublishOptions, PublishTrouble, Stop,
 };
@@ -248,6 +250,34 @@ fn new_permissions_of_a_source_are_those_of_the_model() {
     assert_eq!(running.published(), ("llama".to_owned(), Outcome::AccessChanged));
     let after = weights.metadata().unwrap();
     assert_eq!((after.mode() & 0o777, after.ino()), (0o400, before.ino()));
+    running.end();
+}
+
+/// In a directory in which other users may make names, the server does not list their models.
+#[test]
+fn a_model_of_another_user_is_published_once() {
+    let Some(fixture) = Fixture::new() else { return };
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: only root can publish for another user");
+    }
+    let llama = fixture.model("llama");
+    fs::set_permissions(fixture.shm.path(), Permissions::from_mode(0o1777)).unwrap();
+    for path in [llama.clone(), llama.join("config.json"), llama.join("weights.bin")] {
+        std::os::unix::fs::chown(path, Some(65534), None).unwrap();
+    }
+    let sums = fixture.disk.path().join("sums");
+    fs::write(&sums, "8a9136aa  other\n").unwrap();
+    let mut options = fixture.options();
+    options.preload = vec![llama];
+    options.manifest = Some(Manifest::open(&sums).unwrap());
+    let running = Running::start(options);
+    assert_eq!(running.published(), ("llama".to_owned(), Outcome::New));
+    assert_eq!(running.ready(), 0);
+    let inode = || fixture.shm.path().join("llama").metadata().unwrap().ino();
+    let first = inode();
+    // Longer than two looks at the source.
+    thread::sleep(Duration::from_secs(10));
+    assert_eq!(inode(), first);
     running.end();
 }
 

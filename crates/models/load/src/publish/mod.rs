@@ -44,7 +44,7 @@ use crate::source::SourceFile;
 use crate::verify::Manifest;
 use access::Access;
 use record::{FileRecord, Record};
-use refresh::{Refreshed, refresh};
+use refresh::{Refreshed, close, refresh};
 use target::{Existing, Partial, Target};
 use tree::{Links, Tree, TreeFile, publish_error, write_error};
 
@@ -235,8 +235,10 @@ impl<'a> Publisher<'a> {
                 break Outcome::Replaced;
             }
         };
-        // If permissions of the source have changed meanwhile. It is published, also if this fails.
-        let _ = refresh(&tree, partial.folder.as_fd(), self.mode);
+        // Permissions of the source may have changed meanwhile. It is published, also if this fails.
+        if let Ok(Refreshed::NeedsCopy) = refresh(&tree, partial.folder.as_fd(), self.mode) {
+            let _ = close(partial.folder.as_fd());
+        }
         let directory = target.path().join(&name);
         Ok(Published {
             path: tree.main.as_ref().map_or_else(|| directory.clone(), |it| directory.join(it)),
@@ -275,6 +277,10 @@ impl<'a> Publisher<'a> {
                     record.forget_digests();
                 }
                 let refreshed = refresh(tree, folder.as_fd(), self.mode)?;
+                if refreshed == Refreshed::NeedsCopy && self.replace {
+                    // There may be no room for a new copy.
+                    close(folder.as_fd()).map_err(write_error(&self.target))?;
+                }
                 let is_same =
                     refreshed != Refreshed::NeedsCopy && (is_trusted || self.digests.is_empty());
                 is_same.then_some(Same { record, folder, refreshed })

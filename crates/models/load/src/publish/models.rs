@@ -11,7 +11,7 @@ use longshore_sys::{beneath, directory, effective_uid, file_use, tmpfs};
 
 use super::problem::PublishProblem;
 use super::record::{NAME, PIN_NAME, Record};
-use super::target::Target;
+use super::target::{Existing, Target};
 use super::tree::{Links, Tree, publish_error, write_error};
 use crate::error::{Error, Result};
 
@@ -170,6 +170,19 @@ impl PublishedModels {
         let mut names = self.target.names()?;
         names.sort();
         names.into_iter().filter_map(|name| self.read(name).transpose()).collect()
+    }
+
+    /// Returns `true` if all files of a model with this name exist, whose owner is root, this user, or the owner
+    /// of the source.
+    pub fn has_model_of(&self, source: &SourceState, name: &str) -> bool {
+        let root = source
+            .0
+            .open_folder(Path::new(""))
+            .and_then(|root| directory::attributes(root).map_err(write_error(source.0.root())));
+        root.is_ok_and(|root| match self.target.existing(name, root.owner) {
+            Existing::Model(record, folder) => record.is_complete(folder),
+            _ => false,
+        })
     }
 
     /// Returns the model with this name.

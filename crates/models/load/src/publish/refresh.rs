@@ -1,11 +1,11 @@
 //! The access to a model that is published already: it follows that to its source, and nothing is read.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use longshore_heap::FileAttributes;
-use longshore_sys::{directory, effective_uid, file};
+use longshore_sys::{beneath, directory, effective_uid, file};
 
 use super::access::Access;
 use super::record;
@@ -35,10 +35,14 @@ pub(crate) fn refresh(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>) -> 
     if !may_change(found.owner) {
         return Ok(Refreshed::Same);
     }
+    // Before and after the comparison, because a process that removes the model takes its directories.
+    let has_names = has_own_names(tree, model);
     // Nothing is changed before all is compared. A model may have more files than this process may have
     // descriptors, so they are opened again.
     match pass(tree, model, mode, compare)? {
-        Refreshed::Changed if has_own_names(tree, model) => pass(tree, model, mode, change),
+        Refreshed::Changed if has_names && has_own_names(tree, model) => {
+            pass(tree, model, mode, change)
+        }
         Refreshed::Changed => Ok(Refreshed::NeedsCopy),
         compared => Ok(compared),
     }
@@ -76,9 +80,19 @@ fn pass(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>, step: Step) -> Re
     Ok(all.max(done.or_else(if_missing).map_err(write_error(tree.root()))?))
 }
 
-/// The owner of a model may remove files of it.
+/// The owner of a model may remove files of it, or put links and other files in their place.
 fn if_missing(error: io::Error) -> io::Result<Refreshed> {
-    if error.kind() == io::ErrorKind::NotFound { Ok(Refreshed::NeedsCopy) } else { Err(error) }
+    let is_missing = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
+    if is_missing || beneath::leads_out(&error) { Ok(Refreshed::NeedsCopy) } else { Err(error) }
+}
+
+/// Closes a model to all users except its owner, until a new copy is published. Programs that have its files
+/// open keep them.
+///
+/// # Errors
+/// Those of `fchmod(2)`.
+pub(crate) fn close(model: BorrowedFd<'_>) -> io::Result<()> {
+    directory::set_mode(model, 0o700 & directory::attributes(model)?.mode)
 }
 
 /// Returns `true` if no other user than root can give names in the model to other files.

@@ -214,7 +214,7 @@ impl Target {
             }
             // A model that is being removed has lost its name before its record.
             if directory::has_name(&self.folder, path, &model) {
-                let is_damaged = self.is_own() && ![0, effective_uid()].contains(&found.owner);
+                let is_damaged = self.is_own() && found.owner == owner && owner != effective_uid();
                 return if is_damaged { Existing::Damaged } else { Existing::Other };
             }
         }
