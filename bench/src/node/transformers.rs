@@ -1,4 +1,4 @@
-//! transformers: a Llama of 1.1 GB is loaded, and computes one forward pass on the CPU.
+//! transformers, which loads a Llama of 1.1 GB and computes one forward pass on the CPU.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -52,14 +52,17 @@ pub(super) fn measure(
     place: &Place,
     session: &mut Session,
 ) -> Result<()> {
-    let cases = [COLD, SECOND].into_iter().filter(|case| common.wants(case));
+    let cases: Vec<_> = [COLD, SECOND].into_iter().filter(|case| common.wants(case)).collect();
+    if cases.is_empty() {
+        return Ok(());
+    }
     let python = match (&transformers.python, transformers.version()) {
         (Some(python), Some(_)) => python,
         (python, _) => {
             let why = match python {
                 None => "no Python with transformers was named (--transformers)".to_owned(),
                 Some(python) => {
-                    format!("{} has not torch, transformers and longshore", python.display())
+                    format!("{} cannot import torch, transformers and longshore", python.display())
                 }
             };
             for case in cases {
