@@ -282,9 +282,9 @@ enum Refused {
 }
 
 /// Mounts a tmpfs with huge pages that only this process and its children see.
-/// Returns its path, and the lock file in the directory under the mount. If somebody removed this directory, the
-/// kernel would unmount the tmpfs. The file prevents it, and programs that remove old files from `/tmp` keep those
-/// that are locked.
+/// Returns its path, and the lock file in the directory under the mount. The kernel would unmount the tmpfs if
+/// this directory were removed. `rmdir` fails because of the file, and programs that remove old files from `/tmp`
+/// keep those that are locked.
 fn private_tmpfs() -> Result<(PathBuf, OwnedFd), Refused> {
     // In the old namespace, which shows the owners of files.
     let (path, folder) = mount_point().map_err(Refused::NotPermitted)?;

@@ -317,7 +317,7 @@ fn exec_needs_no_privilege() {
     assert_eq!(huge, whole, "kB in 2 MiB pages");
 }
 
-/// In its user namespace, the files of all other users look like those of `nobody`.
+/// In the user namespace of this user, files of other users seem to belong to it.
 #[test]
 fn exec_of_nobody_uses_no_directory_of_another_user() {
     let Some(fixture) = Fixture::new() else { return };

@@ -1,4 +1,4 @@
-//! What the owner of a source or of a published model can make a process of root do.
+//! Attacks by the owner of a source or of a published model on a process of root.
 
 mod place;
 
