@@ -208,6 +208,7 @@ fn code_of_publishing(reason: &PublishProblem) -> u8 {
         PublishProblem::LeavesModel | PublishProblem::NotADirectory => 11,
         PublishProblem::OtherOwner { .. }
         | PublishProblem::WritableByOthers
+        | PublishProblem::SeveralOwners { .. }
         | PublishProblem::Link => 12,
         PublishProblem::Empty => 17,
         PublishProblem::NameExists | PublishProblem::NotAModel => 19,

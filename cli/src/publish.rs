@@ -24,9 +24,9 @@ use crate::units::{Decimal, Size};
 ///
 /// A source is a directory, a safetensors or GGUF file, the index of a sharded model, or the first of
 /// several splits. It becomes the directory DIR/NAME, with files of the same names, which appear when
-/// all are complete and verified. Owner, group and permissions are carried over, without write
-/// permission. The files stay until the model is evicted (longshore evict DIR/NAME) or the machine
-/// restarts.
+/// all are complete and verified. The files belong to you, and other users have the access that they
+/// have to the source, without write permission. The files stay until the model is evicted
+/// (longshore evict DIR/NAME) or the machine restarts.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:

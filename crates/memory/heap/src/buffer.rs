@@ -38,17 +38,6 @@ struct Held {
     pages: PageReport,
 }
 
-/// The access to a file that gets a name ([`Buffer::link`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileAttributes {
-    /// The permission bits; other bits of a mode are ignored.
-    pub mode: u32,
-    /// The user ID of the owner; `None` for the user of this process.
-    pub uid: Option<u32>,
-    /// The group ID; `None` for the group that the kernel gave the file.
-    pub gid: Option<u32>,
-}
-
 /// The content of a buffer, for reading.
 #[derive(Debug)]
 pub struct ReadAccess<'a> {
@@ -117,19 +106,14 @@ impl Buffer {
         Ok(WriteAccess { content, _guard: guard })
     }
 
-    /// Gives the file of [`Heap::Tmpfs`] its attributes and then the name `name` in `directory`, which
-    /// must be in the same tmpfs. The file appears complete, and an existing name is not replaced. The
+    /// Gives the file of [`Heap::Tmpfs`] the permission bits `mode` and then the name `name` in `directory`,
+    /// which must be in the same tmpfs. The file appears complete, and an existing name is not replaced. The
     /// mapping and the descriptor of this process are closed.
     ///
     /// # Errors
     /// [`crate::Error::Link`] if the heap is another one, if `name` is not one name, if it exists, or
-    /// if the kernel refuses the attributes. Then the memory is freed.
-    pub fn link(
-        self,
-        directory: BorrowedFd<'_>,
-        name: &Path,
-        attributes: &FileAttributes,
-    ) -> Result<()> {
+    /// if the kernel refuses the mode. Then the memory is freed.
+    pub fn link(self, directory: BorrowedFd<'_>, name: &Path, mode: u32) -> Result<()> {
         let Held { memory, .. } = *self.held;
         let Memory { heap, mapping, origin, .. } = memory;
         // Other processes can change a file that has a name, so no slice of it may exist.
@@ -137,9 +121,7 @@ impl Buffer {
         let is_one_name = name.file_name() == Some(name.as_os_str());
         let linked = match &origin {
             Origin::Memfd(file) if matches!(heap, Heap::Tmpfs(_)) && is_one_name => {
-                directory::set_owner(file, attributes.uid, attributes.gid)
-                    .and_then(|()| directory::set_mode(file, attributes.mode))
-                    .and_then(|()| tmpfs::link(file, directory, name))
+                directory::set_mode(file, mode).and_then(|()| tmpfs::link(file, directory, name))
             }
             _ if is_one_name => Err(std::io::ErrorKind::Unsupported.into()),
             _ => Err(std::io::ErrorKind::InvalidInput.into()),
@@ -273,7 +255,6 @@ mod tests {
 
         let Some(dir) = in_tmpfs() else { return println!("SKIPPED: /dev/shm is not a tmpfs") };
         let folder = std::fs::File::open(dir.path()).unwrap();
-        let attributes = FileAttributes { mode: 0o440, uid: None, gid: None };
         for len in [0_usize, 1, 4097, (2 << 20) + 1] {
             let name = format!("model-{len}");
             let mut buffer = Heap::Tmpfs(dir.path().into()).allocate(len as u64).unwrap();
@@ -281,7 +262,7 @@ mod tests {
                 *byte = at as u8;
             }
             assert!(!dir.path().join(&name).exists());
-            buffer.link(folder.as_fd(), Path::new(&name), &attributes).unwrap();
+            buffer.link(folder.as_fd(), Path::new(&name), 0o440).unwrap();
             let path = dir.path().join(&name);
             let content = std::fs::read(&path).unwrap();
             assert_eq!(content.len(), len);
@@ -290,7 +271,7 @@ mod tests {
         }
         let linked = |heap: Heap, name: &str| {
             let buffer = heap.allocate(1).unwrap();
-            let failed = buffer.link(folder.as_fd(), Path::new(name), &attributes).unwrap_err();
+            let failed = buffer.link(folder.as_fd(), Path::new(name), 0o440).unwrap_err();
             let Error::Link { source, .. } = failed else { panic!("{failed}") };
             source.kind()
         };

@@ -40,7 +40,7 @@ mod reason;
 mod reservation;
 mod shared;
 
-pub use buffer::{Buffer, FileAttributes, ReadAccess, WriteAccess};
+pub use buffer::{Buffer, ReadAccess, WriteAccess};
 pub use dma_buf::DmaBuf;
 pub use error::{Error, Result};
 pub use heap::{Heap, ParseHeapError};

@@ -3,42 +3,28 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::time::SystemTime;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, ResolveFlags,
-    StatxFlags, Uid,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags,
+    StatxFlags,
 };
 use rustix::io::Errno;
 
 use crate::{beneath, effective_uid, file_use, retry_interrupted};
 
+mod access;
+
+pub use access::{
+    Access, Attributes, access, attributes, has_access, remove_access_lists, set_access, set_group,
+    set_mode,
+};
+
 /// The number of nested directories that [`remove_all`] has open at most.
 const DEPTH_MAX: u32 = 64;
-
-/// The owner, the group and the mode of a file or directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attributes {
-    /// The user ID of the owner.
-    pub owner: u32,
-    /// The ID of the group.
-    pub group: u32,
-    /// The mode: permission bits, the sticky bit, and the set-ID bits.
-    pub mode: u32,
-}
-
-/// The permissions of a file or directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
-    /// The owner, the group and the mode.
-    pub attributes: Attributes,
-    /// `true` if there is an access control list. Then the bits of the group in the mode are the largest
-    /// access of any entry of the list.
-    pub has_list: bool,
-}
 
 /// The kind of an entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,37 +196,40 @@ pub fn entries_up_to(directory: impl AsFd, max: usize) -> io::Result<Vec<(OsStri
         if found.len() == max {
             break;
         }
-        let name = entry?.file_name().to_bytes().to_vec();
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
         if name == b"." || name == b".." {
             continue;
         }
-        let name = OsString::from_vec(name);
-        match kind_of(directory, &name) {
-            Ok(kind) => found.push((name, kind)),
-            // It was removed meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        let name = OsString::from_vec(name.to_vec());
+        let kind = match entry.file_type() {
+            // Looking at a mount point could fail, or wait for its file system.
+            FileType::Unknown => match kind_of(directory, &name) {
+                Ok(kind) => kind,
+                // It was removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            },
+            kind => EntryKind::of(kind),
+        };
+        found.push((name, kind));
     }
     Ok(found)
 }
 
-fn kind_of(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<EntryKind> {
-    let status = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    Ok(match FileType::from_raw_mode(status.st_mode) {
-        FileType::Directory => EntryKind::Directory,
-        FileType::Symlink => EntryKind::Link,
-        _ => EntryKind::File,
-    })
+impl EntryKind {
+    fn of(kind: FileType) -> Self {
+        match kind {
+            FileType::Directory => Self::Directory,
+            FileType::Symlink => Self::Link,
+            _ => Self::File,
+        }
+    }
 }
 
-/// Returns the attributes of a file or directory.
-///
-/// # Errors
-/// Those of `fstat(2)`.
-pub fn attributes(file: impl AsFd) -> io::Result<Attributes> {
-    let status = rustix::fs::fstat(file)?;
-    Ok(Attributes { owner: status.st_uid, group: status.st_gid, mode: status.st_mode & 0o7777 })
+fn kind_of(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<EntryKind> {
+    let status = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(EntryKind::of(FileType::from_raw_mode(status.st_mode)))
 }
 
 /// Returns the time of the last modification of an entry, which is not followed if it is a symbolic link.
@@ -251,46 +240,6 @@ pub fn modified_in(directory: impl AsFd, name: &Path) -> io::Result<SystemTime> 
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     let status = rustix::fs::statx(directory, name, flags, StatxFlags::MTIME)?;
     Ok(file_use::system_time(status.stx_mtime))
-}
-
-/// Sets the owner and the group of a file or directory; `None` leaves one unchanged.
-///
-/// # Errors
-/// `EPERM` without CAP_CHOWN, except for a group of this process; `EINVAL` for an ID that the user
-/// namespace does not have.
-pub fn set_owner(file: impl AsFd, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
-    let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
-    Ok(rustix::fs::chownat(file, "", owner, group, AtFlags::EMPTY_PATH)?)
-}
-
-/// Sets the permission bits of a file or directory.
-///
-/// # Errors
-/// `EPERM` if it belongs to another user.
-pub fn set_mode(file: impl AsFd, mode: u32) -> io::Result<()> {
-    let (file, mode) = (file.as_fd(), Mode::from_raw_mode(mode & 0o777));
-    match rustix::fs::fchmod(file, mode) {
-        // It was opened with `O_PATH`.
-        Err(Errno::BADF) => {
-            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-            Ok(rustix::fs::chmodat(CWD, path, mode, AtFlags::empty())?)
-        }
-        set => Ok(set?),
-    }
-}
-
-/// Returns the permissions of a file or directory, for which it needs no permission.
-///
-/// # Errors
-/// Those of `fstat(2)`.
-pub fn access(file: impl AsFd) -> io::Result<Access> {
-    let file = file.as_fd();
-    // `fgetxattr` refuses a descriptor that was opened with `O_PATH`.
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let mut none = [0_u8; 0];
-    // The value is not needed: with an empty buffer, the call returns its length.
-    let has_list = rustix::fs::getxattr(path, "system.posix_acl_access", &mut none).is_ok();
-    Ok(Access { attributes: attributes(file)?, has_list })
 }
 
 /// Returns `true` if no other user than root can put another directory in the place of this one: this user
@@ -318,20 +267,6 @@ pub fn find_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let at = directory.as_fd();
     retry_interrupted(|| Ok(rustix::fs::openat2(at, name, flags, Mode::empty(), resolve)?))
-}
-
-/// Removes the access control lists of a directory, also the one that new entries would get.
-///
-/// # Errors
-/// Those of `fremovexattr(2)`.
-pub fn remove_access_lists(directory: impl AsFd) -> io::Result<()> {
-    for name in ["system.posix_acl_default", "system.posix_acl_access"] {
-        match rustix::fs::fremovexattr(directory.as_fd(), name) {
-            Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
 }
 
 /// Locks a directory or a file without waiting (`flock`). The lock lasts until the descriptor is closed, also if
@@ -400,9 +335,6 @@ fn rename(at: BorrowedFd<'_>, from: &Path, to: &Path, flags: RenameFlags) -> io:
 /// Removes an entry, with all that is in it if it is a directory. Symbolic links are removed, and not
 /// followed. It is not an error if the entry does not exist.
 ///
-/// If this process is root, it first takes each directory from its owner, so that the owner cannot add
-/// entries meanwhile.
-///
 /// # Errors
 /// Those of `unlinkat(2)`, `renameat2(2)` and [`open_in`].
 pub fn remove_all(directory: impl AsFd, name: &Path) -> io::Result<()> {
@@ -459,14 +391,10 @@ fn remove_or_open(directory: BorrowedFd<'_>, name: &Path) -> io::Result<Option<O
         Err(error) => return Err(error.into()),
     }
     let inner = match open_in(directory, name) {
-        // Root takes it by the descriptor. Another user must be able to open it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
     // If this fails, so does the removal.
-    if effective_uid() == 0 {
-        let _ = set_owner(&inner, Some(0), None);
-    }
     let _ = set_mode(&inner, 0o700);
     Ok(Some(inner))
 }
@@ -560,5 +488,17 @@ mod tests {
         assert!(has_name(&top, b, &made) && exists(&top, a));
         assert!(try_lock(&made).unwrap());
         assert!(!try_lock(open_in(&top, b).unwrap()).unwrap());
+    }
+
+    #[test]
+    fn the_entries_of_a_directory_are_found_without_looking_at_them() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        fs::create_dir(dir.path().join("d")).unwrap();
+        fs::write(dir.path().join("f"), "").unwrap();
+        symlink("f", dir.path().join("l")).unwrap();
+        let mut found = entries(open(dir.path()).unwrap()).unwrap();
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let kinds: Vec<_> = found.into_iter().map(|(_, kind)| kind).collect();
+        assert_eq!(kinds, [EntryKind::Directory, EntryKind::File, EntryKind::Link]);
     }
 }

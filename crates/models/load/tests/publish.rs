@@ -192,6 +192,11 @@ fn a_tmpfs_without_room_is_an_error() {
         let refused = reason(place.publish(&source));
         assert!(matches!(refused, PublishProblem::NoRoom { .. }), "{refused}");
         assert!(place.names().is_empty());
+        // A file that is not valid is refused before its room is checked: a server would evict other models.
+        let damaged = place.write("damaged.safetensors", b"");
+        File::options().write(true).open(&damaged).unwrap().set_len(200 << 20).unwrap();
+        let refused = place.publish(&damaged).unwrap_err();
+        assert!(matches!(refused, Error::Format { .. }), "{refused}");
 
         // The room is gone only after both have checked it.
         let heap = Heap::Tmpfs(place.tmpfs.clone());
@@ -330,10 +335,14 @@ fn a_directory_that_others_control_is_refused() {
 
 /// Returns `true` if another user can read the file.
 fn nobody_reads(path: &Path) -> bool {
+    reads(path, NOBODY, NOBODY)
+}
+
+fn reads(path: &Path, user: u32, group: u32) -> bool {
     let mut command = Command::new("cat");
     command.arg(path).stdout(Stdio::null()).stderr(Stdio::null());
     // As root, this also drops the supplementary groups.
-    command.uid(NOBODY).gid(NOBODY).status().unwrap().success()
+    command.uid(user).gid(group).status().unwrap().success()
 }
 
 #[test]
@@ -371,7 +380,7 @@ fn a_private_model_stays_private() {
         assert!(nobody_reads(&weights(&shared)));
         set(&source, 0o755);
 
-        // Owner and group are carried over.
+        // The group is carried over. The copy belongs to root, but the owner of the source may read it.
         for file in ["model.safetensors", ""] {
             let path = source.join(file);
             std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
@@ -379,9 +388,11 @@ fn a_private_model_stays_private() {
         set(&source.join("model.safetensors"), 0o600);
         let published = publish("owned");
         let found = weights(&published).metadata().unwrap();
-        assert_eq!((found.uid(), found.gid(), found.mode() & 0o777), (NOBODY, NOBODY, 0o400));
-        assert_eq!(published.path.metadata().unwrap().uid(), NOBODY);
+        // The bits of the group are the mask of an access control list.
+        assert_eq!((found.uid(), found.gid(), found.mode() & 0o777), (0, NOBODY, 0o440));
+        assert_eq!(published.path.metadata().unwrap().uid(), 0);
         assert!(nobody_reads(&weights(&published)));
+        assert!(!reads(&weights(&published), NOBODY - 1, NOBODY), "a member of the group");
         assert_eq!(publish("owned").outcome, Outcome::AlreadyPublished);
     });
 }
@@ -464,22 +475,61 @@ fn permissions_follow_those_of_the_source() {
         expect(&|| set(place.disk.path(), 0o755), 0o444, true);
         let chown = |owner, group| std::os::unix::fs::chown(&weights, owner, group).unwrap();
         expect(&|| (chown(None, Some(NOBODY)), set(&weights, 0o640)).1, 0o440, true);
+        // The mode of a file with an access control list has the mask in place of the group's bits.
+        chown(Some(NOBODY), Some(0));
+        expect(&|| set(&weights, 0o600), 0o440, true);
+        expect(&|| set(&weights, 0o040), 0o440, false);
+        assert!(reads(&copy, NOBODY - 1, 0), "a member of the group");
+        expect(&|| set(&weights, 0o640), 0o440, true);
+        expect(&|| set(&weights, 0o000), 0o400, false);
+        chown(Some(0), None);
+        expect(&|| set(&weights, 0o644), 0o444, true);
         assert_eq!(copy.metadata().unwrap().ino(), inode, "nothing was copied");
+    });
+}
 
-        // Only a new copy can have another owner, because the old one may have other names.
-        chown(Some(NOBODY), None);
-        assert_eq!(reason(place.publish(&source)), PublishProblem::NameExists);
-        let replaced = place.publisher().replace(true).publish(&source).unwrap();
-        assert_eq!(replaced.outcome, Outcome::Replaced);
-        assert_eq!(copy.metadata().unwrap().uid(), NOBODY);
-        let private = place.write("private", &[7; 4096]);
-        set(&private, 0o600);
-        let private = place.publish(&private).unwrap().path;
-        let copy = place.tmpfs.join("model/onnx/model.onnx");
-        fs::remove_file(&copy).unwrap();
-        fs::hard_link(&private, &copy).unwrap();
-        assert_eq!(reason(place.publish(&source)), PublishProblem::NameExists);
-        assert_eq!(mode(&private), 0o400);
+#[test]
+fn withdrawn_permissions_are_followed_if_there_is_no_room_for_a_new_version() {
+    with_tmpfs("size=8m", |place| {
+        let source = place.model();
+        place.publish(&source).unwrap();
+        let copy = |name: &str| place.tmpfs.join("model").join(name);
+        let set = |path: &Path, mode| {
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        };
+        let changed = place.write("model/model.safetensors", &safetensors(6_000_000));
+        set(&changed, 0o600);
+        set(&place.write("model/config.json", b"{ }"), 0o644);
+        set(&source.join("onnx"), 0o700);
+        let refused = place.publisher().replace(true).publish(&source);
+        assert!(matches!(reason(refused), PublishProblem::NoRoom { .. }));
+        assert!(!nobody_reads(&copy("model.safetensors")) && nobody_reads(&copy("config.json")));
+        assert!(!nobody_reads(&copy("onnx/model.onnx")));
+        // Permissions that are given are those of the new version.
+        set(&changed, 0o644);
+        assert!(place.publisher().replace(true).publish(&source).is_err());
+        assert!(!nobody_reads(&copy("model.safetensors")));
+    });
+}
+
+#[test]
+fn permissions_follow_also_if_the_manifest_differs() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        let publish = |manifest: &Path| {
+            let manifest = Manifest::open(manifest).unwrap();
+            place.publisher().replace(true).manifest(&manifest).publish(&source)
+        };
+        let sums = |name: &str, digest: &str| {
+            place.write(name, format!("{digest}  model.safetensors\n").as_bytes())
+        };
+        let digests = place.publisher().digest(DigestKind::Xxh3).publish(&source).unwrap().files;
+        let weights = digests.iter().find(|it| it.path.ends_with("model.safetensors")).unwrap();
+        publish(&sums("good", &weights.digests[0].1)).unwrap();
+        fs::set_permissions(&source, Permissions::from_mode(0o700)).unwrap();
+        let refused = publish(&sums("bad", "0123456789abcdef")).unwrap_err();
+        assert!(matches!(refused, Error::Mismatch { .. }), "{refused}");
+        assert_eq!(mode(&place.tmpfs.join("model")), 0o700);
     });
 }
 

@@ -2,9 +2,9 @@
 
 mod place;
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::Read;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -321,52 +321,72 @@ fn one_server_manages_a_directory() {
     });
 }
 
-/// The owner of a model tries to make a server that runs as root do something with other files.
+/// Another user makes directories with records, to make a server that runs as root remove their files.
 #[test]
-fn the_owner_of_a_model_cannot_misuse_a_server() {
+fn a_record_of_another_user_makes_no_model() {
     with_tmpfs("size=64m", |place| {
         place.publish(&place.model()).unwrap();
-        let folder = place.tmpfs.join("model");
-        std::os::unix::fs::chown(&folder, Some(NOBODY), None).unwrap();
-        let outside = place.write("outside", b"kept");
-        let script = "cd \"$0\" && rm -f model.safetensors config.json empty \
-                      && mkfifo model.safetensors && ln -s \"$1\" config.json \
-                      && mkdir empty && touch empty/x && chmod 0 empty";
-        let status = Command::new("sh")
-            .args(["-c", script])
-            .args([&folder, &outside])
-            .uid(NOBODY)
-            .status()
-            .unwrap();
-        assert!(status.success());
-        let began = Instant::now();
-        let model = find(place);
-        assert!(!model.is_complete);
-        assert!(model.usage().is_open.is_err(), "it is not a regular file");
-        assert!(matches!(
-            reason(models(place).evict(&model, false)),
-            PublishProblem::UseUnknown { .. }
-        ));
-        models(place).evict(&model, true).unwrap();
-        assert!(began.elapsed() < Duration::from_secs(5));
-        assert_eq!(fs::read(&outside).unwrap(), b"kept");
-        assert!(place.names().is_empty());
-        // A record that another user wrote in a directory of that user is not a model here.
-        fs::set_permissions(&place.tmpfs, std::os::unix::fs::PermissionsExt::from_mode(0o1777))
-            .unwrap();
-        let made = Command::new("sh")
-            .args(["-c", "mkdir \"$0/evil\" && cp \"$1\" \"$0/evil/.longshore.json\""])
-            .arg(&place.tmpfs)
-            .arg("/dev/null")
-            .uid(NOBODY)
-            .status()
-            .unwrap();
-        assert!(made.success());
-        assert!(models(place).list().unwrap().is_empty());
+        let record = place.tmpfs.join("model/.longshore.json");
+        let plant = |folder: &Path| {
+            let made = Command::new("sh")
+                .args(["-c", "mkdir -p \"$0\" && cat > \"$0/.longshore.json\""])
+                .arg(folder)
+                .stdin(File::open(&record).unwrap())
+                .uid(NOBODY)
+                .status()
+                .unwrap();
+            assert!(made.success());
+        };
+        let set = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode));
+        // A directory of root, to which all users may write.
+        let scratch = place.tmpfs.join("scratch");
+        fs::create_dir(&scratch).unwrap();
+        set(&scratch, 0o1777).unwrap();
+        plant(&scratch);
+        set(&place.tmpfs, 0o1777).unwrap();
+        plant(&place.tmpfs.join("evil"));
+        // A record of root, but in such a directory.
+        let open = place.tmpfs.join("open");
+        fs::create_dir(&open).unwrap();
+        set(&open, 0o1777).unwrap();
+        fs::copy(&record, open.join(".longshore.json")).unwrap();
+        for mode in [0o1777, 0o755] {
+            set(&place.tmpfs, mode).unwrap();
+            let found = models(place).list().unwrap();
+            assert_eq!(found.iter().map(|it| &it.name).collect::<Vec<_>>(), ["model"]);
+        }
+        let replaced = place.publisher().name("evil").replace(true).publish(&place.model());
+        assert_eq!(reason(replaced), PublishProblem::NotAModel);
         assert_eq!(
             reason(models(place).find("../etc")),
             PublishProblem::InvalidName { name: "../etc".to_owned() }
         );
+    });
+}
+
+/// A user may mount a FUSE file system on a directory of its own, which root cannot look at then.
+#[test]
+fn a_mount_point_of_another_user_hides_no_models() {
+    with_tmpfs("size=64m", |place| {
+        place.publish(&place.model()).unwrap();
+        let mounted = place.tmpfs.join("mounted");
+        fs::create_dir(&mounted).unwrap();
+        let fuse = match File::options().read(true).write(true).open("/dev/fuse") {
+            Err(error) => return println!("SKIPPED: /dev/fuse: {error}"),
+            Ok(fuse) => fuse,
+        };
+        let options = format!(
+            "fd={},rootmode=40000,user_id={NOBODY},group_id={NOBODY}\0",
+            std::os::fd::AsRawFd::as_raw_fd(&fuse)
+        );
+        let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("longshore", &mounted, "fuse", flags, options).unwrap();
+        assert!(mounted.metadata().is_err());
+        assert_eq!(models(place).list().unwrap().len(), 1);
+        models(place).remove_leftovers();
+        models(place).evict(&find(place), true).unwrap();
+        rustix::mount::unmount(&mounted, rustix::mount::UnmountFlags::DETACH).unwrap();
     });
 }
 
@@ -379,7 +399,7 @@ fn directories_that_change_places_give_no_access() {
             let folder = attacked.join(name);
             fs::create_dir_all(&folder).unwrap();
             fs::write(folder.join("file"), content).unwrap();
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            let mode = PermissionsExt::from_mode(mode);
             fs::set_permissions(&folder, mode).unwrap();
         }
         let folder = longshore_sys::directory::open(&attacked.canonicalize().unwrap()).unwrap();
@@ -438,7 +458,7 @@ fn a_user_reads_neither_files_it_cannot_reach_nor_their_names() {
         for path in [source.clone(), source.join("onnx"), source.join("onnx/model.onnx")] {
             std::os::unix::fs::chown(path, Some(NOBODY), None).unwrap();
         }
-        let mode = std::os::unix::fs::PermissionsExt::from_mode;
+        let mode = PermissionsExt::from_mode;
         fs::set_permissions(place.disk.path(), mode(0o700)).unwrap();
         place.publish(&source).unwrap();
         let read = |path: &str| {

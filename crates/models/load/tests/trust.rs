@@ -4,13 +4,12 @@ mod place;
 
 use std::fs::{self, File, Permissions};
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use longshore_load::{
-    DigestKind, Error, Manifest, Outcome, PublishProblem, PublishedFile, PublishedModel,
-    PublishedModels,
-};
+use longshore_load::{Error, Outcome, PublishProblem, PublishedModel, PublishedModels};
 use place::{Place, with_tmpfs};
 use serde_json::Value;
 
@@ -48,68 +47,50 @@ fn change_record(place: &Place, change: impl FnOnce(&mut Value)) {
 }
 
 #[test]
-fn checksums_in_a_record_of_another_user_are_not_believed() {
+fn a_copy_belongs_to_the_publisher_alone() {
     with_tmpfs("size=64m", |place| {
         let source = place.model();
-        let publisher = || place.publisher().digest(DigestKind::Sha256);
-        let first = publisher().name("own").publish(&source).unwrap();
-        let again = publisher().name("own").publish(&source).unwrap();
-        assert_eq!(again.outcome, Outcome::AlreadyPublished);
-        assert_eq!(again.files[2].digests, first.files[2].digests);
-        let line =
-            |file: &PublishedFile| format!("{}  {}\n", file.digests[0].1, file.path.display());
-        let sums: String = first.files.iter().map(line).collect();
-        let manifest = Manifest::open(place.write("model.sums", sums.as_bytes())).unwrap();
-
         give(&source);
-        let publisher = || publisher().manifest(&manifest);
-        assert_eq!(publisher().publish(&source).unwrap().outcome, Outcome::New);
-        // Its owner changes a file, and not the record.
-        let weights = place.tmpfs.join("model/model.safetensors");
-        let content = fs::read(&weights).unwrap();
-        let mut changed = content.clone();
-        changed[1_000_000] ^= 1;
-        fs::write(&weights, &changed).unwrap();
-        assert_eq!(reason(publisher().publish(&source)), PublishProblem::NameExists);
-        assert_eq!(fs::read(&weights).unwrap(), changed);
-        let replaced = publisher().replace(true).publish(&source).unwrap();
-        assert_eq!(replaced.outcome, Outcome::Replaced);
-        assert_eq!(fs::read(&weights).unwrap(), content);
-        // Without a requested checksum, those of the record are not reported.
-        let again = place.publish(&source).unwrap();
-        assert_eq!(again.outcome, Outcome::AlreadyPublished);
-        assert!(again.files.iter().all(|file| file.digests.is_empty()));
+        fs::set_permissions(&source, Permissions::from_mode(0o700)).unwrap();
+        let path = place.publish(&source).unwrap().path;
+        // The owner of the source may read the copy, and change nothing of it.
+        let run = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).arg(&path).stderr(Stdio::null());
+            command.uid(NOBODY).gid(NOBODY).status().unwrap().success()
+        };
+        assert!(run("cat \"$0\"/*.json \"$0\"/onnx/* > /dev/null"));
+        for script in [
+            "mv \"$0/config.json\" \"$0/x\"",
+            "rm -f \"$0/empty\"",
+            "> \"$0/config.json\"",
+            "> \"$0/new\"",
+            "> \"$0/onnx/new\"",
+            "mkdir \"$0/new\"",
+            "chmod 755 \"$0\"",
+            "chmod 644 \"$0/.longshore.json\"",
+            "mv \"$0\" \"$0.old\"",
+        ] {
+            assert!(!run(script), "{script}");
+        }
+        assert_eq!(place.publish(&source).unwrap().outcome, Outcome::AlreadyPublished);
     });
 }
 
 #[test]
-fn names_of_another_user_do_not_lead_to_changes_of_other_files() {
+fn files_of_several_users_are_not_published_by_root() {
     with_tmpfs("size=64m", |place| {
         let source = place.model();
-        let secret = place.write("model/secret.bin", &[1; 4096]);
-        let public = place.write("model/public.bin", &[2; 4096]);
         give(&source);
-        for (file, mode) in [(&secret, 0o600), (&public, 0o644)] {
-            chown(file, Some(NOBODY - 1), None).unwrap();
-            fs::set_permissions(file, Permissions::from_mode(mode)).unwrap();
-        }
+        chown(source.join("empty"), Some(0), None).unwrap();
         place.publish(&source).unwrap();
-        // The owner of the directories exchanges two files of another user.
-        let copy = |name: &str| place.tmpfs.join("model").join(name);
-        fs::rename(copy("secret.bin"), copy("x")).unwrap();
-        fs::rename(copy("public.bin"), copy("secret.bin")).unwrap();
-        fs::rename(copy("x"), copy("public.bin")).unwrap();
-        assert_eq!(reason(place.publish(&source)), PublishProblem::NameExists);
-        let mode = |name: &str| copy(name).metadata().unwrap().mode() & 0o777;
-        assert_eq!((mode("public.bin"), mode("secret.bin")), (0o400, 0o444), "as they were");
-        assert_eq!(place.tmpfs.join("model").metadata().unwrap().mode() & 0o777, 0o755);
-        let replaced = place.publisher().replace(true).publish(&source).unwrap();
-        assert_eq!(replaced.outcome, Outcome::Replaced);
-        assert_eq!((mode("public.bin"), mode("secret.bin")), (0o444, 0o400));
-        // The record is a file of somebody else.
-        fs::rename(copy("secret.bin"), copy(".longshore.json")).unwrap();
-        assert!(place.publish(&source).is_err());
-        assert_eq!(mode(".longshore.json"), 0o400);
+        for path in ["empty", "onnx"] {
+            chown(source.join(path), Some(NOBODY - 1), None).unwrap();
+            let refused = place.publisher().replace(true).publish(&source);
+            assert!(matches!(reason(refused), PublishProblem::SeveralOwners { .. }), "{path}");
+            chown(source.join(path), Some(NOBODY), None).unwrap();
+        }
+        assert_eq!(place.publish(&source).unwrap().outcome, Outcome::AlreadyPublished);
     });
 }
 
@@ -150,67 +131,16 @@ fn a_record_that_takes_long_to_check_is_not_valid() {
 }
 
 #[test]
-fn a_model_that_its_owner_has_damaged_is_replaced() {
+fn only_a_model_is_replaced() {
     with_tmpfs("size=64m", |place| {
         let source = place.model();
-        give(&source);
-        place.publish(&source).unwrap();
-        let record = place.tmpfs.join("model/.longshore.json");
-        fs::remove_file(&record).unwrap();
-        assert_eq!(reason(place.publish(&source)), PublishProblem::NotAModel);
-        let replace = || place.publisher().replace(true).publish(&source);
-        assert_eq!(replace().unwrap().outcome, Outcome::Replaced);
-        // The model of another user, who is not the owner of the source.
-        let other = place.tmpfs.join("other");
-        fs::create_dir(&other).unwrap();
-        give(&other);
-        chown(&other, Some(NOBODY - 1), None).unwrap();
-        let refused = place.publisher().name("other").replace(true).publish(&source);
-        assert_eq!(reason(refused), PublishProblem::NotAModel);
-        // The source has another owner now, who is also the owner of the next version.
-        let folder = place.tmpfs.join("model");
-        chown(&source, Some(NOBODY - 1), None).unwrap();
-        assert_eq!(reason(place.publish(&source)), PublishProblem::NameExists);
-        assert_eq!(replace().unwrap().outcome, Outcome::Replaced);
-        assert_eq!(folder.metadata().unwrap().uid(), NOBODY - 1);
-        // A directory of root is not a damaged model.
+        let replace = |name| place.publisher().name(name).replace(true).publish(&source);
         fs::create_dir(place.tmpfs.join("kept")).unwrap();
-        let refused = place.publisher().name("kept").replace(true).publish(&source);
-        assert_eq!(reason(refused), PublishProblem::NotAModel);
-    });
-}
-
-#[test]
-fn a_model_that_cannot_be_changed_is_closed_until_there_is_room_for_a_copy() {
-    with_tmpfs("size=8m", |place| {
-        let source = place.model();
-        give(&source);
-        place.publish(&source).unwrap();
-        let folder = place.tmpfs.join("model");
-        let mode = || folder.metadata().unwrap().mode() & 0o777;
-        assert_eq!(mode(), 0o755);
-        fs::set_permissions(source.join("empty"), Permissions::from_mode(0o600)).unwrap();
-        let refused = place.publisher().replace(true).publish(&source);
-        assert!(matches!(reason(refused), PublishProblem::NoRoom { .. }));
-        assert_eq!(mode(), 0o700);
-    });
-}
-
-#[test]
-fn links_in_the_place_of_directories_do_not_keep_permissions() {
-    with_tmpfs("size=64m", |place| {
-        let source = place.model();
-        fs::create_dir(source.join("e")).unwrap();
-        place.publish(&source).unwrap();
-        let empty = place.tmpfs.join("model/e");
-        fs::remove_dir(&empty).unwrap();
-        symlink("/nowhere", &empty).unwrap();
-        fs::set_permissions(source.join("empty"), Permissions::from_mode(0o600)).unwrap();
-        assert_eq!(reason(place.publish(&source)), PublishProblem::NameExists);
-        let replaced = place.publisher().replace(true).publish(&source).unwrap();
-        assert_eq!(replaced.outcome, Outcome::Replaced);
-        let copy = place.tmpfs.join("model/empty").metadata().unwrap();
-        assert_eq!(copy.mode() & 0o777, 0o400);
+        assert_eq!(reason(replace("kept")), PublishProblem::NotAModel);
+        // A model of another user.
+        let other = replace("other").unwrap().path;
+        give(&other);
+        assert_eq!(reason(replace("other")), PublishProblem::NotAModel);
     });
 }
 

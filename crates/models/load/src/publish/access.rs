@@ -2,28 +2,90 @@
 //!
 //! Another user may access a file only if its mode and the modes of all directories above it permit
 //! that. A published file has other directories above it, so its mode must contain both.
+//!
+//! The files and directories of a copy belong to the publisher, so that no other user can change them or
+//! their names. If the source belongs to another user, an access control list gives that user the
+//! permissions that the owner of the source has.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
-use longshore_heap::FileAttributes;
 use longshore_sys::directory::{self, Access as Permissions, Attributes};
 use longshore_sys::{effective_uid, tmpfs};
 
 /// The permission bits of owner, group and others, without write permission.
 const UNWRITABLE: u32 = 0o555;
 
-/// Determines the attributes of published files and directories.
+/// The permissions of a published file or directory, which belongs to the publisher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CopyAccess {
+    /// The permission bits of the publisher, of the group, and of others.
+    pub(crate) mode: u32,
+    /// The group; `None` if it keeps the one that it has.
+    pub(crate) group: Option<u32>,
+    /// The owner of the source, and its permission bits, if they differ from those of the group or of
+    /// others.
+    pub(crate) user: Option<(u32, u32)>,
+}
+
+/// Determines the permissions of published files and directories.
 #[derive(Debug, Default)]
 pub(crate) struct Access {
     /// The requested mode of files, in place of that of the source.
     mode: Option<u32>,
     /// The permission bits that all files and directories of the model have.
     common: Option<u32>,
-    /// The attributes that a file in the tmpfs can get, by owner and group of the source.
-    carried: HashMap<(u32, u32), (Option<u32>, Option<u32>)>,
+    /// `true` for each group that a file in the tmpfs can get.
+    groups: HashMap<u32, bool>,
+    /// `true` for each user that an access control list in the tmpfs can have.
+    users: HashMap<u32, bool>,
+}
+
+impl CopyAccess {
+    /// Returns `true` if a file or directory has these permissions.
+    ///
+    /// # Errors
+    /// Those of `fstat(2)` and `getxattr(2)`.
+    pub(crate) fn is_of(&self, copy: impl AsFd) -> io::Result<bool> {
+        let copy = copy.as_fd();
+        let group = directory::attributes(copy)?.group;
+        let has_group = self.group.unwrap_or(group) == group;
+        Ok(has_group && directory::has_access(copy, self.mode, self.user)?)
+    }
+
+    /// Gives a file or directory these permissions.
+    ///
+    /// # Errors
+    /// Those of `fchmod(2)`, `fchown(2)` and `setxattr(2)`.
+    pub(crate) fn give(&self, copy: impl AsFd) -> io::Result<()> {
+        let copy = copy.as_fd();
+        if let Some(group) = self.group
+            && directory::attributes(copy)?.group != group
+        {
+            // The members of the new group get no permission of the old one.
+            directory::set_access(copy, self.mode & 0o700, None)?;
+            directory::set_group(copy, group)?;
+        }
+        directory::set_access(copy, self.mode, self.user)
+    }
+
+    /// Takes the permissions from a file or directory that are not among these. Those of a group or a user
+    /// that is not the same now are taken whole.
+    ///
+    /// # Errors
+    /// Those of `fchmod(2)` and `removexattr(2)`.
+    pub(crate) fn limit(&self, copy: impl AsFd) -> io::Result<()> {
+        let copy = copy.as_fd();
+        if self.is_of(copy)? {
+            return Ok(());
+        }
+        let Permissions { attributes, has_list, .. } = directory::access(copy)?;
+        let has_group = self.group.unwrap_or(attributes.group) == attributes.group;
+        let kept = if has_list || self.user.is_some() || !has_group { 0o707 } else { 0o777 };
+        directory::set_access(copy, attributes.mode & self.mode & kept, None)
+    }
 }
 
 impl Access {
@@ -31,7 +93,7 @@ impl Access {
         Self { mode, ..Self::default() }
     }
 
-    /// Returns the attributes for the published copy of an open file, which has the group `copy_group` if
+    /// Returns the permissions for the published copy of an open file, which has the group `copy_group` if
     /// it gets no other one. `folder` is a directory in the tmpfs of the copy.
     ///
     /// # Errors
@@ -41,17 +103,18 @@ impl Access {
         source: BorrowedFd<'_>,
         folder: BorrowedFd<'_>,
         copy_group: u32,
-    ) -> io::Result<FileAttributes> {
-        let (found, uid, gid) = self.limited(source, folder, copy_group)?;
-        let mode = self.mode.unwrap_or(found) & UNWRITABLE;
-        // The user of this process has read the source, and may so read the copy.
-        let mode = if uid.is_none() { mode | 0o400 } else { mode };
-        *self.common.get_or_insert(0o777) &= mode;
-        Ok(FileAttributes { mode, uid, gid })
+    ) -> io::Result<CopyAccess> {
+        let requested = self.mode;
+        // The publisher has read the source, and may so read the copy.
+        let found = self.limited(source, folder, copy_group, 0o400, |mode| {
+            requested.unwrap_or(mode) & UNWRITABLE
+        })?;
+        *self.common.get_or_insert(0o777) &= found.mode;
+        Ok(found)
     }
 
-    /// Returns the attributes for the published copy of an open directory, as [`Access::of_file`] does. Its
-    /// owner may remove entries.
+    /// Returns the permissions for the published copy of an open directory, as [`Access::of_file`] does. The
+    /// publisher may remove entries.
     ///
     /// # Errors
     /// Those of `fstat(2)`.
@@ -60,34 +123,37 @@ impl Access {
         source: BorrowedFd<'_>,
         folder: BorrowedFd<'_>,
         copy_group: u32,
-    ) -> io::Result<FileAttributes> {
-        let (found, uid, gid) = self.limited(source, folder, copy_group)?;
-        let mode = match self.mode {
+    ) -> io::Result<CopyAccess> {
+        let requested = self.mode;
+        let found = self.limited(source, folder, copy_group, 0o700, |mode| match requested {
             // Every user who may read the files may search the directory.
-            Some(mode) => mode | (mode & 0o444) >> 2,
-            None => found,
-        };
+            Some(mode) => (mode | (mode & 0o444) >> 2) & UNWRITABLE,
+            None => mode & UNWRITABLE,
+        })?;
         // The names in a directory are known to users who may read it.
-        let known = mode & (mode & 0o111) << 2;
+        let known = found.mode & (found.mode & 0o111) << 2;
         *self.common.get_or_insert(0o777) &= known;
-        Ok(FileAttributes { mode: mode & UNWRITABLE | 0o700, uid, gid })
+        Ok(found)
     }
 
-    /// Returns the mode of the record of the model, which has names, lengths and checksums of all files and
-    /// directories: only if others may read them all, they may read it. It belongs to the publisher.
-    pub(crate) fn of_record(&self) -> u32 {
-        if self.common.unwrap_or(0) & 0o004 > 0 { 0o444 } else { 0o400 }
+    /// Returns the permissions of the record of the model, which has names, lengths and checksums of all
+    /// files and directories: only if others may read them all, they may read it.
+    pub(crate) fn of_record(&self) -> CopyAccess {
+        let mode = if self.common.unwrap_or(0) & 0o004 > 0 { 0o444 } else { 0o400 };
+        CopyAccess { mode, group: None, user: None }
     }
 
-    /// Returns the mode that gives no user more access than the source does, and the owner and group
-    /// that can be carried over.
+    /// Returns the permissions that give no user more access than the source does. `own` are the bits that
+    /// the publisher has in any case; `requested` replaces the mode of the source.
     fn limited(
         &mut self,
         source: BorrowedFd<'_>,
         folder: BorrowedFd<'_>,
         copy_group: u32,
-    ) -> io::Result<(u32, Option<u32>, Option<u32>)> {
-        let Permissions { attributes, has_list } = directory::access(source)?;
+        own: u32,
+        requested: impl Fn(u32) -> u32,
+    ) -> io::Result<CopyAccess> {
+        let Permissions { attributes, has_list, .. } = directory::access(source)?;
         let Attributes { owner, group, mut mode } = attributes;
         if has_list {
             // The list may permit less to some users than the bits.
@@ -109,38 +175,46 @@ impl Access {
                 false => by_others,
             };
         }
-        let (uid, gid) = self.carried(owner, group, folder);
-        // The owner of a file that it cannot reach does not become the owner of the copy.
-        let uid = uid.filter(|_| owner_can_search || owner == effective_uid());
-        if gid.is_none() && copy_group != group {
+        let gets_group = self.gets_group(group, folder);
+        if !gets_group && copy_group != group {
             // Each user of another group now was in the source's group or among its others.
             let both = (mode & 0o070) >> 3 & mode & 0o007;
             mode = mode & 0o700 | both << 3 | both;
         }
-        Ok((mode, uid, gid))
+        let mode = requested(mode);
+        let group = gets_group.then_some(group);
+        if owner == effective_uid() {
+            return Ok(CopyAccess { mode: mode | own & !0o077, group, user: None });
+        }
+        // An owner that cannot reach the source gets no more access to the copy than all others.
+        let common = mode >> 6 & mode >> 3 & mode & 7;
+        let user = if owner_can_search { mode >> 6 & 7 } else { common };
+        let mode = mode & 0o077 | own;
+        if mode >> 3 & 7 == user && mode & 7 == user {
+            return Ok(CopyAccess { mode, group, user: None });
+        }
+        if self.gets_user(owner, folder) {
+            return Ok(CopyAccess { mode, group, user: Some((owner, user)) });
+        }
+        // Without a list, the owner is in the group or among the others.
+        Ok(CopyAccess { mode: mode & (0o700 | user << 3 | user), group, user: None })
     }
 
-    /// Returns the owner and the group of these that a file in the tmpfs can get, by trying it.
-    fn carried(
-        &mut self,
-        owner: u32,
-        group: u32,
-        folder: BorrowedFd<'_>,
-    ) -> (Option<u32>, Option<u32>) {
-        *self.carried.entry((owner, group)).or_insert_with(|| {
-            let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
-            let can = |owner, group| {
-                let file = tmpfs::create_unnamed(Path::new(&path))?;
-                directory::set_owner(&file, owner, group)?;
-                directory::set_mode(file.as_fd(), 0o400)
-            };
-            if can(Some(owner), Some(group)).is_ok() {
-                (Some(owner), Some(group))
-            } else if can(None, Some(group)).is_ok() {
-                (None, Some(group))
-            } else {
-                (None, None)
-            }
-        })
+    /// Returns `true` if a file in the tmpfs can get this group, by trying it.
+    fn gets_group(&mut self, group: u32, folder: BorrowedFd<'_>) -> bool {
+        let attempt = || directory::set_group(unnamed_in(folder)?, group);
+        *self.groups.entry(group).or_insert_with(|| attempt().is_ok())
     }
+
+    /// Returns `true` if an access control list in the tmpfs can have this user, by trying it. Only root uses
+    /// such lists: another user cannot know that the owner of a file that it reads wants them.
+    fn gets_user(&mut self, user: u32, folder: BorrowedFd<'_>) -> bool {
+        let attempt = || directory::set_access(unnamed_in(folder)?, 0o400, Some((user, 4)));
+        let gets = || effective_uid() == 0 && attempt().is_ok();
+        *self.users.entry(user).or_insert_with(gets)
+    }
+}
+
+fn unnamed_in(folder: BorrowedFd<'_>) -> io::Result<std::os::fd::OwnedFd> {
+    tmpfs::create_unnamed(Path::new(&format!("/proc/self/fd/{}", folder.as_raw_fd())))
 }

@@ -21,11 +21,11 @@ mod refresh;
 mod target;
 mod tree;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use longshore_heap::{self as heap, FileAttributes, Heap, PageReport};
+use longshore_heap::{self as heap, Heap, PageReport};
 use longshore_sys::directory;
 
 pub use hold::{HeldFile, HeldModel};
@@ -44,7 +44,7 @@ use crate::source::SourceFile;
 use crate::verify::Manifest;
 use access::Access;
 use record::{FileRecord, Record};
-use refresh::{Refreshed, close, refresh};
+use refresh::{limit, refresh};
 use target::{Existing, Partial, Target};
 use tree::{Links, Tree, TreeFile, publish_error, write_error};
 
@@ -58,8 +58,10 @@ const RENAMES_MAX: u32 = 100;
 /// filled by a [`Loader`] in memory of its own. The directory appears when all files are complete and
 /// verified, or not at all.
 ///
-/// Owner, group and permission bits of the source are carried over, without write permission. Other
-/// users have at most the access that they have to the source, whose directories count, too.
+/// The files of the model belong to the user of this process. Group and permission bits of the source are
+/// carried over, without write permission; if the source belongs to another user, an access control list gives
+/// that user the permissions that the owner of the source has. No user has more access than to the source,
+/// whose directories count, too.
 ///
 /// ```no_run
 /// use longshore_load::Publisher;
@@ -89,11 +91,21 @@ struct Filled {
     mode: u32,
 }
 
+/// The model that has the name already.
+enum Found {
+    None,
+    /// The same versions of the same files.
+    Same(Same),
+    /// Another one, which may be replaced. This is its directory.
+    Old(OwnedFd),
+}
+
 /// The model that is published already, in its present version.
 struct Same {
     record: Record,
     folder: OwnedFd,
-    refreshed: Refreshed,
+    /// `true` if its permissions were changed.
+    is_changed: bool,
 }
 
 impl<'a> Publisher<'a> {
@@ -204,12 +216,18 @@ impl<'a> Publisher<'a> {
             }
             Ok(())
         })?;
-        if let Some(same) = self.find_same(&target, &name, &tree)? {
-            return self.described(&target, &name, &tree, &same, began);
+        let mut found = self.find(&target, &name, &tree)?;
+        match &found {
+            Found::Same(same) => return self.described(&target, &name, &tree, same, began),
+            Found::Old(old) => {
+                self.pin |= directory::exists(old, Path::new(record::PIN_NAME));
+                limit(&tree, old.as_fd(), self.mode)?;
+            }
+            Found::None => {}
         }
-        self.pin |= target
-            .open_name(&name)
-            .is_some_and(|it| directory::exists(it, Path::new(record::PIN_NAME)));
+        for file in &tree.files {
+            check_header(&tree.open(file)?)?;
+        }
         let lengths = tree.files.iter().map(|file| file.version.len_bytes);
         target.check_room(lengths, tree.folders.len() + usize::from(self.pin))?;
         // Each load checks its own file, but the whole model must fit, too.
@@ -228,17 +246,15 @@ impl<'a> Publisher<'a> {
                 return Err(publish_error(&target.path().join(&name), PublishProblem::NameExists));
             }
             // Another publisher may have published the model meanwhile.
-            if let Some(same) = self.find_same(&target, &name, &tree)? {
-                return self.described(&target, &name, &tree, &same, began);
-            }
-            if partial.exchange(&name)? {
-                break Outcome::Replaced;
+            found = self.find(&target, &name, &tree)?;
+            match &found {
+                Found::Same(same) => return self.described(&target, &name, &tree, same, began),
+                Found::Old(old) if partial.exchange(&name, old)? => break Outcome::Replaced,
+                Found::Old(_) | Found::None => {}
             }
         };
         // Permissions of the source may have changed meanwhile. It is published, also if this fails.
-        if let Ok(Refreshed::NeedsCopy) = refresh(&tree, partial.folder.as_fd(), self.mode) {
-            let _ = close(partial.folder.as_fd());
-        }
+        let _ = refresh(&tree, partial.folder.as_fd(), self.mode);
         let directory = target.path().join(&name);
         Ok(Published {
             path: tree.main.as_ref().map_or_else(|| directory.clone(), |it| directory.join(it)),
@@ -253,43 +269,25 @@ impl<'a> Publisher<'a> {
         })
     }
 
-    /// Finds the model with this name, and gives it the access of the source. Returns `None` if there is
-    /// none, or if it is another one that may be replaced.
-    fn find_same(&self, target: &Target, name: &str, tree: &Tree) -> Result<Option<Same>> {
-        let source = tree.open_folder(Path::new(""))?;
-        let owner = directory::attributes(source).map_err(write_error(tree.root()))?.owner;
+    /// Finds the model with this name. If it is the same, it gets the access of the source.
+    fn find(&self, target: &Target, name: &str, tree: &Tree) -> Result<Found> {
         let files = tree.files.iter().map(|file| FileRecord::new(&file.path, &file.version));
         let wanted = Record::new(tree.root(), self.mode, files.collect());
         let refuse = |reason| Err(publish_error(&target.path().join(name), reason));
-        let refreshed = match target.existing(name, owner) {
-            Existing::Nothing => return Ok(None),
-            Existing::Damaged if self.replace => return Ok(None),
-            Existing::Damaged | Existing::Other => return refuse(PublishProblem::NotAModel),
-            Existing::Model(mut record, folder)
+        match target.existing(name) {
+            Existing::Nothing => Ok(Found::None),
+            Existing::Other => refuse(PublishProblem::NotAModel),
+            Existing::Model(record, folder)
                 if record.is_same(&wanted)
                     && record.is_complete(&folder)
                     && self.has_digests(&record) =>
             {
-                let is_trusted = record.is_trusted(&folder);
-                if is_trusted {
-                    self.verify(tree, &record)?;
-                } else {
-                    record.forget_digests();
-                }
-                let refreshed = refresh(tree, folder.as_fd(), self.mode)?;
-                if refreshed == Refreshed::NeedsCopy && self.replace {
-                    // There may be no room for a new copy.
-                    close(folder.as_fd()).map_err(write_error(&self.target))?;
-                }
-                let is_same =
-                    refreshed != Refreshed::NeedsCopy && (is_trusted || self.digests.is_empty());
-                is_same.then_some(Same { record, folder, refreshed })
+                let is_changed = refresh(tree, folder.as_fd(), self.mode)?;
+                self.verify(tree, &record)?;
+                Ok(Found::Same(Same { record, folder, is_changed }))
             }
-            Existing::Model(..) => None,
-        };
-        match refreshed {
-            None if !self.replace => refuse(PublishProblem::NameExists),
-            same => Ok(same),
+            Existing::Model(_, folder) if self.replace => Ok(Found::Old(folder)),
+            Existing::Model(..) => refuse(PublishProblem::NameExists),
         }
     }
 
@@ -353,11 +351,10 @@ impl<'a> Publisher<'a> {
         observe: impl FnMut(Progress),
     ) -> Result<(PublishedFile, PageReport)> {
         let source = tree.open(file)?;
-        check_header(&source)?;
         let path = Path::new(&file.path);
         let folder = partial.open(path.parent().unwrap_or(Path::new("")))?;
         let full = source.path().to_owned();
-        let attributes = directory::attributes(&folder)
+        let permissions = directory::attributes(&folder)
             .and_then(|it| access.of_file(source.buffered(), folder.as_fd(), it.group))
             .map_err(|error| Error::Open { path: full.clone(), source: error })?;
         let mut plan = Plan::new();
@@ -373,7 +370,9 @@ impl<'a> Publisher<'a> {
         let digests = loaded.files.into_iter().next().map(|file| file.digests).unwrap_or_default();
         check_manifest(self.manifest.as_ref(), &full, &digests)?;
         let name = Path::new(path.file_name().unwrap_or_default());
-        loaded.buffer.link(folder.as_fd(), name, &attributes)?;
+        loaded.buffer.link(folder.as_fd(), name, 0o400)?;
+        let given = directory::find_in(&folder, name).and_then(|copy| permissions.give(copy));
+        given.map_err(write_error(&full))?;
         let len_bytes = file.version.len_bytes;
         Ok((PublishedFile { path: path.to_owned(), len_bytes, digests }, loaded.report.pages))
     }
@@ -403,13 +402,13 @@ impl<'a> Publisher<'a> {
         for path in folders {
             let (source, folder) = (tree.open_folder(path)?, partial.open(path)?);
             let group = directory::attributes(&folder).map_err(failed())?.group;
-            let attributes = access.of_directory(source.as_fd(), folder.as_fd(), group);
-            let attributes = attributes.map_err(failed())?;
+            let permissions = access.of_directory(source.as_fd(), folder.as_fd(), group);
+            let permissions = permissions.map_err(failed())?;
             if path.as_os_str().is_empty() {
-                directory::set_mode(written.as_fd(), access.of_record()).map_err(failed())?;
-                mode = attributes.mode;
+                access.of_record().give(&written).map_err(failed())?;
+                mode = permissions.mode;
             }
-            set(folder.as_fd(), &attributes).map_err(failed())?;
+            permissions.give(&folder).map_err(failed())?;
         }
         Ok(mode)
     }
@@ -433,9 +432,9 @@ impl<'a> Publisher<'a> {
             len_bytes: file.bytes,
             digests: file.digests(),
         });
-        let outcome = match same.refreshed {
-            Refreshed::Changed => Outcome::AccessChanged,
-            _ => Outcome::AlreadyPublished,
+        let outcome = match same.is_changed {
+            true => Outcome::AccessChanged,
+            false => Outcome::AlreadyPublished,
         };
         Ok(Published {
             path: tree.main.as_ref().map_or_else(|| directory.clone(), |it| directory.join(it)),
@@ -459,11 +458,6 @@ impl std::fmt::Debug for Publisher<'_> {
             .field("replace", &self.replace)
             .finish_non_exhaustive()
     }
-}
-
-fn set(file: BorrowedFd<'_>, attributes: &FileAttributes) -> std::io::Result<()> {
-    directory::set_owner(file, attributes.uid, attributes.gid)?;
-    directory::set_mode(file, attributes.mode)
 }
 
 /// Checks the header of a file with weights.

@@ -35,7 +35,7 @@ pub struct PublishedModel {
     pub name: String,
     /// The directory of the model.
     pub directory: PathBuf,
-    /// The directory of its source. The owner of the model can change this text.
+    /// The directory of its source.
     pub source: PathBuf,
     /// The number of bytes of its files.
     pub content_bytes: u64,
@@ -172,17 +172,12 @@ impl PublishedModels {
         names.into_iter().filter_map(|name| self.read(name).transpose()).collect()
     }
 
-    /// Returns `true` if all files of a model with this name exist, whose owner is root, this user, or the owner
-    /// of the source.
-    pub fn has_model_of(&self, source: &SourceState, name: &str) -> bool {
-        let root = source
-            .0
-            .open_folder(Path::new(""))
-            .and_then(|root| directory::attributes(root).map_err(write_error(source.0.root())));
-        root.is_ok_and(|root| match self.target.existing(name, root.owner) {
+    /// Returns `true` if all files of a model with this name exist that belongs to root or this user.
+    pub fn has_model(&self, name: &str) -> bool {
+        match self.target.existing(name) {
             Existing::Model(record, folder) => record.is_complete(folder),
             _ => false,
-        })
+        }
     }
 
     /// Returns the model with this name.

@@ -81,6 +81,17 @@ pub enum PublishProblem {
         /// The name.
         name: String,
     },
+    /// Files of the model belong to several users.
+    #[error(
+        "its files and directories belong to several users, such as {one} and {other}, each of whom could \
+         change the model of the other; give all of them to one user (chown -R), or publish a copy"
+    )]
+    SeveralOwners {
+        /// The user ID of one owner.
+        one: u32,
+        /// The user ID of another owner.
+        other: u32,
+    },
     /// A symbolic link leads out of the directory of the model.
     #[error(
         "it is a symbolic link that leads out of the directory of the model, or to another mount"

@@ -1,11 +1,12 @@
 //! The record of a published model: the identity of each of its source files.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Component, Path};
 
+use longshore_sys::directory::{self, Attributes};
+use longshore_sys::effective_uid;
 use longshore_sys::file::{self, Kind, Status};
-use longshore_sys::{directory, effective_uid};
 use serde::{Deserialize, Serialize};
 
 use crate::digest_kind::DigestKind;
@@ -23,6 +24,8 @@ pub(crate) const DEPTH_MAX: usize = 16;
 const FORMAT: u32 = 1;
 /// The limit on the length of a record that is read.
 pub(crate) const LEN_MAX_BYTES: u64 = 16 << 20;
+
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// The record of a model.
 #[derive(Debug, Serialize, Deserialize)]
@@ -53,25 +56,30 @@ impl Record {
         Self { format: FORMAT, source: source.to_string_lossy().into_owned(), mode, files }
     }
 
-    /// Removes the checksums, because another user can have written them.
-    pub(crate) fn forget_digests(&mut self) {
-        self.files.iter_mut().for_each(|file| file.digests.clear());
-    }
-
     /// Returns the path of the directory with the source files.
     pub(crate) fn source(&self) -> &Path {
         Path::new(&self.source)
     }
 
-    /// Reads the record in the directory of a model. Returns `None` if there is no valid one.
+    /// Reads the record in the directory of a model. Returns `None` if there is no valid one, or if the
+    /// record or the directory belongs to another user than root and this one, or may be written to by others.
     pub(crate) fn read(model: impl AsFd) -> Option<Self> {
-        let (_, bytes) = directory::read_in(model, Path::new(NAME), LEN_MAX_BYTES).ok()?;
+        let is_trusted = |it: &Attributes| {
+            [0, effective_uid()].contains(&it.owner) && it.mode & WRITABLE_BY_OTHERS == 0
+        };
+        let model = model.as_fd();
+        if !directory::attributes(model).is_ok_and(|it| is_trusted(&it)) {
+            return None;
+        }
+        let (found, bytes) = directory::read_in(model, Path::new(NAME), LEN_MAX_BYTES).ok()?;
+        if !is_trusted(&found) {
+            return None;
+        }
         let record: Self = serde_json::from_slice(&bytes).ok()?;
         (record.format == FORMAT && record.is_valid()).then_some(record)
     }
 
-    /// Returns `true` if this crate can have written the record. The owner of a model can write any other one,
-    /// to make its readers look up names for a long time.
+    /// Returns `true` if this crate can have written the record.
     fn is_valid(&self) -> bool {
         let is_plain = |file: &FileRecord| {
             let mut names = Path::new(&file.path).components();
@@ -100,19 +108,6 @@ impl Record {
     pub(crate) fn allocated_bytes(&self, model: impl AsFd) -> u64 {
         let found = self.statuses(model).filter_map(|(_, found)| found.filter(|it| it.links == 1));
         found.fold(0, |sum, it| it.allocated_bytes.saturating_add(sum))
-    }
-
-    /// Returns `true` if all files of a model, and the directories in it, belong to root or to this user.
-    /// Then no other user can have changed them.
-    pub(crate) fn is_trusted(&self, model: impl AsFd) -> bool {
-        let model = model.as_fd();
-        let is_ours = |path: &Path| {
-            let found = directory::find_in(model, path).and_then(directory::attributes);
-            found.is_ok_and(|it| [0, effective_uid()].contains(&it.owner))
-        };
-        let folders = |path| Path::new(path).ancestors().filter(|it| !it.as_os_str().is_empty());
-        let all: BTreeSet<&Path> = self.files.iter().flat_map(|file| folders(&file.path)).collect();
-        all.into_iter().chain([Path::new("."), Path::new(NAME)]).all(is_ours)
     }
 
     /// Returns the status of each file of a model; `None` if it is missing, or not a regular file.

@@ -55,8 +55,6 @@ pub(crate) enum Existing {
     Nothing,
     /// A model with this record, and its directory.
     Model(Record, OwnedFd),
-    /// A model whose owner has removed the record, or changed it so that it is not valid.
-    Damaged,
     /// An entry that is not a model, or of a user that is not trusted.
     Other,
 }
@@ -197,9 +195,8 @@ impl Target {
         tmpfs::room(&self.folder).map_err(|source| Error::Open { path: self.path.clone(), source })
     }
 
-    /// Returns the entry with the name of a model. A model is trusted if it belongs to root, to this user, or
-    /// to `owner`, the owner of the source; if only this user makes entries here, every model is.
-    pub(crate) fn existing(&self, name: &str, owner: u32) -> Existing {
+    /// Returns the entry with the name of a model.
+    pub(crate) fn existing(&self, name: &str) -> Existing {
         let path = Path::new(name);
         for _ in 0..ATTEMPTS_MAX {
             let model = match directory::open_in(&self.folder, path) {
@@ -207,23 +204,15 @@ impl Target {
                 Err(_) => return Existing::Other,
                 Ok(model) => model,
             };
-            let Ok(found) = directory::attributes(&model) else { return Existing::Other };
-            let is_trusted = self.is_own() || [0, effective_uid(), owner].contains(&found.owner);
-            if let Some(record) = is_trusted.then(|| Record::read(&model)).flatten() {
+            if let Some(record) = Record::read(&model) {
                 return Existing::Model(record, model);
             }
             // A model that is being removed has lost its name before its record.
             if directory::has_name(&self.folder, path, &model) {
-                let is_damaged = self.is_own() && found.owner == owner && owner != effective_uid();
-                return if is_damaged { Existing::Damaged } else { Existing::Other };
+                return Existing::Other;
             }
         }
         Existing::Other
-    }
-
-    /// Opens the directory with a name, which may be that of any user.
-    pub(crate) fn open_name(&self, name: &str) -> Option<OwnedFd> {
-        directory::open_in(&self.folder, Path::new(name)).ok()
     }
 
     /// Removes the leftovers of publishers that were killed. In a directory in which any user may make
@@ -284,9 +273,7 @@ impl Target {
             locked => locked.ok(),
         };
         let folder = directory::open_in(&self.folder, &hidden.path)?;
-        // In a directory in which only this user makes entries, another user can be the owner of an old
-        // version.
-        if self.is_own() || directory::attributes(&folder)?.owner == effective_uid() {
+        if directory::attributes(&folder)?.owner == effective_uid() {
             directory::remove_all(&self.folder, &hidden.path)?;
         }
         Ok(())
@@ -461,18 +448,28 @@ impl Partial<'_> {
         }
     }
 
-    /// Exchanges the complete model and the one that has its name. The old one is then removed, when
-    /// this value is dropped; programs that have its files open keep them. Returns `false` if the name
-    /// does not exist any more.
+    /// Exchanges the complete model and the one that has its name, which must be `old`. The old one is then
+    /// removed, when this value is dropped; programs that have its files open keep them. Returns `false` if
+    /// the name does not exist any more, or is another entry by now.
     ///
     /// # Errors
     /// [`Error::Write`].
-    pub(crate) fn exchange(&mut self, name: &str) -> Result<bool> {
-        match directory::exchange(self.target.folder.as_fd(), &self.name, Path::new(name)) {
+    pub(crate) fn exchange(&mut self, name: &str, old: impl AsFd) -> Result<bool> {
+        let at = self.target.folder.as_fd();
+        let exchange = || match directory::exchange(at, &self.name, Path::new(name)) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(write_error(&self.target.path.join(name))(error)),
+        };
+        if !exchange()? {
+            return Ok(false);
         }
+        let is_old = directory::has_name(at, &self.name, old);
+        if !is_old {
+            // The other entry gets its name back.
+            exchange()?;
+        }
+        Ok(is_old)
     }
 }
 
@@ -489,5 +486,36 @@ impl Drop for Partial<'_> {
             // If this fails, the next publisher removes it.
             let _ = directory::remove_all(&self.target.folder, &self.name);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_model_that_was_found_is_exchanged() {
+        let Ok(shm) = tempfile::tempdir_in("/dev/shm") else {
+            return println!("SKIPPED: /dev/shm is missing");
+        };
+        let target = match Target::open(shm.path()) {
+            Err(Error::Publish { reason: PublishProblem::NotTmpfs, .. }) => {
+                return println!("SKIPPED: /dev/shm is not a tmpfs");
+            }
+            opened => opened.unwrap(),
+        };
+        let create = |name: &str| directory::create_in(&target.folder, Path::new(name)).unwrap();
+        let has_name =
+            |name, it: &OwnedFd| directory::has_name(&target.folder, Path::new(name), it);
+        let old = create("old");
+        let other = create("model");
+        let mut partial = target.begin("model").unwrap();
+        assert!(!partial.exchange("missing", &old).unwrap());
+        assert!(!partial.exchange("model", &old).unwrap());
+        assert!(has_name("model", &other));
+        assert!(partial.exchange("model", &other).unwrap());
+        assert!(has_name("model", &partial.folder));
+        drop(partial);
+        assert!(!has_name("model", &other) && has_name("old", &old));
     }
 }

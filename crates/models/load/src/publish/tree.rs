@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use longshore_sys::beneath::{self, Reach};
 use longshore_sys::directory::{self, Access, EntryKind};
+use longshore_sys::effective_uid;
 use longshore_sys::file::{self, Kind};
 
 use super::problem::PublishProblem;
@@ -46,7 +47,10 @@ pub(crate) struct Tree {
     pub(crate) folders: Vec<PathBuf>,
     /// The files in the root, sorted by path.
     pub(crate) files: Vec<TreeFile>,
-    /// The permissions of the directories above the root, of the root, and of all in it.
+    /// The permissions of the directories above the root, without the times of their changes, which are
+    /// those of other files, too.
+    above: Vec<Access>,
+    /// The permissions of the root and of all in it.
     access: Vec<Access>,
 }
 
@@ -101,6 +105,7 @@ impl Tree {
             main: None,
             folders: Vec::new(),
             files: Vec::new(),
+            above: Vec::new(),
             access: Vec::new(),
         };
         let folder = tree.open_folder(Path::new(""))?;
@@ -126,14 +131,33 @@ impl Tree {
         if tree.files.is_empty() {
             return Err(publish_error(source, PublishProblem::Empty));
         }
+        tree.check_owners()?;
         tree.files.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(tree)
+    }
+
+    /// Checks, if this process is root, that all files and directories belong to root and one other user. If
+    /// there were several, one could prevent that the permissions of a file of another are followed.
+    fn check_owners(&self) -> Result<()> {
+        let owners = self.access.iter().map(|it| it.attributes.owner);
+        let mut owners = owners.filter(|owner| *owner != 0);
+        match (effective_uid(), owners.next()) {
+            (0, Some(one)) => match owners.find(|other| *other != one) {
+                Some(other) => {
+                    let reason = PublishProblem::SeveralOwners { one, other };
+                    Err(publish_error(&self.source, reason))
+                }
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
     }
 
     /// Notes the permissions of the root, of the directories above it, and of the one that has the files to
     /// which the links in a cache lead.
     fn note_access_above(&mut self, root: &OwnedFd) -> io::Result<()> {
-        self.access.extend(directory::above(root)?);
+        let above = directory::above(root)?.into_iter();
+        self.above = above.map(|it| Access { changed: (0, 0), ..it }).collect();
         self.access.push(directory::access(root)?);
         if !self.prefix.as_os_str().is_empty() {
             let blobs = beneath::locate(&self.boundary, Path::new(BLOBS), Reach::Beneath)?;
@@ -280,8 +304,9 @@ impl Tree {
 
     /// Returns `true` if both have the same files in the same versions, with the same permissions.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        (&self.root, &self.main, &self.folders, &self.files, &self.access)
-            == (&other.root, &other.main, &other.folders, &other.files, &other.access)
+        (&self.root, &self.main, &self.folders, &self.files)
+            == (&other.root, &other.main, &other.folders, &other.files)
+            && (&self.above, &self.access) == (&other.above, &other.access)
     }
 
     /// Returns the name under which the model is published if no other name is requested.

@@ -340,7 +340,7 @@ impl PublishManager {
             };
             source.is_reported = false;
             let is_done = source.done.as_ref().is_some_and(|done| done.is_same(&state));
-            let is_there = self.models.has_model_of(&state, &source.name);
+            let is_there = self.models.has_model(&source.name);
             // A source that is being written changes from one look to the next.
             let is_stable = source.seen.as_ref().is_some_and(|seen| seen.is_same(&state));
             source.seen = Some(state);
