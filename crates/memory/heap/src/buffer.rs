@@ -133,9 +133,10 @@ impl Buffer {
     /// From then on others may change the content, unless it is sealed.
     ///
     /// # Errors
-    /// [`crate::Error::CannotShare`] for [`Heap::Tmpfs`], [`crate::Error::CannotSealContent`] for
-    /// [`Sealing::Content`] if the heap does not support it, [`crate::Error::Kernel`] if the kernel refuses a seal or the dma-buf. In both cases the
-    /// memory is freed.
+    /// [`crate::Error::CannotShare`] for [`Heap::Tmpfs`] and [`Heap::Anonymous`],
+    /// [`crate::Error::CannotSealContent`] for [`Sealing::Content`] if the heap does not support it,
+    /// [`crate::Error::Kernel`] if the kernel refuses a seal or the dma-buf. In each case the memory is
+    /// freed.
     pub fn share(self, sealing: Sealing) -> Result<SharedBuffer> {
         let Held { memory, pages } = *self.held;
         SharedBuffer::new(memory, pages, sealing)
@@ -280,6 +281,21 @@ mod tests {
         assert_eq!(linked(tmpfs.clone(), "../model"), std::io::ErrorKind::InvalidInput);
         assert_eq!(linked(Heap::Memfd, "model"), std::io::ErrorKind::Unsupported);
         let refused = tmpfs.allocate(1).unwrap().share(Sealing::Size).unwrap_err();
+        assert!(matches!(refused, Error::CannotShare { .. }), "{refused}");
+    }
+
+    #[test]
+    fn anonymous_memory_has_no_descriptor() {
+        let len_bytes = 5 << 20;
+        let mut buffer = Heap::Anonymous.allocate(len_bytes).unwrap();
+        assert!(buffer.read().unwrap().iter().all(|byte| *byte == 0));
+        buffer.write().unwrap().fill(7);
+        assert!(buffer.read().unwrap().iter().all(|byte| *byte == 7));
+        assert_eq!(buffer.page_report().total_bytes(), len_bytes);
+        println!("pages: {:?}", buffer.page_report());
+        // SAFETY: the call returns no descriptor.
+        assert!(unsafe { buffer.file() }.is_none());
+        let refused = buffer.share(Sealing::Size).unwrap_err();
         assert!(matches!(refused, Error::CannotShare { .. }), "{refused}");
     }
 

@@ -104,8 +104,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The files of this heap cannot be sealed, so other processes get them by name.
-    #[error("heap '{heap}' cannot be sealed; give its file a name, or use heap 'memfd'")]
+    /// Buffers of this heap have no descriptor for other processes: they get files of [`Heap::Tmpfs`] by
+    /// name, and [`Heap::Anonymous`] not at all.
+    #[error("heap '{heap}' cannot be shared by a descriptor; use heap 'memfd'")]
     CannotShare {
         /// The heap.
         heap: Heap,

@@ -34,6 +34,11 @@ pub enum Heap {
     ///
     /// [`FromStr`] does not parse this heap.
     Tmpfs(PathBuf),
+    /// Memory of this process without a descriptor, in transparent huge pages if possible. A child of
+    /// `fork(2)` gets a copy. [`Buffer::share`](crate::Buffer::share) fails.
+    ///
+    /// [`FromStr`] does not parse this heap.
+    Anonymous,
 }
 
 /// A word is not the name of a heap.
@@ -73,7 +78,7 @@ impl FromStr for Heap {
     }
 }
 
-/// Formats the name that [`FromStr`] parses, and `tmpfs:DIRECTORY`.
+/// Formats the name that [`FromStr`] parses, `tmpfs:DIRECTORY`, or `anonymous`.
 impl fmt::Display for Heap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -84,6 +89,7 @@ impl fmt::Display for Heap {
             Self::Udmabuf => f.write_str("udmabuf"),
             Self::DmaHeap(name) => write!(f, "dma-heap:{name}"),
             Self::Tmpfs(directory) => write!(f, "tmpfs:{}", directory.display()),
+            Self::Anonymous => f.write_str("anonymous"),
         }
     }
 }
@@ -98,7 +104,9 @@ mod tests {
             assert_eq!(word.parse::<Heap>().unwrap().to_string(), word);
         }
         assert_eq!("dma-heap".parse(), Ok(Heap::DmaHeap("system".into())));
-        for word in ["", "shm", "dma-heap:", "dma-heap:../null", "memfd:1g", "tmpfs:/dev/shm"] {
+        for word in
+            ["", "shm", "dma-heap:", "dma-heap:../null", "memfd:1g", "tmpfs:/dev/shm", "anonymous"]
+        {
             assert_eq!(word.parse::<Heap>(), Err(ParseHeapError(word.into())));
         }
     }

@@ -22,6 +22,8 @@ pub(crate) enum Origin {
     /// A memfd, or the unnamed file of [`Heap::Tmpfs`].
     Memfd(OwnedFd),
     DmaHeap(DmaBuf),
+    /// The memory has no descriptor.
+    Anonymous,
 }
 
 /// Mapped memory and its descriptor. In a finished buffer, the bytes from `content_bytes` to the
@@ -64,6 +66,7 @@ impl Memory {
             }
             Heap::DmaHeap(name) => Self::of_dma_heap(heap, name, content_bytes),
             Heap::Tmpfs(directory) => Self::of_tmpfs(heap, directory, content_bytes),
+            Heap::Anonymous => Self::anonymous(content_bytes),
         }
     }
 
@@ -217,16 +220,32 @@ impl Memory {
         Ok(Self { heap, chosen: false, mapping, origin, content_bytes, file_bytes })
     }
 
+    fn anonymous(content_bytes: u64) -> Result<Self> {
+        let heap = Heap::Anonymous;
+        let mapping = match Mapping::anonymous(content_bytes, Granule::SIZE_2M) {
+            Ok(mapping) => mapping,
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
+                return Err(too_long(content_bytes, LengthLimit::AddressSpace));
+            }
+            Err(source) => {
+                let (operation, len_bytes) = ("mmap", content_bytes);
+                return Err(Error::Kernel { heap, operation, len_bytes, source });
+            }
+        };
+        let (origin, file_bytes) = (Origin::Anonymous, content_bytes);
+        Ok(Self { heap, chosen: false, mapping, origin, content_bytes, file_bytes })
+    }
+
     pub(crate) fn memfd(&self) -> Option<&OwnedFd> {
         match &self.origin {
             Origin::Memfd(memfd) => Some(memfd),
-            Origin::DmaHeap(_) => None,
+            Origin::DmaHeap(_) | Origin::Anonymous => None,
         }
     }
 
     pub(crate) fn dma_heap_buf(&self) -> Option<&DmaBuf> {
         match &self.origin {
-            Origin::Memfd(_) => None,
+            Origin::Memfd(_) | Origin::Anonymous => None,
             Origin::DmaHeap(dma_buf) => Some(dma_buf),
         }
     }

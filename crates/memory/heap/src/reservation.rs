@@ -14,7 +14,7 @@ use crate::dma_buf::DmaBuf;
 use crate::error::{Error, Result};
 use crate::extents::Extents;
 use crate::heap::Heap;
-use crate::memory::{Memory, tmpfs_full};
+use crate::memory::{Memory, base_page, tmpfs_full};
 use crate::page_report::PageReport;
 
 impl Heap {
@@ -138,6 +138,33 @@ impl Reservation {
         // do not touch the slice.
         let filled = unsafe { self.memory.slice(&range) };
         filled.map_err(|_| Error::OutOfRange { range, len_bytes: self.len() })
+    }
+
+    /// Returns the pages of a range to the kernel. Only the whole pages in it are returned, and only those of
+    /// [`Heap::Anonymous`]; for another heap, it does nothing.
+    ///
+    /// # Safety
+    /// No window and no slice of the range exists, and the range is not used again.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the range is not inside, [`Error::Kernel`] if the kernel refuses.
+    pub unsafe fn discard(&self, range: Range<u64>) -> Result<()> {
+        let out_of_range = |range| Error::OutOfRange { range, len_bytes: self.len() };
+        let page = base_page();
+        let start =
+            page.checked_round_up(range.start).ok_or_else(|| out_of_range(range.clone()))?;
+        let whole = start..page.round_down(range.end).max(start);
+        let pages = self.memory.pages(&whole).map_err(|_| out_of_range(range))?;
+        if *self.heap() != Heap::Anonymous || whole.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { pages::discard(pages) }.map_err(|source| Error::Kernel {
+            heap: Heap::Anonymous,
+            operation: "madvise(MADV_DONTNEED)",
+            len_bytes: self.len(),
+            source,
+        })
     }
 
     /// Returns the page sizes of the memory that exists so far.

@@ -89,7 +89,7 @@ impl SharedBuffer {
         if sealing == Sealing::Content && !heap.seals_content() {
             return Err(Error::CannotSealContent { heap });
         }
-        if let Heap::Tmpfs(_) = heap {
+        if matches!(heap, Heap::Tmpfs(_) | Heap::Anonymous) {
             return Err(Error::CannotShare { heap });
         }
         let mut udmabuf = None;

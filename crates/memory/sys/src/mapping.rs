@@ -1,4 +1,4 @@
-//! `mmap(2)` of a shared file, at an address that is aligned for huge pages.
+//! `mmap(2)` of a file or of anonymous memory, at an address that is aligned for huge pages.
 #![expect(unsafe_code, reason = "maps and unmaps memory")]
 
 use std::ffi::c_void;
@@ -45,8 +45,8 @@ pub enum Access {
     CopyOnWrite,
 }
 
-/// A mapping of a file, or of a part of it, which is unmapped on drop. It is shared unless it is
-/// [`Access::CopyOnWrite`].
+/// A mapping of a file, of a part of it, or of anonymous memory, which is unmapped on drop. It is shared
+/// unless it is anonymous or [`Access::CopyOnWrite`].
 ///
 /// The reserved addresses are rounded out to `alignment`, so that the partial huge pages at both ends
 /// can be huge pages, too. Touching memory beyond the last page of the file raises SIGBUS. A mapping of
@@ -158,6 +158,37 @@ impl Mapping {
             }
         }
         Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Maps `len_bytes` of anonymous memory of this process (`MAP_PRIVATE`) at a multiple of `alignment`,
+    /// which is at least the page size. Its pages are zero. A child of `fork(2)` gets a copy. No swap
+    /// space is reserved (`MAP_NORESERVE`).
+    ///
+    /// # Errors
+    /// `ENOMEM` if the address space or a resource limit is exhausted, `InvalidInput` for a length that
+    /// is too large for the address space.
+    pub fn anonymous(len_bytes: u64, alignment: Granule) -> io::Result<Self> {
+        let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
+        let align_bytes = usize::try_from(alignment.bytes()).map_err(|_| too_long())?;
+        let len_bytes = usize::try_from(len_bytes).map_err(|_| too_long())?;
+        if len_bytes == 0 {
+            let base = NonNull::without_provenance(alignment_as_nonzero(align_bytes));
+            return Ok(Self { base, reserved_bytes: 0, skip_bytes: 0, len_bytes });
+        }
+        let reserved_bytes = len_bytes
+            .checked_next_multiple_of(align_bytes)
+            .and_then(|bytes| bytes.checked_add(align_bytes))
+            .ok_or_else(too_long)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice affects no existing memory.
+        let placed =
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), reserved_bytes, access, flags) }?;
+        let base = non_null(placed)?;
+        let address = base.addr().get();
+        // It is less than the alignment, whose bytes were added to the length.
+        let skip_bytes = address.next_multiple_of(align_bytes) - address;
+        Ok(Self { base, reserved_bytes, skip_bytes, len_bytes })
     }
 
     /// Returns the address of the requested bytes. For an empty mapping, it is a dangling, aligned
@@ -405,6 +436,25 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn anonymous_memory_is_aligned_zero_and_writable_to_its_end() {
+        for len_bytes in [1, 4096, (2 << 20) - 1, 5 << 20] {
+            let mapping = Mapping::anonymous(len_bytes, Granule::SIZE_2M).unwrap();
+            assert_eq!(mapping.start().addr().get() % (2 << 20), 0);
+            assert_eq!(mapping.len_bytes() as u64, len_bytes);
+            // SAFETY: the last byte is inside the mapping.
+            let last = unsafe { mapping.start().add(mapping.len_bytes() - 1) };
+            // SAFETY: as above.
+            assert_eq!(unsafe { last.read_volatile() }, 0);
+            // SAFETY: as above.
+            unsafe { last.write_volatile(1) };
+        }
+        assert_eq!(Mapping::anonymous(0, Granule::SIZE_2M).unwrap().reserved_bytes(), 0);
+        for len_bytes in [u64::MAX, u64::MAX - (2 << 20), 1 << 60] {
+            assert!(Mapping::anonymous(len_bytes, Granule::SIZE_2M).is_err());
+        }
     }
 
     #[test]

@@ -67,6 +67,20 @@ pub fn populate_write(memory: VolatileSlice<'_>) -> io::Result<()> {
     })
 }
 
+/// Returns the pages of a range of private anonymous memory to the kernel (`MADV_DONTNEED`). The next access
+/// finds zeros.
+///
+/// # Safety
+/// No slice of the range exists, and its content is not used again.
+///
+/// # Errors
+/// `EINVAL` for memory that is locked or of the hugetlb pool.
+pub unsafe fn discard(memory: VolatileSlice<'_>) -> io::Result<()> {
+    let start = memory.as_ptr().cast_mut().cast();
+    // SAFETY: the caller's promise, and the view is valid for its whole length.
+    Ok(unsafe { rustix::mm::madvise(start, memory.len(), Advice::LinuxDontNeed) }?)
+}
+
 /// Returns the number of bytes from the start of a range of this process's memory that are resident
 /// without a gap.
 ///
