@@ -3,8 +3,9 @@
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use longshore_formats::Format;
+use longshore_formats::{Format, QuotedName};
 use longshore_heap as heap;
 use longshore_mem::ByteSize;
 
@@ -12,6 +13,7 @@ use crate::digest_kind::DigestKind;
 use crate::mode::ReadMode;
 use crate::publish::PublishProblem;
 use crate::reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimit, ModeProblem};
+use crate::stream::StreamProblem;
 
 /// The result of a load.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -183,6 +185,30 @@ pub enum Error {
         path: PathBuf,
         /// The reason.
         reason: PublishProblem,
+    },
+    /// A stream cannot be made, or cannot go on.
+    #[error(transparent)]
+    Stream {
+        /// The reason.
+        #[from]
+        reason: StreamProblem,
+    },
+    /// The memory of a stream is full of tensors that the consumers hold. The next call may succeed after
+    /// some were dropped.
+    #[error(
+        "no tensor was dropped for {} s, and the next one does not fit in the stream's {}: tensors of {} are \
+         held, the oldest is {oldest}; drop tensors before you ask for others, or give the stream more memory",
+        waited.as_secs(), ByteSize(*limit_bytes), ByteSize(*held_bytes)
+    )]
+    StreamFull {
+        /// The number of bytes that the held tensors take.
+        held_bytes: u64,
+        /// The memory of the stream.
+        limit_bytes: u64,
+        /// The name of the tensor that is held for longest.
+        oldest: QuotedName,
+        /// The time in which no tensor was dropped.
+        waited: Duration,
     },
     /// A thread could not be started, or another resource of this process is exhausted.
     #[error("{operation} failed")]

@@ -36,6 +36,7 @@ mod reason;
 mod repack;
 mod report;
 mod source;
+mod stream;
 mod verify;
 mod version;
 
@@ -59,5 +60,9 @@ pub use reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimit, 
 pub use repack::{copy_file, repack};
 pub use report::{BytesByRoute, Engine, Report};
 pub use source::{Opener, SourceFile};
+pub use stream::{
+    OnFull, Order, Rows, Selection, Stream, StreamOptions, StreamProblem, StreamReport,
+    StreamedTensor,
+};
 pub use verify::Manifest;
 pub use version::FileVersion;

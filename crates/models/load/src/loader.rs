@@ -45,14 +45,14 @@ pub const POPULATE_AHEAD_DEFAULT_BYTES: u64 = 128 << 20;
 /// ```
 pub struct Loader<'a> {
     pub(crate) heap: Heap,
-    mode: ReadMode,
-    populate_ahead_bytes: u64,
-    memory_max: Option<u64>,
-    piece_bytes: u64,
-    depth: u32,
-    use_uring: bool,
+    pub(crate) mode: ReadMode,
+    pub(crate) populate_ahead_bytes: u64,
+    pub(crate) memory_max: Option<u64>,
+    pub(crate) piece_bytes: u64,
+    pub(crate) depth: u32,
+    pub(crate) use_uring: bool,
     pub(crate) digests: Vec<DigestKind>,
-    manifest: Option<&'a Manifest>,
+    pub(crate) manifest: Option<&'a Manifest>,
     pub(crate) cancel: CancelToken,
     pub(crate) observe: Option<Box<dyn FnMut(Progress) + 'a>>,
 }
@@ -195,14 +195,7 @@ impl<'a> Loader<'a> {
         let reservation = self.heap.reserve(plan.len_bytes())?;
         let mapping = began.elapsed();
         budget::check_pages(&mut claim, plan.len_bytes(), reservation.heap())?;
-        let tuning = Tuning {
-            mode: self.mode,
-            populate_ahead_bytes: self.populate_ahead_bytes,
-            piece_bytes: self.piece_bytes,
-            depth: self.depth,
-            use_uring: self.use_uring,
-            workers: std::thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX),
-        };
+        let tuning = self.tuning();
         let reading_began = Instant::now();
         let mut observe = self.observe.take();
         let observe = |progress: Progress, left_bytes| {
@@ -237,6 +230,17 @@ impl<'a> Loader<'a> {
                 .map(|(before, after)| after.cast_signed() - before.cast_signed()),
         };
         Ok(Loaded { buffer, files, report })
+    }
+
+    pub(crate) fn tuning(&self) -> Tuning {
+        Tuning {
+            mode: self.mode,
+            populate_ahead_bytes: self.populate_ahead_bytes,
+            piece_bytes: self.piece_bytes,
+            depth: self.depth,
+            use_uring: self.use_uring,
+            workers: std::thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX),
+        }
     }
 
     pub(crate) fn files(&self, plan: &Plan, digests: Vec<Vec<String>>) -> Result<Vec<LoadedFile>> {

@@ -106,12 +106,18 @@ pub enum MemoryLimit {
     BufferLength,
     /// The memory of this process, which must hold the header of a file.
     Header,
+    /// The memory of a stream, which must hold this tensor.
+    Stream {
+        /// The name of the tensor.
+        tensor: QuotedName,
+    },
 }
 
 impl MemoryLimit {
     pub(crate) fn hint(&self) -> &'static str {
         match self {
             Self::Load | Self::AddressSpace | Self::ControlGroup { .. } => "raise it, or load less",
+            Self::Stream { .. } => "give the stream more, or select fewer rows",
             Self::Machine { .. } => "free some, or load less",
             Self::BufferLength => "load fewer files at once",
             Self::Header => "it is the file's header that needs them",
@@ -128,6 +134,9 @@ impl fmt::Display for MemoryLimit {
             }
             Self::BufferLength => return f.write_str("the address space"),
             Self::Header => return f.write_str("the memory of this process"),
+            Self::Stream { tensor } => {
+                return write!(f, "the memory of the stream, which must hold tensor {tensor},");
+            }
             Self::ControlGroup { path, others_bytes, .. } => {
                 write!(f, "the control group's {}", path.display())?;
                 others_bytes

@@ -57,7 +57,7 @@ pub(super) fn follow(
 
 /// Hashes bytes of the file that have no place in the buffer. Returns `false` if the fill fails or is
 /// stopped.
-fn hash_aside(
+pub(crate) fn hash_aside(
     file: &PlannedFile,
     range: Range<u64>,
     tracker: &Tracker<'_>,

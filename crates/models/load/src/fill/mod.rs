@@ -47,17 +47,20 @@ use crate::progress::{CancelToken, Progress};
 use crate::report::{BytesByRoute, Engine};
 
 use ahead::Frontier;
-use piece::{Piece, Route};
-use route::Routed;
+pub(crate) use ahead::{Fed, Feed};
+pub(crate) use digest::hash_aside;
+pub(crate) use piece::{FileRange, Piece, Route};
+pub(crate) use ring::run as run_ring;
+pub(crate) use route::{FileRouter, Routed, place_alignment};
 pub(crate) use staged::STAGING_MAX_BYTES;
 use staged::{Places, SPANS_IN_FLIGHT_MAX, Span, Spans};
-use target::Target;
+pub(crate) use target::Target;
 pub(crate) use tuning::Tuning;
 use workers::Queue;
-pub(crate) use workers::{KernelReads, Reads};
+pub(crate) use workers::{KernelReads, Reads, run as run_worker};
 
 /// The interval of progress reports, and the longest time until a cancellation is noticed.
-const TICK: Duration = Duration::from_millis(50);
+pub(crate) const TICK: Duration = Duration::from_millis(50);
 
 /// The result of a fill.
 #[derive(Debug)]
@@ -91,13 +94,7 @@ pub(crate) fn fill(
         route::route(plan, reservation, tuning, || target.tracker.should_stop())?;
     let (direct, others): (Vec<Piece>, Vec<Piece>) =
         pieces.into_iter().partition(|piece| piece.route == Route::Direct);
-    let mut engine = Engine::Threads { ring_refused: None };
-    if !direct.is_empty() && tuning.use_uring && reads.through_ring() {
-        engine = match uring::probe(tuning.depth) {
-            Ok(()) => Engine::Uring,
-            Err(error) => Engine::Threads { ring_refused: Some(error.to_string()) },
-        };
-    }
+    let engine = choose_engine(tuning, reads, !direct.is_empty());
     let digests = thread::scope(|scope| {
         let _guard = target.tracker.stop_on_panic();
         let hashing = (!digests.is_empty()).then(|| {
@@ -130,6 +127,17 @@ pub(crate) fn fill(
         prefault_share: target.tracker.prefault_share(),
         digests: digests.map_err(|_| panicked("the checksumming thread"))?,
     })
+}
+
+/// Chooses the engine for direct reads.
+pub(crate) fn choose_engine(tuning: &Tuning, reads: &dyn Reads, has_direct: bool) -> Engine {
+    if !has_direct || !tuning.use_uring || !reads.through_ring() {
+        return Engine::Threads { ring_refused: None };
+    }
+    match uring::probe(tuning.depth) {
+        Ok(()) => Engine::Uring,
+        Err(error) => Engine::Threads { ring_refused: Some(error.to_string()) },
+    }
 }
 
 /// Writes the heads of aligned layouts, which are generated and not read from a file.
@@ -185,10 +193,12 @@ impl Workers<'_> {
                     .push(start(scope, target, || ring::run(&frontier, target, self.tuning.depth)));
             }
             for _ in 0..direct_threads {
-                started.push(start(scope, target, || direct_queue.run(target, self.reads)));
+                started
+                    .push(start(scope, target, || workers::run(&direct_queue, target, self.reads)));
             }
             for _ in 0..other_threads {
-                started.push(start(scope, target, || other_queue.run(target, self.reads)));
+                started
+                    .push(start(scope, target, || workers::run(&other_queue, target, self.reads)));
             }
             if staged.len() > 0 {
                 started.push(start(scope, target, || staged_frontier.run(target)));
@@ -213,7 +223,7 @@ impl Workers<'_> {
 }
 
 /// Starts a thread of the fill. If that fails, the fill fails and stops.
-fn start<'scope, 'env>(
+pub(crate) fn start<'scope, 'env>(
     scope: &'scope Scope<'scope, 'env>,
     target: &'scope Target<'_>,
     run: impl FnOnce() + Send + 'scope,
@@ -231,6 +241,6 @@ fn start<'scope, 'env>(
         .ok()
 }
 
-fn panicked(operation: &'static str) -> Error {
+pub(crate) fn panicked(operation: &'static str) -> Error {
     Error::Process { operation, source: std::io::Error::other("the thread panicked") }
 }

@@ -7,16 +7,16 @@ use std::time::Duration;
 use longshore_mem::FileOffset;
 use longshore_sys::uring::{self, Completion, Ring};
 
-use super::ahead::Frontier;
+use super::ahead::{Fed, Feed};
 use super::target::{InFlight, Target};
 use crate::error::Error;
 
 /// The longest wait for the disk before the thread checks whether the fill is stopped.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Reads every piece of `frontier` once its pages are prefaulted, with up to `depth` reads in flight.
-pub(super) fn run(frontier: &Frontier<'_>, target: &Target<'_>, depth: u32) {
-    let ran = uring::with_ring(depth, |ring| drive(ring, frontier, target, depth));
+/// Reads every piece of `feed`, with up to `depth` reads in flight.
+pub(crate) fn run(feed: &dyn Feed, target: &Target<'_>, depth: u32) {
+    let ran = uring::with_ring(depth, |ring| drive(ring, feed, target, depth));
     if let Err(source) = ran.and_then(|driven| driven) {
         target.tracker.fail(Error::Process { operation: "reading by io_uring", source });
     }
@@ -24,13 +24,13 @@ pub(super) fn run(frontier: &Frontier<'_>, target: &Target<'_>, depth: u32) {
 
 fn drive<'mem>(
     ring: &mut Ring<'mem>,
-    frontier: &Frontier<'_>,
+    feed: &dyn Feed,
     target: &Target<'mem>,
     depth: u32,
 ) -> io::Result<()> {
     // Each piece in flight has a slot, whose index is its token.
     let mut slots: Vec<Option<InFlight>> = (0..depth).map(|_| None).collect();
-    let mut next = 0;
+    let mut ended = false;
     let mut again: Vec<InFlight> = Vec::new();
     let mut finished: Vec<Completion> = Vec::new();
     loop {
@@ -39,16 +39,21 @@ fn drive<'mem>(
             return Ok(());
         }
         while ring.room() > 0 {
-            let flight = again.pop().or_else(|| {
-                let piece = frontier.get(next, ring.in_flight() == 0 && next < frontier.len())?;
-                next += 1;
-                Some(InFlight { piece, done_bytes: 0 })
-            });
-            let Some(flight) = flight else { break };
+            let flight = match again.pop() {
+                Some(flight) => flight,
+                None => match feed.next(ring.in_flight() == 0) {
+                    Fed::Piece(piece) => InFlight { piece, done_bytes: 0 },
+                    Fed::NotYet => break,
+                    Fed::End => {
+                        ended = true;
+                        break;
+                    }
+                },
+            };
             push(ring, target, &mut slots, flight)?;
         }
         if ring.in_flight() == 0 {
-            if next == frontier.len() {
+            if ended {
                 return Ok(());
             }
             continue;
@@ -59,7 +64,7 @@ fn drive<'mem>(
             let Some(flight) = slot.and_then(Option::take) else { continue };
             match target.book(flight, completion.result) {
                 Some(rest) => again.push(rest),
-                None => frontier.used(&flight.piece),
+                None => feed.used(&flight.piece),
             }
         }
     }
@@ -77,7 +82,7 @@ fn push<'mem>(
     let Some((file, _)) = target.file(&flight.piece).source().direct() else {
         return Err(io::ErrorKind::Unsupported.into());
     };
-    // SAFETY: the frontier returns each piece once, and the previous read of this one, if any, has
+    // SAFETY: a feed returns each piece once, and the previous read of this one, if any, has
     // ended.
     let Some(window) = (unsafe { target.window(&flight) }) else {
         return Ok(());

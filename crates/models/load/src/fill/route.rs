@@ -32,9 +32,9 @@ const DIRECT_PART_MIN_BYTES: u64 = 1 << 20;
 
 /// A plan that was split into reads.
 #[derive(Debug, Default)]
-pub(super) struct Routed {
+pub(crate) struct Routed {
     /// The ranges that are read into their places.
-    pub(super) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<Piece>,
     /// The ranges that are read into a staging buffer, also with bytes that have no place in the buffer.
     pub(super) spans: Vec<Span>,
 }
@@ -52,7 +52,6 @@ pub(super) fn route(
         if file.parts().is_empty() {
             continue;
         }
-        let ways = Ways::of(file, reservation);
         // An aligned layout is split by file offsets, so that adjacent bytes of the file are read
         // together.
         let ranges = if file.is_image() {
@@ -61,51 +60,114 @@ pub(super) fn route(
         } else {
             file.parts().iter().map(|part| FileRange::of_part(index, part)).collect::<Vec<_>>()
         };
+        let router = FileRouter::new(file, Ways::of(file, reservation), tuning)?;
+        for range in ranges {
+            router.push(range, &mut routed, &should_stop);
+        }
+        router.advise_reads();
+    }
+    Ok(routed)
+}
+
+/// The choice of routes for the ranges of one file.
+pub(crate) struct FileRouter<'a> {
+    file: &'a PlannedFile,
+    ways: Ways,
+    mode: ReadMode,
+    /// The probe of the page cache, in [`ReadMode::Auto`].
+    residency: Option<Residency<'a>>,
+    piece_bytes: u64,
+}
+
+impl<'a> FileRouter<'a> {
+    fn new(file: &'a PlannedFile, ways: Ways, tuning: &Tuning) -> Result<Self> {
         let mode = if file.source().asked_direct() { ReadMode::Direct } else { tuning.mode };
-        let cut = |range: FileRange| range.cut(tuning.piece_bytes);
-        let parts = ranges.into_iter().flat_map(cut).take_while(|_| !should_stop());
+        let mut residency = None;
         match mode {
-            ReadMode::Auto => {
-                let probe = Residency::new(file);
-                for part in parts {
-                    probe.split(part, |part, resident| {
-                        if resident {
-                            through_cache(file, part, Route::Resident, &mut routed.pieces);
-                        } else {
-                            ways.push_from_disk(file, part, &mut routed);
-                        }
-                    });
-                }
-                if ways.direct.is_ok() {
-                    // Copying resident pages must not read neighbouring pages into the cache.
-                    let _ = page_cache::expect_random_reads(file.source().buffered());
-                } else {
-                    read_ahead_again(file);
-                }
-            }
+            ReadMode::Auto => residency = Some(Residency::new(file)),
             ReadMode::Direct => {
                 ways.direct.as_ref().map_err(|reason| unavailable(file, mode, *reason))?;
-                for part in parts {
-                    ways.push_from_disk(file, part, &mut routed);
-                }
             }
-            ReadMode::Uncached => {
-                if !takes_uncached(file) {
-                    return Err(unavailable(file, mode, ModeProblem::NoUncachedIo));
-                }
-                for part in parts {
+            ReadMode::Uncached if !takes_uncached(file) => {
+                return Err(unavailable(file, mode, ModeProblem::NoUncachedIo));
+            }
+            ReadMode::Uncached => {}
+            ReadMode::Buffered => read_ahead_again(file),
+        }
+        Ok(Self { file, ways, mode, residency, piece_bytes: tuning.piece_bytes })
+    }
+
+    /// Returns the router for ranges whose places in memory are congruent to their offsets in the file,
+    /// modulo [`place_alignment`].
+    ///
+    /// # Errors
+    /// [`Error::ModeUnavailable`].
+    pub(crate) fn of_stream(file: &'a PlannedFile, tuning: &Tuning) -> Result<Self> {
+        let direct = file.source().direct().ok_or(ModeProblem::NoDirectIo).and_then(|way| {
+            let way = AlignedWay::new(0, 0, way.1).map(DirectWay::AsItIs);
+            way.ok_or(ModeProblem::NoDirectIo)
+        });
+        let router = Self::new(file, Ways::new(file, direct), tuning)?;
+        if router.residency.as_ref().is_some_and(|residency| residency.counts) {
+            router.advise_reads();
+        }
+        Ok(router)
+    }
+
+    /// Advises the kernel of the pattern of the reads. If the page cache is probed by reads, this must be
+    /// done after all probes.
+    fn advise_reads(&self) {
+        if self.mode != ReadMode::Auto {
+            return;
+        }
+        if self.ways.direct.is_ok() {
+            // Copying resident pages must not read neighbouring pages into the cache.
+            let _ = page_cache::expect_random_reads(self.file.source().buffered());
+        } else {
+            read_ahead_again(self.file);
+        }
+    }
+
+    /// Splits a range into reads.
+    pub(crate) fn push(
+        &self,
+        range: FileRange,
+        routed: &mut Routed,
+        should_stop: &impl Fn() -> bool,
+    ) {
+        let Self { file, ways, .. } = self;
+        for part in range.cut(self.piece_bytes).take_while(|_| !should_stop()) {
+            match (self.mode, &self.residency) {
+                (ReadMode::Auto, Some(residency)) => residency.split(part, |part, resident| {
+                    if resident {
+                        through_cache(file, part, Route::Resident, &mut routed.pieces);
+                    } else {
+                        ways.push_from_disk(file, part, routed);
+                    }
+                }),
+                (ReadMode::Auto | ReadMode::Direct, _) => ways.push_from_disk(file, part, routed),
+                (ReadMode::Uncached, _) => {
                     through_cache(file, part, Route::Uncached, &mut routed.pieces);
                 }
-            }
-            ReadMode::Buffered => {
-                read_ahead_again(file);
-                for part in parts {
+                (ReadMode::Buffered, _) => {
                     through_cache(file, part, Route::Buffered, &mut routed.pieces);
                 }
             }
         }
     }
-    Ok(routed)
+
+    /// Splits a range into reads from the disk, without looking at the page cache.
+    pub(crate) fn push_from_disk(&self, range: FileRange, routed: &mut Routed) {
+        for part in range.cut(self.piece_bytes) {
+            self.ways.push_from_disk(self.file, part, routed);
+        }
+    }
+}
+
+/// Returns the alignment of the places of ranges of a stream: direct reads need that of the file.
+pub(crate) fn place_alignment(file: &PlannedFile) -> Granule {
+    let direct = file.source().direct().map(|(_, way)| way.offset.max(way.memory));
+    direct.unwrap_or(FILE_ALIGNMENT).max(FILE_ALIGNMENT)
 }
 
 /// Returns the ranges of a file that cover `parts`. Gaps of a whole unit or more are left out. In a
@@ -188,7 +250,11 @@ enum DirectWay {
 
 impl Ways {
     fn of(file: &PlannedFile, reservation: &Reservation) -> Self {
-        match DirectWay::of(file, reservation) {
+        Self::new(file, DirectWay::of(file, reservation))
+    }
+
+    fn new(file: &PlannedFile, direct: std::result::Result<DirectWay, ModeProblem>) -> Self {
+        match direct {
             // Only partial blocks at the ends are read through the page cache.
             Ok(way) => Self { direct: Ok(way), through_cache: Route::Buffered },
             Err(why_not) => {

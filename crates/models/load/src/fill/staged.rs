@@ -20,7 +20,7 @@ use longshore_heap::Heap;
 use longshore_iov::{Cursor, Dest, copy};
 use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
 
-use super::ahead::Frontier;
+use super::ahead::{Feed, Frontier};
 use super::piece::{FileRange, Piece, Route};
 use super::target::{InFlight, Target};
 use super::workers::Reads;

@@ -15,11 +15,16 @@ use crate::plan::{Plan, PlannedFile};
 use crate::progress::{CancelToken, Progress};
 
 /// The memory and the progress of one fill.
-pub(super) struct Target<'a> {
+pub(crate) struct Target<'a> {
     pub(super) plan: &'a Plan,
     reservation: &'a Reservation,
-    pub(super) tracker: Tracker<'a>,
+    pub(crate) tracker: Tracker<'a>,
+    /// The function that gets complete ranges of the buffer; `None` if the tracker keeps them.
+    completed: Option<&'a Completed<'a>>,
 }
+
+/// A function that gets the offset and the length of a complete range of the buffer.
+pub(crate) type Completed<'a> = dyn Fn(u64, u64) + Sync + 'a;
 
 /// A piece that is being read. Pass the result of each read to [`Target::book`].
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +41,27 @@ impl<'a> Target<'a> {
         follow: bool,
     ) -> Self {
         let tracker = Tracker::new(plan.content_bytes(), cancel, follow);
-        Self { plan, reservation, tracker }
+        Self { plan, reservation, tracker, completed: None }
+    }
+
+    /// Makes the target of a stream of `total_bytes`. The files are those of `plan`, but their places in
+    /// the buffer are those of the pieces.
+    pub(crate) fn of_stream(
+        plan: &'a Plan,
+        reservation: &'a Reservation,
+        total_bytes: u64,
+        cancel: &'a CancelToken,
+        completed: &'a Completed<'a>,
+    ) -> Self {
+        let tracker = Tracker::new(total_bytes, cancel, false);
+        Self { plan, reservation, tracker, completed: Some(completed) }
+    }
+
+    fn complete(&self, buffer_offset: u64, len_bytes: u64) {
+        match self.completed {
+            Some(completed) => completed(buffer_offset, len_bytes),
+            None => self.tracker.complete(buffer_offset, len_bytes),
+        }
     }
 
     /// Reports the progress to `observe`, and the number of bytes of memory that the fill can still
@@ -60,12 +85,12 @@ impl<'a> Target<'a> {
         });
     }
 
-    pub(super) fn file(&self, piece: &Piece) -> &'a PlannedFile {
+    pub(crate) fn file(&self, piece: &Piece) -> &'a PlannedFile {
         &self.plan.files()[piece.file]
     }
 
     /// Prefaults the pages of a piece. Returns `false` if that fails or the fill is stopped.
-    pub(super) fn populate(&self, piece: &Piece) -> bool {
+    pub(crate) fn populate(&self, piece: &Piece) -> bool {
         let Some(_prefaulting) = self.tracker.begin_prefault() else { return false };
         let began = Instant::now();
         let made = self.reservation.populate(piece.target());
@@ -116,7 +141,7 @@ impl<'a> Target<'a> {
             Next::Complete => {
                 self.clear_slack(&flight);
                 self.tracker.count(piece.route, piece.len_bytes - done_bytes);
-                self.tracker.complete(piece.buffer_offset, piece.len_bytes);
+                self.complete(piece.buffer_offset, piece.len_bytes);
                 None
             }
         }
@@ -143,7 +168,7 @@ impl<'a> Target<'a> {
 
     /// Gives back a piece whose rest cannot be read by its route. The rest is read from the disk later.
     pub(super) fn give_back(&self, flight: InFlight) {
-        self.tracker.complete(flight.piece.buffer_offset, flight.done_bytes);
+        self.complete(flight.piece.buffer_offset, flight.done_bytes);
         self.tracker.give_back(flight.piece.rest(flight.done_bytes));
     }
 }

@@ -42,7 +42,7 @@ struct State {
 }
 
 /// A guard for a working thread of the fill. Dropping it ends the work.
-pub(super) struct WorkerGuard<'a, 'b>(&'a Tracker<'b>);
+pub(crate) struct WorkerGuard<'a, 'b>(&'a Tracker<'b>);
 
 /// A guard for a thread that follows the fill. Dropping it ends the work.
 pub(super) struct Follower<'a, 'b>(&'a Tracker<'b>);
@@ -51,7 +51,7 @@ pub(super) struct Follower<'a, 'b>(&'a Tracker<'b>);
 pub(super) struct Prefaulting<'a, 'b>(&'a Tracker<'b>);
 
 /// A guard that stops the fill if its thread panics, so that no scope waits for ever.
-pub(super) struct StopOnPanic<'a, 'b>(&'a Tracker<'b>);
+pub(crate) struct StopOnPanic<'a, 'b>(&'a Tracker<'b>);
 
 impl<'a> Tracker<'a> {
     /// Tracks the progress of `total_bytes`. With `follow`, complete ranges are kept for followers.
@@ -71,7 +71,7 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    pub(super) fn enter(&self) -> WorkerGuard<'_, 'a> {
+    pub(crate) fn enter(&self) -> WorkerGuard<'_, 'a> {
         self.state().workers += 1;
         WorkerGuard(self)
     }
@@ -95,12 +95,12 @@ impl<'a> Tracker<'a> {
     }
 
     /// Returns `true` if the fill is stopped and will take no more memory, even if its reads hang.
-    pub(super) fn takes_no_more(&self) -> bool {
+    pub(crate) fn takes_no_more(&self) -> bool {
         self.should_stop() && self.state().prefaulting == 0
     }
 
     /// Returns a guard for a scope whose threads would work or wait on while this thread unwinds.
-    pub(super) fn stop_on_panic(&self) -> StopOnPanic<'_, 'a> {
+    pub(crate) fn stop_on_panic(&self) -> StopOnPanic<'_, 'a> {
         StopOnPanic(self)
     }
 
@@ -114,7 +114,7 @@ impl<'a> Tracker<'a> {
     }
 
     /// Records a failure and stops the fill. The first failure is kept.
-    pub(super) fn fail(&self, error: Error) {
+    pub(crate) fn fail(&self, error: Error) {
         self.stopped.store(true, Ordering::Relaxed);
         self.state().failure.get_or_insert(error);
         self.changed.notify_all();
@@ -186,7 +186,7 @@ impl<'a> Tracker<'a> {
     }
 
     /// Waits until no thread of the fill is working, for at most `patience`. Returns `true` if none is.
-    pub(super) fn wait_idle(&self, patience: Duration) -> bool {
+    pub(crate) fn wait_idle(&self, patience: Duration) -> bool {
         self.wait_until(patience, |state| state.workers == 0)
     }
 
@@ -208,7 +208,7 @@ impl<'a> Tracker<'a> {
         true
     }
 
-    pub(super) fn take_returned(&self) -> Vec<FileRange> {
+    pub(crate) fn take_returned(&self) -> Vec<FileRange> {
         std::mem::take(&mut self.state().returned)
     }
 
@@ -218,9 +218,14 @@ impl<'a> Tracker<'a> {
         self.changed.notify_all();
     }
 
+    /// Takes the failure, if there was one.
+    pub(crate) fn take_failure(&self) -> Option<Error> {
+        self.state().failure.take()
+    }
+
     /// Returns the failure, if there was one. A cancellation that no thread has noticed is a failure if
     /// the load is incomplete.
-    pub(super) fn outcome(&self) -> Result<()> {
+    pub(crate) fn outcome(&self) -> Result<()> {
         if self.done_bytes() < self.total_bytes {
             self.should_stop();
         }
@@ -235,11 +240,11 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    pub(super) fn done_bytes(&self) -> u64 {
+    pub(crate) fn done_bytes(&self) -> u64 {
         self.done_bytes.load(Ordering::Acquire)
     }
 
-    pub(super) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> Progress {
         Progress {
             done_bytes: self.done_bytes(),
             total_bytes: self.total_bytes,
@@ -251,7 +256,7 @@ impl<'a> Tracker<'a> {
         Duration::from_nanos(self.populate_nanos.load(Ordering::Relaxed))
     }
 
-    pub(super) fn by_route(&self) -> BytesByRoute {
+    pub(crate) fn by_route(&self) -> BytesByRoute {
         let bytes = |route: Route| self.route_bytes[route as usize].load(Ordering::Relaxed);
         BytesByRoute {
             direct: bytes(Route::Direct),

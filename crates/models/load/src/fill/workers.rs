@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use longshore_mem::{FileOffset, VolatileSliceMut};
 use longshore_sys::file::{self, ReadFlags};
 
+use super::ahead::{Fed, Feed};
 use super::piece::{Piece, Route};
 use super::target::{InFlight, Target};
 use crate::source::SourceFile;
@@ -72,13 +73,27 @@ impl<'a> Queue<'a> {
     pub(super) fn len(&self) -> usize {
         self.pieces.len()
     }
+}
 
-    /// Reads pieces until no piece is left or the fill is stopped.
-    pub(super) fn run(&self, target: &Target<'_>, reads: &dyn Reads) {
-        while !target.tracker.should_stop() {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            let Some(piece) = self.pieces.get(index) else { return };
-            read_piece(target, reads, *piece);
+impl Feed for Queue<'_> {
+    fn next(&self, _patience: bool) -> Fed {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        self.pieces.get(index).map_or(Fed::End, |piece| Fed::Piece(*piece))
+    }
+
+    fn used(&self, _piece: &Piece) {}
+}
+
+/// Reads pieces until there are no more or the fill is stopped.
+pub(crate) fn run(feed: &dyn Feed, target: &Target<'_>, reads: &dyn Reads) {
+    while !target.tracker.should_stop() {
+        match feed.next(true) {
+            Fed::Piece(piece) => {
+                read_piece(target, reads, piece);
+                feed.used(&piece);
+            }
+            Fed::NotYet => {}
+            Fed::End => return,
         }
     }
 }
@@ -90,7 +105,7 @@ fn read_piece(target: &Target<'_>, reads: &dyn Reads, piece: Piece) {
         if target.tracker.should_stop() {
             return;
         }
-        // SAFETY: each piece is taken from the queue by one thread, and the window of the previous
+        // SAFETY: a feed returns each piece once, and the window of the previous
         // read was dropped.
         let Some(window) = (unsafe { target.window(&current) }) else { return };
         let Some(mut bite) = populated_bite(target, &current, window) else { return };

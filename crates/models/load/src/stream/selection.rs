@@ -1,0 +1,266 @@
+//! The selection of tensors and rows for a stream.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use longshore_formats::{Dtype, QuotedName, TensorView};
+
+use super::problem::StreamProblem;
+use crate::error::{Error, Result};
+use crate::open::Opened;
+
+/// The tensors of a stream, and their rows. Without any restriction, that is all tensors of all files,
+/// whole.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    names: HashSet<String>,
+    patterns: Vec<String>,
+    files: Vec<PathBuf>,
+    rows: Option<Rows>,
+    rows_by_name: HashMap<String, Rows>,
+}
+
+/// Rows of a tensor: indices of its outermost dimension.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// The rows from the start to before the end.
+    Range(Range<u64>),
+    /// The part `index` of `count` consecutive parts, whose lengths differ by at most one row. A scalar is
+    /// not divided: each part has it.
+    Share {
+        /// The index of the part, from 0.
+        index: u64,
+        /// The number of parts.
+        count: u64,
+    },
+}
+
+/// A tensor, or rows of it, that is to be read.
+#[derive(Clone, Debug)]
+pub(super) struct Pick {
+    /// The index of the file in the plan.
+    pub(super) file: usize,
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    /// The shape of what is read.
+    pub(super) shape: Vec<u64>,
+    /// The selected rows, if not all.
+    pub(super) rows: Option<Range<u64>>,
+    /// The range of the file.
+    pub(super) data: Range<u64>,
+}
+
+impl Selection {
+    /// Selects all tensors.
+    pub fn all() -> Self {
+        Self::default()
+    }
+
+    /// Selects the tensors of this name. Several names and patterns select all tensors that any of them
+    /// names.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.names.insert(name.into());
+        self
+    }
+
+    /// Selects the tensors whose names match a pattern, in which `*` stands for any characters and `?` for
+    /// one.
+    pub fn pattern(mut self, pattern: impl Into<String>) -> Self {
+        self.patterns.push(pattern.into());
+        self
+    }
+
+    /// Selects the tensors of this file, or of several. A path without a directory is the name of a file
+    /// in any directory.
+    pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.files.push(path.into());
+        self
+    }
+
+    /// Selects these rows of each tensor. Only their bytes are read.
+    pub fn rows(mut self, rows: Rows) -> Self {
+        self.rows = Some(rows);
+        self
+    }
+
+    /// Selects these rows of the tensor of this name, instead of those of [`Selection::rows`].
+    pub fn rows_of(mut self, name: impl Into<String>, rows: Rows) -> Self {
+        self.rows_by_name.insert(name.into(), rows);
+        self
+    }
+
+    /// Returns the selected tensors, by file and then by offset.
+    pub(super) fn picks(&self, opened: &Opened) -> Result<Vec<Pick>> {
+        let mut unused: HashSet<&str> = self.names.iter().map(String::as_str).collect();
+        unused.extend(self.rows_by_name.keys().map(String::as_str));
+        let mut unmatched: HashSet<&str> = self.patterns.iter().map(String::as_str).collect();
+        let by_name = !self.names.is_empty() || !self.patterns.is_empty();
+        let mut picks = Vec::new();
+        for of_file in self.files(opened)? {
+            let file = &opened.plan.files()[of_file.file_index];
+            let (path, len_bytes) = (file.source().path(), file.source().len());
+            if file.is_image() {
+                return Err(StreamProblem::Aligned { path: path.to_owned() }.into());
+            }
+            for tensor in of_file.header.tensors().filter(|tensor| !tensor.is_padding()) {
+                let matching = self.patterns.iter().filter(|it| matches(it, tensor.name));
+                let mut is_selected = !by_name || self.names.contains(tensor.name);
+                for pattern in matching {
+                    unmatched.remove(pattern.as_str());
+                    is_selected = true;
+                }
+                if !is_selected {
+                    continue;
+                }
+                unused.remove(tensor.name);
+                if tensor.data.start > tensor.data.end || tensor.data.end > len_bytes {
+                    let (path, range) = (path.to_owned(), tensor.data);
+                    return Err(Error::OutOfFile { path, range, len_bytes });
+                }
+                picks.push(self.pick(of_file.file_index, &tensor)?);
+            }
+        }
+        let missing = unused.into_iter().chain(unmatched).min();
+        if let Some(name) = missing {
+            return Err(StreamProblem::NoTensor { name: QuotedName::new(name) }.into());
+        }
+        picks.sort_by_key(|pick| (pick.file, pick.data.start, pick.data.end));
+        Ok(picks)
+    }
+
+    /// Returns the tensors of the selected files.
+    fn files<'o>(
+        &self,
+        opened: &'o Opened,
+    ) -> Result<impl Iterator<Item = &'o crate::open::FileTensors>> {
+        let path_of = |index: usize| opened.plan.files()[index].source().path();
+        let is_named = |path: &Path, wanted: &PathBuf| {
+            path == wanted || path.file_name().is_some_and(|name| name == wanted.as_os_str())
+        };
+        for index in 0..opened.plan.files().len() {
+            if !opened.tensors.iter().any(|tensors| tensors.file_index == index) {
+                return Err(Error::NoTensors { path: path_of(index).to_owned() });
+            }
+        }
+        for wanted in &self.files {
+            if !(0..opened.plan.files().len()).any(|index| is_named(path_of(index), wanted)) {
+                return Err(StreamProblem::NoFile { path: wanted.clone() }.into());
+            }
+        }
+        let wanted = self.files.clone();
+        Ok(opened.tensors.iter().filter(move |tensors| {
+            let path = path_of(tensors.file_index);
+            wanted.is_empty() || wanted.iter().any(|wanted| is_named(path, wanted))
+        }))
+    }
+
+    fn pick(&self, file: usize, tensor: &TensorView<'_>) -> Result<Pick> {
+        let mut pick = Pick {
+            file,
+            name: tensor.name.to_owned(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.to_vec(),
+            rows: None,
+            data: tensor.data.clone(),
+        };
+        let wanted = self.rows_by_name.get(tensor.name).or(self.rows.as_ref());
+        let Some(wanted) = wanted else { return Ok(pick) };
+        let name = || QuotedName::new(tensor.name);
+        let Some(&of_rows) = tensor.shape.first() else {
+            return match wanted {
+                Rows::Share { index, count } if index < count => Ok(pick),
+                Rows::Share { index, count } => {
+                    Err(StreamProblem::NoSuchShare { index: *index, count: *count }.into())
+                }
+                Rows::Range(_) => Err(StreamProblem::Scalar { tensor: name() }.into()),
+            };
+        };
+        let rows = match wanted {
+            Rows::Range(rows) if rows.start <= rows.end && rows.end <= of_rows => rows.clone(),
+            Rows::Range(rows) => {
+                let (tensor, rows) = (name(), rows.clone());
+                return Err(StreamProblem::RowsBeyond { tensor, rows, of_rows }.into());
+            }
+            Rows::Share { index, count } if index < count => {
+                // A part of the rows has no more rows than the tensor.
+                let at = |index: u64| {
+                    (u128::from(of_rows) * u128::from(index) / u128::from(*count)) as u64
+                };
+                at(*index)..at(index + 1)
+            }
+            Rows::Share { index, count } => {
+                return Err(StreamProblem::NoSuchShare { index: *index, count: *count }.into());
+            }
+        };
+        // The bytes before a row, if they are a whole number.
+        let before = |row: u64| {
+            let bytes = u128::from(tensor.len_bytes()) * u128::from(row);
+            let of_rows = u128::from(of_rows.max(1));
+            bytes.is_multiple_of(of_rows).then(|| (bytes / of_rows) as u64)
+        };
+        let (Some(start), Some(end)) = (before(rows.start), before(rows.end)) else {
+            return Err(StreamProblem::PartialByte { tensor: name(), rows }.into());
+        };
+        pick.data = tensor.data.start + start..tensor.data.start + end;
+        pick.shape[0] = rows.end - rows.start;
+        pick.rows = (rows != (0..of_rows)).then_some(rows);
+        Ok(pick)
+    }
+}
+
+/// Returns `true` if `name` matches `pattern`, in which `*` stands for any characters and `?` for one. It
+/// takes at most the product of both lengths.
+fn matches(pattern: &str, name: &str) -> bool {
+    let (pattern, name): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), name.chars().collect());
+    let (mut in_pattern, mut in_name) = (0, 0);
+    // The last `*`, and the characters of the name that it stands for.
+    let mut star: Option<(usize, usize)> = None;
+    while in_name < name.len() {
+        match pattern.get(in_pattern) {
+            Some('*') => {
+                star = Some((in_pattern, in_name));
+                in_pattern += 1;
+            }
+            Some(&wanted) if wanted == '?' || wanted == name[in_name] => {
+                in_pattern += 1;
+                in_name += 1;
+            }
+            _ => {
+                let Some((at, upto)) = star else { return false };
+                star = Some((at, upto + 1));
+                (in_pattern, in_name) = (at + 1, upto + 1);
+            }
+        }
+    }
+    pattern[in_pattern..].iter().all(|rest| *rest == '*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_any_characters_and_a_question_mark_for_one() {
+        for (pattern, name, expected) in [
+            ("", "", true),
+            ("", "a", false),
+            ("*", "", true),
+            ("*", "any.thing", true),
+            ("a?c", "abc", true),
+            ("a?c", "ac", false),
+            ("a?c", "aéc", true),
+            ("layers.*.weight", "layers.10.mlp.weight", true),
+            ("layers.*.weight", "layers.10.mlp.bias", false),
+            ("*.weight", "weight", false),
+            ("*a*b", "aab_ab", true),
+            ("*a*b", "aab_a", false),
+            ("a*", "b", false),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+        }
+        let name = "a".repeat(20_000);
+        assert!(!matches(&"*a".repeat(50), &format!("{name}b")));
+    }
+}
