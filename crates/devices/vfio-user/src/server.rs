@@ -61,7 +61,8 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     /// `select(2)` must not be given descriptors of 1,024 or more.
     ///
     /// # Errors
-    /// Descriptors exhausted.
+    /// Descriptors exhausted; `TimedOut` if another user holds the lock of this process's directory in
+    /// `/proc`.
     pub fn new(device: D, dma: M) -> io::Result<Self> {
         Self::with_capabilities(device, dma, Capabilities::DEFAULT)
     }
@@ -69,7 +70,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
     /// Makes a server like [`new`](Self::new), with other limits than [`Capabilities::DEFAULT`].
     ///
     /// # Errors
-    /// Descriptors exhausted; `InvalidInput` for pages below 4 KiB, or more descriptors in a message
+    /// Those of [`new`](Self::new); `InvalidInput` for pages below 4 KiB, or more descriptors in a message
     /// than one `recvmsg` can receive ([`DESCRIPTORS_MAX`]).
     pub fn with_capabilities(device: D, dma: M, limits: Capabilities) -> io::Result<Self> {
         let takes_all = limits.message_fds_max as usize <= DESCRIPTORS_MAX;
@@ -79,7 +80,7 @@ impl<D: Device, M: DmaTarget> Server<D, M> {
         // If this fails, clients share the limit as it is.
         let _ = descriptors::raise_limit();
         // Before the first descriptor of a client arrives.
-        disposal::prepare();
+        disposal::prepare()?;
         event_fd::prepare();
         Ok(Self {
             responder: Responder::new(device, dma, limits),

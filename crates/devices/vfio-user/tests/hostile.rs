@@ -109,7 +109,7 @@ const EMSGSIZE: u32 = Errno::EMSGSIZE.raw();
 fn invalid_messages_are_refused_and_no_descriptor_stays_open() {
     // The first use of each may open descriptors that stay open.
     drop((memory(), event_fd::create().unwrap()));
-    disposal::prepare();
+    disposal::prepare().unwrap();
     event_fd::prepare();
     let before = descriptors();
     run();

@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn a_lost_channel_is_closed_even_if_no_more_may_be_received_from_its_user() {
         let user = User::from_uid(4_000_000_011);
-        assert!(disposal::prepare(), "the kernel refuses close_range(2)");
+        assert!(disposal::prepare().unwrap(), "the kernel refuses close_range(2)");
         closing::exhaust(user);
         assert!(!closing::may_receive(user));
         for flags in [SendFlags::empty(), SendFlags::OOB] {

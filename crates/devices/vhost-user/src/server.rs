@@ -54,12 +54,13 @@ impl<D: Device> Server<D> {
     /// (`RLIMIT_NOFILE`) to the hard limit, because front-ends of one user can have a quarter of them.
     ///
     /// # Errors
-    /// Descriptors exhausted.
+    /// Descriptors exhausted; `TimedOut` if another user holds the lock of this process's directory in
+    /// `/proc`.
     pub fn new(device: D) -> io::Result<Self> {
         // If this fails, front-ends share the limit as it is.
         let _ = descriptors::raise_limit();
         // Before the first descriptor of a front-end arrives.
-        disposal::prepare();
+        disposal::prepare()?;
         event_fd::prepare();
         Ok(Self { device, stop: Stop::new()?, is_log_left_out: false })
     }

@@ -141,13 +141,17 @@ impl Disposal {
 /// `false` if the kernel refuses to start the receiver.
 ///
 /// If another user holds the lock of a directory of `/proc` at this moment, this returns after about two
-/// seconds, and threads that serve do not wait for that lock later. A user who holds the lock of
-/// `/proc/PID` while the process starts delays its start.
-pub fn prepare() -> bool {
+/// seconds. If it succeeds, threads that serve do not wait for that lock later.
+///
+/// # Errors
+/// `TimedOut` if the entries of this process's directory were not found within two seconds. Threads that
+/// serve would wait for the lock of that directory, so the server must not start. A user who holds the lock
+/// before the process has begun `main` delays it instead. Also descriptors or memory exhausted.
+pub fn prepare() -> io::Result<bool> {
     let prepared = proc_self::prepare();
     mapping::count_max();
-    prepared.wait();
-    receiver().is_some()
+    prepared.wait()?;
+    Ok(receiver().is_some())
 }
 
 /// Closes descriptors without waiting for other processes: takes as many as possible out of

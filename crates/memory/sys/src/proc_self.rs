@@ -11,20 +11,23 @@
 
 use std::collections::BTreeMap;
 use std::hint;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
 
 use crate::bounded::{self, Looking};
 
-/// A directory, and the entries in it that this crate and the C library use while a server runs. A held lock
-/// delays all entries of its directory, and one thread looks them up.
-static DIRECTORIES: [Directory; 2] = [
-    Directory::new(&["/proc/self/fd", "/proc/self/fdinfo", "/proc/self/mountinfo"]),
-    Directory::new(&["/proc/sys/vm/max_map_count", "/proc/sys/vm/overcommit_memory"]),
-];
+/// The entries that threads look up while they serve. A server does not start without them.
+static OF_PROCESS: Directory =
+    Directory::new(&["/proc/self/fd", "/proc/self/fdinfo", "/proc/self/mountinfo"]);
+/// The entries that threads look up at most once, and that a server can do without.
+static OF_MEMORY: Directory =
+    Directory::new(&["/proc/sys/vm/max_map_count", "/proc/sys/vm/overcommit_memory"]);
 
 /// `true` if a thread has begun to [`trim_an_arena`].
 static HAS_TRIMMED: AtomicBool = AtomicBool::new(false);
@@ -34,9 +37,17 @@ const BLOCK_BYTES: usize = 100 << 10;
 /// The maximum size of a heap of an arena, and so of the memory that is free at its end.
 const HEAP_BYTES: usize = 64 << 20;
 
+/// The message of the error if the entries of [`OF_PROCESS`] are not found in time.
+const DELAYED: &str = "/proc/self/fd was not found within two seconds: another user may hold the lock of \
+    this process's directory in /proc, or no thread can be started; start another process";
+
+/// A directory, and the entries in it that this crate and the C library use while a server runs. A held lock
+/// delays all entries of its directory, and one thread looks them up.
 struct Directory {
     entries: &'static [&'static str],
     state: Mutex<State>,
+    /// Notified when a look-up ends.
+    ended: Condvar,
 }
 
 struct State {
@@ -45,21 +56,32 @@ struct State {
     pinned: BTreeMap<&'static str, OwnedFd>,
     /// `true` while a thread looks up the others.
     is_looking: bool,
+    /// The result of the last look-up that has ended. It is an error if descriptors or memory were
+    /// exhausted, and not if an entry does not exist.
+    result: Option<Result<(), Errno>>,
 }
 
 /// A look-up in a directory, which ends when this is dropped.
 struct LookingIn(&'static Directory);
 
+impl LookingIn {
+    /// Takes `self`, because a closure that uses only the field does not capture the whole.
+    fn look(self) {
+        self.0.look();
+    }
+}
+
 impl Drop for LookingIn {
     fn drop(&mut self) {
         self.0.lock().is_looking = false;
+        self.0.ended.notify_all();
     }
 }
 
 impl Directory {
     const fn new(entries: &'static [&'static str]) -> Self {
-        let state = State { pinned: BTreeMap::new(), is_looking: false };
-        Self { entries, state: Mutex::new(state) }
+        let state = State { pinned: BTreeMap::new(), is_looking: false, result: None };
+        Self { entries, state: Mutex::new(state), ended: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -75,19 +97,38 @@ impl Directory {
         state.is_looking = true;
         drop(state);
         let looking = LookingIn(self);
-        bounded::begin(move || looking.0.look())
+        bounded::begin(move || looking.look())
     }
 
     /// Pins each entry as soon as it is found, so that an entry that is found late is pinned, too.
     fn look(&self) {
+        let mut result = Ok(());
         for path in self.entries {
             if self.lock().pinned.contains_key(path) {
                 continue;
             }
             let found = openat(CWD, *path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-            if let Ok(found) = found {
-                self.lock().pinned.insert(path, found);
+            match found {
+                Ok(found) => drop(self.lock().pinned.insert(path, found)),
+                Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => result = Err(error),
+                Err(_) => {}
             }
+        }
+        self.lock().result = Some(result);
+    }
+
+    /// Waits until no thread looks up the entries, at most until the deadline. Returns no error if an entry
+    /// does not exist.
+    fn wait_until(&self, deadline: Instant) -> io::Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self.ended.wait_timeout_while(self.lock(), left, |state| state.is_looking);
+        let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if state.pinned.len() == self.entries.len() {
+            return Ok(());
+        }
+        match state.result {
+            Some(result) if !state.is_looking => Ok(result?),
+            _ => Err(io::Error::new(io::ErrorKind::TimedOut, DELAYED)),
         }
     }
 }
@@ -96,14 +137,21 @@ impl Directory {
 #[must_use = "wait for them"]
 pub(crate) struct Prepared {
     looking: Vec<Looking<()>>,
+    deadline: Instant,
 }
 
 impl Prepared {
     /// Waits until the look-ups have ended, for at most two seconds since their beginning.
-    pub(crate) fn wait(self) {
+    ///
+    /// # Errors
+    /// `TimedOut` if the look-up of `/proc/self/fd` and its neighbours has not ended; threads that serve
+    /// would then look them up without a limit. Descriptors or memory exhausted.
+    pub(crate) fn wait(self) -> io::Result<()> {
         for looking in self.looking {
             looking.wait();
         }
+        // Another thread may have begun it.
+        OF_PROCESS.wait_until(self.deadline)
     }
 }
 
@@ -116,12 +164,9 @@ impl Prepared {
 /// A user who holds the lock of `/proc/PID` while the process starts delays its start: before `main`, the
 /// standard library reads `/proc/self/maps`.
 pub(crate) fn prepare() -> Prepared {
-    let trimming = begin_trimming();
-    Prepared { looking: trimming.into_iter().chain(pin()).collect() }
-}
-
-fn pin() -> impl Iterator<Item = Looking<()>> {
-    DIRECTORIES.iter().filter_map(Directory::begin)
+    let deadline = bounded::deadline();
+    let begun = [begin_trimming(), OF_PROCESS.begin(), OF_MEMORY.begin()];
+    Prepared { looking: begun.into_iter().flatten().collect(), deadline }
 }
 
 /// Lets a thread [`trim_an_arena`] once, if the C library is glibc.
@@ -161,7 +206,8 @@ fn trim_an_arena() {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
-    use std::time::{Duration, Instant};
+    use std::thread;
+    use std::time::Duration;
 
     use super::*;
 
@@ -171,16 +217,16 @@ mod tests {
             let of = |directory: &Directory| -> Vec<_> {
                 directory.lock().pinned.values().map(OwnedFd::as_raw_fd).collect()
             };
-            DIRECTORIES.iter().flat_map(of).collect::<Vec<_>>()
+            [&OF_PROCESS, &OF_MEMORY].into_iter().flat_map(of).collect::<Vec<_>>()
         };
         let begin = Instant::now();
         while numbers().len() < 5 {
             assert!(begin.elapsed() < Duration::from_secs(60), "entries are missing");
             // Another test may have begun it.
-            prepare().wait();
+            prepare().wait().unwrap();
         }
         let before = numbers();
-        prepare().wait();
+        prepare().wait().unwrap();
         assert_eq!(numbers(), before);
     }
 
@@ -189,6 +235,7 @@ mod tests {
         static SOME: Directory = Directory::new(&["/proc/self/none", "/proc/self/fd"]);
         for _ in 0..2 {
             SOME.begin().unwrap().wait();
+            SOME.wait_until(Instant::now()).unwrap();
             assert_eq!(SOME.lock().pinned.keys().collect::<Vec<_>>(), [&"/proc/self/fd"]);
         }
     }
@@ -198,8 +245,28 @@ mod tests {
         static SOME: Directory = Directory::new(&["/proc/self/fd"]);
         SOME.lock().is_looking = true;
         assert!(SOME.begin().is_none());
+        let delayed = SOME.wait_until(Instant::now()).unwrap_err();
+        assert_eq!(delayed.kind(), io::ErrorKind::TimedOut);
         drop(LookingIn(&SOME));
+        assert!(SOME.wait_until(Instant::now()).is_err(), "no thread has looked them up");
         SOME.begin().unwrap().wait();
         assert!(SOME.begin().is_none() && !SOME.lock().pinned.is_empty());
+        SOME.wait_until(Instant::now()).unwrap();
+    }
+
+    #[test]
+    fn a_thread_waits_for_a_look_up_that_another_has_begun() {
+        static SOME: Directory = Directory::new(&["/proc/self/fd"]);
+        SOME.lock().is_looking = true;
+        let looking = LookingIn(&SOME);
+        let other = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            looking.look();
+        });
+        let patience = Duration::from_secs(60);
+        let begin = Instant::now();
+        SOME.wait_until(begin + patience).unwrap();
+        assert!(begin.elapsed() < patience / 2, "it is not notified");
+        other.join().unwrap();
     }
 }

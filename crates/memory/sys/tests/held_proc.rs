@@ -1,12 +1,13 @@
-//! Servers that start while another user holds the lock of `/proc/sys/vm`. A FIFO without a writer in the
-//! place of a file delays an `open(2)` in the same way.
+//! Servers that start while another user holds the lock of `/proc/sys/vm` or `/proc/PID`. A FIFO without a
+//! writer in the place of a file delays an `open(2)` in the same way, and so does a file system whose daemon
+//! does not answer in the place of a directory.
 #![cfg(not(miri))]
 #![allow(unused_crate_dependencies, reason = "other targets of this package use them")]
 
 use std::env;
 use std::fs::{self, OpenOptions};
 use std::hint;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -14,8 +15,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use longshore_sys::{disposal, mapping, namespace};
+use longshore_sys::{descriptors, disposal, mapping, namespace};
 use rustix::fs::{CWD, FileType, Mode};
+
+#[expect(dead_code, reason = "the other tests use more of it")]
+#[path = "../../../devices/vfio-user/tests/server/fuse.rs"]
+mod fuse;
 
 /// The variables with the folder of the child's FIFO, and the path of the file that it hides.
 const FOLDER: &str = "LONGSHORE_TEST_FOLDER";
@@ -56,7 +61,7 @@ fn allocate_and_free() {
 fn serve_like_a_server(path: &str) {
     let begin = Instant::now();
     // The test's thread would hang if it called this, and could not report it.
-    join(thread::spawn(disposal::prepare), "preparing hangs");
+    join(thread::spawn(disposal::prepare), "preparing hangs").unwrap();
     assert!(begin.elapsed() < START_TIME, "{:?}", begin.elapsed());
     let begin = Instant::now();
     assert!(mapping::count_max() > 0);
@@ -84,6 +89,34 @@ fn starts_and_serves() {
     println!("\n{END}{end}");
 }
 
+fn refuses_to_start_until_the_lock_is_released() -> String {
+    if let Err(error) = namespace::enter() {
+        return format!("SKIPPED: no mount namespace: {error}");
+    }
+    let Some((mounted, device)) = fuse::mount(Path::new("/proc/self")) else {
+        return "SKIPPED: FUSE cannot be mounted".to_owned();
+    };
+    let begin = Instant::now();
+    let prepared = join(thread::spawn(disposal::prepare), "preparing hangs");
+    let refused = prepared.expect_err("threads would look up /proc/self/fd while they serve");
+    assert_eq!(refused.kind(), io::ErrorKind::TimedOut, "{refused}");
+    assert!(begin.elapsed() < START_TIME, "{:?}", begin.elapsed());
+    drop((mounted, device));
+    while let Err(error) = join(thread::spawn(disposal::prepare), "preparing hangs") {
+        assert!(begin.elapsed() < PATIENCE, "{error}");
+    }
+    assert!(join(thread::spawn(descriptors::has_room_for_message), "counting hangs"));
+    "passed".to_owned()
+}
+
+#[test]
+#[ignore = "a part of the last test"]
+fn refuses_to_start() {
+    if env::var_os(FOLDER).is_some() {
+        println!("\n{END}{}", refuses_to_start_until_the_lock_is_released());
+    }
+}
+
 /// A process that is killed when this is dropped.
 struct Killed(Child);
 
@@ -94,18 +127,20 @@ impl Drop for Killed {
     }
 }
 
-/// Runs the test above in a process of its own.
-fn in_child(path: &str) {
+/// Runs the test with this name, one of the above, in a process of its own.
+fn in_child(test: &str, path: &str) {
     if fs::metadata(path).is_err() {
         return println!("SKIPPED: there is no {path}");
     }
     let folder = tempfile::tempdir().unwrap();
     // Without root, the threads of the test runner keep it from entering a user namespace.
     let child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "starts_and_serves", "--include-ignored", "--nocapture"])
+        .args(["--exact", test, "--include-ignored", "--nocapture"])
         .arg("--test-threads=1")
         .env(FOLDER, folder.path())
         .env(HIDDEN, path)
+        // A backtrace reads `/proc/self`.
+        .env("RUST_BACKTRACE", "0")
         .stdout(Stdio::piped())
         .spawn();
     let mut child = Killed(child.unwrap());
@@ -124,10 +159,15 @@ fn in_child(path: &str) {
 
 #[test]
 fn a_server_starts_and_frees_memory_while_the_file_of_glibc_is_held() {
-    in_child("/proc/sys/vm/overcommit_memory");
+    in_child("starts_and_serves", "/proc/sys/vm/overcommit_memory");
 }
 
 #[test]
 fn a_server_starts_while_the_limit_of_mappings_is_held() {
-    in_child("/proc/sys/vm/max_map_count");
+    in_child("starts_and_serves", "/proc/sys/vm/max_map_count");
+}
+
+#[test]
+fn a_server_does_not_start_while_the_directory_of_its_process_is_held() {
+    in_child("refuses_to_start", "/proc/self");
 }

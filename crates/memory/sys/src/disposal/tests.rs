@@ -31,7 +31,7 @@ fn expect_closed(peer: OwnedFd) {
 
 #[test]
 fn sockets_that_linger_are_closed_at_once() {
-    assert!(prepare(), "the kernel refuses close_range(2)");
+    assert!(prepare().unwrap(), "the kernel refuses close_range(2)");
     let (socket, peer) = lingering();
     close(socket);
     expect_closed(peer);
@@ -207,7 +207,7 @@ fn wait_until_received(ours: &OwnedFd) {
 
 #[test]
 fn a_queue_that_holds_the_other_end_of_its_connection_is_emptied() {
-    assert!(prepare(), "the kernel refuses close_range(2)");
+    assert!(prepare().unwrap(), "the kernel refuses close_range(2)");
     let (ours, theirs) = packet_socket::pair().unwrap();
     packet_socket::send(&ours, b"memory", Some(ours.as_fd())).unwrap();
     let (other, _its_peer) = packet_socket::pair().unwrap();

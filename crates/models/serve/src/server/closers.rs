@@ -135,7 +135,7 @@ impl Closers {
             max,
             max_per_user: (max / USERS).clamp(WAITING_MIN, WAITING_MAX),
             threads_per_user: THREADS_PER_USER_MAX,
-            disposes: disposal::prepare(),
+            disposes: disposal::prepare().unwrap_or(false),
             budget: TimeBudget::default(),
         }
     }

@@ -214,7 +214,7 @@ impl Server {
     /// # Errors
     /// [`Error::NothingToServe`]; [`Error::CannotServe`] for a root or file that cannot be served;
     /// [`Error::Load`] for a heap that cannot be sealed; [`Error::TooFewDescriptors`]; [`Error::Kernel`]
-    /// if descriptors are exhausted.
+    /// if descriptors are exhausted, or another user holds the lock of this process's directory in `/proc`.
     pub fn new(listener: Listener, options: Options, stop: Stop) -> Result<Self> {
         if options.roots.is_empty() && options.files.is_empty() {
             return Err(Error::NothingToServe);
@@ -227,7 +227,7 @@ impl Server {
         let files = options.files.iter().map(|path| resolved(path)).collect::<Result<Vec<_>>>()?;
         let served = Arc::new(Served::new(&options.roots, &files)?);
         // Before the first descriptor of a client arrives.
-        disposal::prepare();
+        disposal::prepare().map_err(Error::kernel("preparing to close clients' descriptors"))?;
         let limit = descriptors::raise_limit().unwrap_or_else(|_| descriptors::limit());
         if limit < DESCRIPTORS_MIN {
             return Err(Error::TooFewDescriptors { limit, needed: DESCRIPTORS_MIN });
