@@ -20,7 +20,9 @@ use longshore_access::{Error, Reason, Region, RegionAccess, RemoteFault, RemoteM
 /// process's address space, and the kernel allows 65,530 areas by default (`vm.max_map_count`), for all
 /// purposes.
 ///
-/// All clients of one user together can have a quarter of these, and those of all users a half.
+/// All clients of one user together can have a quarter of these, and those of all users a half. They can also
+/// have at most an eighth and a quarter of the descriptors of this process (`RLIMIT_NOFILE`), because the
+/// descriptor of each mapped file is kept.
 pub const MAPPED_FILES_MAX: usize = 16_384;
 
 /// The maximum number of bytes of addresses that the mapped files of a client take in all: 16 TiB of the
@@ -338,12 +340,13 @@ mod tests {
 
     #[test]
     fn files_of_a_client_are_limited() {
-        // The user's limit is larger.
+        // The user's limit is larger. As many descriptors may not be free.
         let (mut dma, one) = (dma_of(quota(1 << 20, 1 << 46)), file(PAGE));
-        for page in 0..MAPPED_FILES_MAX as u64 {
+        dma.used = Cost { mapped_files: MAPPED_FILES_MAX - 2, mapped_bytes: 0 };
+        for page in [7, 8] {
             dma.dma_map(map(&one, page)).unwrap();
         }
-        let page = MAPPED_FILES_MAX as u64;
+        let page = 9;
         assert_eq!(dma.dma_map(map(&one, page)), Err(Errno::ENOSPC));
         let backing =
             DmaBacking::FileIo { file: one.try_clone().unwrap(), offset: FileOffset::new(0) };

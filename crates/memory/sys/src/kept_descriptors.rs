@@ -24,12 +24,15 @@ pub fn keep_anyway(user: User, count: u64) -> Permit {
 }
 
 /// Counts the descriptor of a mapped regular file that this process keeps for a user, until the permit
-/// is dropped. Returns `None` if the user already has an eighth, or all users a quarter, of [`limit`]
-/// minus [`ROOM_FOR_MESSAGE`]. These are counted separately from those of [`keep`], so that a user who
-/// maps many files can still have eventfds.
-pub fn keep_file(user: User) -> Option<Permit> {
+/// is dropped. Of [`limit`] minus [`ROOM_FOR_MESSAGE`], one user can have an eighth, and all users a
+/// quarter. These are counted separately from those of [`keep`], so that a user who maps many files can
+/// still have eventfds.
+///
+/// # Errors
+/// [`OverLimit`].
+pub fn keep_file(user: User) -> Result<Permit, OverLimit> {
     let room = limit().saturating_sub(ROOM_FOR_MESSAGE);
-    FILES.take(user, 1, Limits { per_user: room / 8, all_users: room / 4 }).ok()
+    FILES.take(user, 1, Limits { per_user: room / 8, all_users: room / 4 })
 }
 
 #[cfg(test)]
@@ -43,9 +46,9 @@ mod tests {
         let all_but_one = FILES.count(user, room / 8 - 1);
         let last = keep_file(user).unwrap();
         let others = keep(user, room / 4).unwrap();
-        assert!(keep(user, 1).is_err() && keep_file(user).is_none());
+        assert!(keep(user, 1).is_err() && keep_file(user).is_err());
         drop(others);
-        assert!(keep_file(user).is_none());
+        assert!(keep_file(user).is_err());
         drop((all_but_one, last));
         keep_file(user).unwrap();
     }

@@ -9,6 +9,9 @@
 //!   files          16,384         32,768       65,530
 //!   addresses      32 TiB         64 TiB      128 TiB
 //! ```
+//!
+//! The descriptor of each mapped file is kept. So `RLIMIT_NOFILE` limits the number of files, too: one user
+//! can have an eighth of it, and all users a quarter.
 
 use std::os::fd::OwnedFd;
 use std::sync::LazyLock;
@@ -108,8 +111,8 @@ impl MappingQuota {
     /// the last close of the file, which can block, delays neither this call nor the unmapping.
     ///
     /// For regular files of one user, at most an eighth of the descriptors of this process
-    /// (`RLIMIT_NOFILE`) are kept, and a quarter for all users. Beyond that the other thread closes the
-    /// descriptors at once, and unmapping walks the locks of the file.
+    /// (`RLIMIT_NOFILE`) are kept, and a quarter for all users. A file beyond that is refused, because
+    /// unmapping would close it.
     ///
     /// # Errors
     /// [`Error::ClientLimit`] if a limit would be exceeded; those of [`Region::map_file`].
@@ -122,15 +125,16 @@ impl MappingQuota {
     ) -> Result<Region, Error> {
         let file = Disposable::of_user(file, self.user);
         let mut permit = self.acquire(len_bytes)?;
-        let region = Region::map_file(&file, offset, len_bytes, access)?;
         let kept = match is_disposable(&file) {
-            true => Some(kept_descriptors::keep(self.user, 1).map_err(QuotaExceeded)?),
+            true => kept_descriptors::keep(self.user, 1),
             false => kept_descriptors::keep_file(self.user),
         };
+        let kept = kept.map_err(QuotaExceeded)?;
+        let region = Region::map_file(&file, offset, len_bytes, access)?;
         // The rest of the huge pages at both ends.
         let more_bytes = region.address_bytes().saturating_sub(len_bytes);
         permit.bytes.extend(more_bytes, self.accounts.bytes_max).map_err(QuotaExceeded)?;
-        Ok(region.keeping((permit, kept.map(|kept| (file, kept)))))
+        Ok(region.keeping((permit, file, kept)))
     }
 }
 
@@ -202,6 +206,23 @@ mod tests {
             assert!(begin.elapsed() < Duration::from_secs(60), "it does not happen");
             thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    #[test]
+    fn a_file_whose_descriptor_cannot_be_kept_is_refused() {
+        const UID: u32 = 4_000_000_052;
+        let (quota, file) = (quota(1 << 20, 1 << 46).with_uid(UID), file(PAGE));
+        let mut kept = Vec::new();
+        while let Ok(permit) = kept_descriptors::keep_file(User::from_uid(UID)) {
+            kept.push(permit);
+        }
+        let over = over_limit(map(quota, &file, PAGE));
+        assert_eq!((over.whose, over.held), (Whose::User, kept.len() as u64));
+        kept.pop();
+        let one = map(quota, &file, PAGE).unwrap();
+        over_limit(map(quota, &file, PAGE));
+        drop(one);
+        wait_until(|| map(quota, &file, PAGE).is_ok());
     }
 
     /// Without a descriptor of the file, unmapping would close the file, which can block.
