@@ -15,12 +15,14 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Take};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 
 use crate::block_device::{self, BlockDevices, ManyDevices};
-use crate::{bounded, memfd, statmount};
+use crate::bounded::{self, Hung};
+use crate::{memfd, statmount};
 
 /// The magic number of the kernel's file system of DMA-bufs, which cannot be mounted (`linux/magic.h`).
 const DMA_BUF_MAGIC: u32 = 0x444d_4142;
@@ -105,8 +107,13 @@ impl Devices {
     }
 }
 
+/// The look-ups that did not end in time, which are not repeated until they end. Without this, each message
+/// would wait again.
+static HUNG: Mutex<BTreeMap<Devices, Hung>> = Mutex::new(BTreeMap::new());
+
 /// The look-ups of block devices for some files, such as those of one message. All of them together take at
-/// most two seconds, and each device is looked up once.
+/// most two seconds, and each device is looked up once. If an earlier look-up of the same device still hangs,
+/// they take no time.
 #[derive(Debug)]
 pub(crate) struct DeviceLookUps {
     /// The end of the two seconds, which begin with the first look-up.
@@ -128,11 +135,23 @@ impl DeviceLookUps {
     fn are_local(&mut self, devices: Devices) -> bool {
         let deadline = *self.deadline.get_or_insert_with(bounded::deadline);
         let look = self.look;
-        *self.found.entry(devices).or_insert_with_key(|devices| {
-            let devices = devices.clone();
-            bounded::look_until(deadline, move || look(&devices)).unwrap_or(false)
-        })
+        *self.found.entry(devices).or_insert_with_key(|devices| look_up(devices, deadline, look))
     }
+}
+
+fn look_up(devices: &Devices, deadline: Instant, look: fn(&Devices) -> bool) -> bool {
+    let hung = || HUNG.lock().unwrap_or_else(PoisonError::into_inner);
+    if hung().get(devices).is_some_and(|look_up| !look_up.has_ended()) {
+        return false;
+    }
+    let asked = devices.clone();
+    let Some(looking) = bounded::begin_until(deadline, move || look(&asked)) else { return false };
+    looking.wait().unwrap_or_else(|look_up| {
+        let mut hung = hung();
+        hung.retain(|_, earlier| !earlier.has_ended());
+        hung.insert(devices.clone(), look_up);
+        false
+    })
 }
 
 /// The place of a file, as far as that is known without a look-up of block devices.
@@ -442,6 +461,34 @@ mod tests {
         let most = std::time::Duration::from_secs(30);
         assert!(begin.elapsed() < most, "each of them waits: {:?}", begin.elapsed());
         assert!(COUNT.load(Ordering::Relaxed) <= 1);
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_look_up_that_hangs_is_not_repeated_until_it_ends() {
+        use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+        use std::time::Duration;
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        static IS_HELD: AtomicBool = AtomicBool::new(true);
+        let is_local = || {
+            let mut look_ups = DeviceLookUps::with_look(|_| {
+                COUNT.fetch_add(1, Ordering::Relaxed);
+                while IS_HELD.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                true
+            });
+            look_ups.are_local(Devices::One(2, 0))
+        };
+        assert!(!is_local());
+        let begin = Instant::now();
+        assert!((0..20).all(|_| !is_local()));
+        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+        assert_eq!(COUNT.load(Ordering::Relaxed), 1);
+        IS_HELD.store(false, Ordering::Relaxed);
+        while !is_local() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "it is not looked up again");
+        }
     }
 
     #[test]

@@ -102,6 +102,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A look-up that did not end in time.
+#[derive(Debug)]
+pub(crate) struct Hung(Arc<Mutex<State>>);
+
+impl Hung {
+    /// Returns `true` if it has ended since.
+    pub(crate) fn has_ended(&self) -> bool {
+        *lock(&self.0) == State::Ended
+    }
+}
+
 /// A look-up that a thread of its own does.
 pub(crate) struct Looking<T> {
     threads: &'static Threads,
@@ -111,14 +122,16 @@ pub(crate) struct Looking<T> {
 }
 
 impl<T> Looking<T> {
-    /// Waits for the result until two seconds after the beginning. Returns `None` if it has not arrived.
-    pub(crate) fn wait(self) -> Option<T> {
+    /// Waits for the result until two seconds after the beginning.
+    ///
+    /// # Errors
+    /// [`Hung`] if it has not arrived.
+    pub(crate) fn wait(self) -> Result<T, Hung> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        let found = self.answered.recv_timeout(left).ok();
-        if found.is_none() {
+        self.answered.recv_timeout(left).map_err(|_| {
             Counted::give_up(self.threads, &self.state);
-        }
-        found
+            Hung(self.state)
+        })
     }
 }
 
@@ -131,15 +144,7 @@ pub(crate) fn deadline() -> Instant {
 /// seconds, if too many threads hang, or if no thread can be started. At most eight look-ups run at a time;
 /// others wait within their two seconds.
 pub(crate) fn look<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    look_until(deadline(), look)
-}
-
-/// Returns the same as [`look()`], or `None` at this deadline. After the deadline, no thread is started.
-pub(crate) fn look_until<T: Send + 'static>(
-    deadline: Instant,
-    look: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
-    begin_until(deadline, &THREADS, look)?.wait()
+    begin(look)?.wait().ok()
 }
 
 /// Begins a look-up like [`look()`], for which the caller waits later. Returns `None`, and drops `look`, if it
@@ -147,12 +152,21 @@ pub(crate) fn look_until<T: Send + 'static>(
 pub(crate) fn begin<T: Send + 'static>(
     look: impl FnOnce() -> T + Send + 'static,
 ) -> Option<Looking<T>> {
-    begin_until(deadline(), &THREADS, look)
+    begin_until(deadline(), look)
 }
 
-fn begin_until<T: Send + 'static>(
+/// Begins a look-up like [`begin()`], which must end by this deadline. After the deadline, no thread is
+/// started.
+pub(crate) fn begin_until<T: Send + 'static>(
     deadline: Instant,
+    look: impl FnOnce() -> T + Send + 'static,
+) -> Option<Looking<T>> {
+    begin_in(&THREADS, deadline, look)
+}
+
+fn begin_in<T: Send + 'static>(
     threads: &'static Threads,
+    deadline: Instant,
     look: impl FnOnce() -> T + Send + 'static,
 ) -> Option<Looking<T>> {
     let counted = threads.begin(deadline)?;
@@ -181,13 +195,13 @@ mod tests {
         threads: &'static Threads,
         look: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        begin_until(Instant::now() + time, threads, look)?.wait()
+        begin_in(threads, Instant::now() + time, look)?.wait().ok()
     }
 
     #[test]
     fn no_look_up_begins_after_its_deadline() {
         static THREADS: Threads = Threads::new();
-        assert!(begin_until(Instant::now(), &THREADS, || 7).is_none());
+        assert!(begin_in(&THREADS, Instant::now(), || 7).is_none());
         assert_eq!(lock(&THREADS.counts).running, 0);
     }
 

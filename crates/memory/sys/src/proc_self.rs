@@ -148,7 +148,8 @@ impl Prepared {
     /// would then look them up without a limit. Descriptors or memory exhausted.
     pub(crate) fn wait(self) -> io::Result<()> {
         for looking in self.looking {
-            looking.wait();
+            // Whether it has ended is checked below.
+            let _ = looking.wait();
         }
         // Another thread may have begun it.
         OF_PROCESS.wait_until(self.deadline)
@@ -234,7 +235,7 @@ mod tests {
     fn entries_of_which_one_is_missing_are_pinned_and_looked_up_again() {
         static SOME: Directory = Directory::new(&["/proc/self/none", "/proc/self/fd"]);
         for _ in 0..2 {
-            SOME.begin().unwrap().wait();
+            SOME.begin().unwrap().wait().unwrap();
             SOME.wait_until(Instant::now()).unwrap();
             assert_eq!(SOME.lock().pinned.keys().collect::<Vec<_>>(), [&"/proc/self/fd"]);
         }
@@ -249,7 +250,7 @@ mod tests {
         assert_eq!(delayed.kind(), io::ErrorKind::TimedOut);
         drop(LookingIn(&SOME));
         assert!(SOME.wait_until(Instant::now()).is_err(), "no thread has looked them up");
-        SOME.begin().unwrap().wait();
+        SOME.begin().unwrap().wait().unwrap();
         assert!(SOME.begin().is_none() && !SOME.lock().pinned.is_empty());
         SOME.wait_until(Instant::now()).unwrap();
     }

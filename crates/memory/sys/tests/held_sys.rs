@@ -86,3 +86,24 @@ fn all_files_of_a_message_wait_for_one_look_up() {
     assert_eq!(received.unwrap_err().kind(), io::ErrorKind::InvalidData);
     assert!(elapsed < TIME, "{elapsed:?}");
 }
+
+#[test]
+fn later_messages_do_not_wait_while_a_look_up_hangs() {
+    const MESSAGES: usize = 7;
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((held, files)) = with_held_sys() else { return };
+    let user = User::from_uid(4_000_000_043);
+    let begin = Instant::now();
+    let received: Vec<_> = (0..MESSAGES)
+        .map(|_| {
+            // Each is a message of another client.
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            unix_socket::send(&theirs, b"x", &[files[0].as_fd()]).unwrap();
+            unix_socket::receive(&ours, user, &mut [0], &mut Vec::new(), None)
+        })
+        .collect();
+    let elapsed = begin.elapsed();
+    drop(held);
+    assert!(received.iter().all(Result::is_err), "{received:?}");
+    assert!(elapsed < TIME, "{elapsed:?}");
+}
