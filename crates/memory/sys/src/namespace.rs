@@ -29,11 +29,20 @@ pub fn user_namespace() -> io::Result<PathBuf> {
 /// Returns `true` if files of other users can have this owner: in a user namespace in which not all users are
 /// mapped, their files have the owner `kernel.overflowuid`.
 pub fn hides_owners_as(uid: u32) -> bool {
+    hides(uid, "/proc/sys/kernel/overflowuid", "/proc/self/uid_map")
+}
+
+/// Returns `true` if files of other groups can have this group, as [`hides_owners_as`] does for owners.
+pub fn hides_groups_as(gid: u32) -> bool {
+    hides(gid, "/proc/sys/kernel/overflowgid", "/proc/self/gid_map")
+}
+
+fn hides(id: u32, overflow: &str, map: &str) -> bool {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
-    let overflow: Option<u32> = read("/proc/sys/kernel/overflowuid").trim().parse().ok();
-    // Only the initial user namespace maps all user IDs to themselves.
-    let maps_all = read("/proc/self/uid_map").split_whitespace().eq(["0", "0", "4294967295"]);
-    !maps_all && overflow.is_none_or(|overflow| overflow == uid)
+    let overflow: Option<u32> = read(overflow).trim().parse().ok();
+    // Only the initial user namespace maps all IDs to themselves.
+    let maps_all = read(map).split_whitespace().eq(["0", "0", "4294967295"]);
+    !maps_all && overflow.is_none_or(|overflow| overflow == id)
 }
 
 /// Moves the calling thread into a mount namespace of its own, and, if that needs a privilege that it

@@ -78,6 +78,101 @@ fn a_copy_belongs_to_the_publisher_alone() {
 }
 
 #[test]
+fn an_owner_reads_the_copy_if_it_can_read_the_source() {
+    with_tmpfs("size=64m", |place| {
+        let (a, team) = (NOBODY - 2, NOBODY - 3);
+        let team_folder = place.source("team");
+        let source = team_folder.join("model");
+        fs::create_dir_all(&team_folder).unwrap();
+        fs::rename(place.model(), &source).unwrap();
+        let set = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode));
+        for path in [source.clone(), source.join("onnx")] {
+            chown(&path, Some(a), Some(team)).unwrap();
+            set(&path, 0o750).unwrap();
+        }
+        for file in ["model.safetensors", "config.json", "empty", "onnx/model.onnx"] {
+            chown(source.join(file), Some(a), Some(team)).unwrap();
+            set(&source.join(file), 0o640).unwrap();
+        }
+        let reads = |path: &Path, user, group| {
+            let mut command = Command::new("cat");
+            command.arg(path.join("config.json")).stdout(Stdio::null()).stderr(Stdio::null());
+            command.uid(user).gid(group).status().unwrap().success()
+        };
+        let check = |owner_reads: bool| {
+            let copy = place.publish(&source).unwrap().path;
+            for (user, group) in [(a, team), (NOBODY, team), (NOBODY, NOBODY), (a, a)] {
+                let expected = reads(&source, user, group);
+                assert_eq!(reads(&copy, user, group), expected, "{user} {group}");
+            }
+            assert_eq!(reads(&copy, a, team), owner_reads);
+        };
+        // A directory of root and the team above the model.
+        chown(&team_folder, Some(0), Some(team)).unwrap();
+        set(&team_folder, 0o750).unwrap();
+        check(true);
+        set(&team_folder, 0o700).unwrap();
+        check(false);
+        // A directory of the owner.
+        chown(&team_folder, Some(a), None).unwrap();
+        check(true);
+        // With an access control list, which gives others nothing.
+        longshore_sys::directory::set_access(
+            File::open(&team_folder).unwrap(),
+            0o700,
+            Some((NOBODY - 9, 5)),
+        )
+        .unwrap();
+        check(true);
+    });
+}
+
+#[test]
+fn permissions_are_followed_also_if_a_model_cannot_be_published() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        give(&source);
+        place.publish(&source).unwrap();
+        let copy = place.tmpfs.join("model");
+        let mode = |name: &str| copy.join(name).metadata().unwrap().permissions().mode() & 0o777;
+        // Another user makes a file in the source.
+        chown(place.write("model/other", b"x"), Some(NOBODY - 1), None).unwrap();
+        let set = |name: &str, mode| {
+            fs::set_permissions(source.join(name), Permissions::from_mode(mode)).unwrap();
+        };
+        set("model.safetensors", 0o600);
+        let refused = place.publisher().replace(true).publish(&source);
+        assert!(matches!(reason(refused), PublishProblem::SeveralOwners { .. }));
+        assert_eq!(mode("model.safetensors") & 0o007, 0);
+        set("config.json", 0o600);
+        // A file that the next version does not have.
+        fs::rename(source.join("empty"), source.join("renamed")).unwrap();
+        place.publisher().update_access(&source).unwrap();
+        assert_eq!((mode("config.json") & 0o007, mode("empty")), (0, 0o400));
+        // The members of a new group have no more access than to the source.
+        fs::remove_file(source.join("other")).unwrap();
+        chown(source.join("onnx/model.onnx"), None, Some(NOBODY - 7)).unwrap();
+        set("onnx/model.onnx", 0o604);
+        place.publisher().update_access(&source).unwrap();
+        assert_eq!(mode("onnx/model.onnx"), 0o400);
+    });
+}
+
+#[test]
+fn only_users_who_may_read_all_files_read_the_record() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        let weights = source.join("model.safetensors");
+        for (mode, of_record) in [(0o644, 0o444), (0o604, 0o400), (0o640, 0o400), (0o644, 0o444)] {
+            fs::set_permissions(&weights, Permissions::from_mode(mode)).unwrap();
+            let copy = place.publish(&source).unwrap().path;
+            let record = copy.join(".longshore.json").metadata().unwrap();
+            assert_eq!(record.permissions().mode() & 0o777, of_record, "{mode:o}");
+        }
+    });
+}
+
+#[test]
 fn files_of_several_users_are_not_published_by_root() {
     with_tmpfs("size=64m", |place| {
         let source = place.model();

@@ -253,6 +253,27 @@ fn new_permissions_of_a_source_are_those_of_the_model() {
     running.end();
 }
 
+/// A source that changes from one look to the next is not published, but its permissions are followed.
+#[test]
+fn permissions_of_a_source_that_changes_all_the_time_are_followed() {
+    let Some(fixture) = Fixture::new() else { return };
+    let llama = fixture.model("llama");
+    let mut options = fixture.options();
+    options.preload = vec![llama.clone()];
+    let running = Running::start(options);
+    running.ready();
+    let mode = || fixture.shm.path().join("llama/weights.bin").metadata().unwrap().mode() & 0o777;
+    assert_eq!(mode(), 0o444);
+    fs::set_permissions(llama.join("weights.bin"), Permissions::from_mode(0o600)).unwrap();
+    let began = Instant::now();
+    while mode() != 0o400 {
+        assert!(began.elapsed() < PATIENCE);
+        fs::write(llama.join("config.json"), format!("{:?}", began.elapsed())).unwrap();
+        thread::sleep(Duration::from_millis(200));
+    }
+    running.end();
+}
+
 /// In a directory in which other users may make names, too.
 #[test]
 fn a_source_of_another_user_is_published_once() {

@@ -74,21 +74,30 @@ pub fn set_mode(file: impl AsFd, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Returns the permissions of a file or directory, for which it needs no permission.
+/// Returns the permissions of a file or directory, for which it needs no permission. All of them are of one
+/// time.
 ///
 /// # Errors
-/// Those of `fstat(2)`.
+/// Those of `fstat(2)`; `WouldBlock` if they change all the time.
 pub fn access(file: impl AsFd) -> io::Result<Access> {
+    const TRIES_MAX: u32 = 100;
     let file = file.as_fd();
     // `fgetxattr` refuses a descriptor that was opened with `O_PATH`.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let mut none = [0_u8; 0];
-    // The value is not needed: with an empty buffer, the call returns its length.
-    let has_list = rustix::fs::getxattr(path, ACCESS_LIST, &mut none).is_ok();
-    let status = rustix::fs::fstat(file)?;
-    // The nanoseconds are below 10^9.
-    let changed = (status.st_ctime, status.st_ctime_nsec as u32);
-    Ok(Access { attributes: Attributes::of(&status), changed, has_list })
+    for _ in 0..TRIES_MAX {
+        let before = rustix::fs::fstat(file)?;
+        // The value is not needed: with an empty buffer, the call returns its length.
+        let has_list = rustix::fs::getxattr(&*path, ACCESS_LIST, &mut none).is_ok();
+        let status = rustix::fs::fstat(file)?;
+        let attributes = Attributes::of(&status);
+        // The nanoseconds are below 10^9.
+        let changed = |it: &Stat| (it.st_ctime, it.st_ctime_nsec as u32);
+        if changed(&before) == changed(&status) && Attributes::of(&before) == attributes {
+            return Ok(Access { attributes, changed: changed(&status), has_list });
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::WouldBlock, "its permissions change all the time"))
 }
 
 /// Sets the permission bits of a file or directory. With `user`, an access control list gives a user

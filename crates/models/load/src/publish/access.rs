@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
 use longshore_sys::directory::{self, Access as Permissions, Attributes};
-use longshore_sys::{effective_uid, tmpfs};
+use longshore_sys::{effective_uid, namespace, tmpfs};
 
 /// The permission bits of owner, group and others, without write permission.
 const UNWRITABLE: u32 = 0o555;
@@ -83,8 +83,18 @@ impl CopyAccess {
         }
         let Permissions { attributes, has_list, .. } = directory::access(copy)?;
         let has_group = self.group.unwrap_or(attributes.group) == attributes.group;
-        let kept = if has_list || self.user.is_some() || !has_group { 0o707 } else { 0o777 };
-        directory::set_access(copy, attributes.mode & self.mode & kept, None)
+        let mut kept = attributes.mode & self.mode;
+        if has_list || self.user.is_some() || !has_group {
+            kept &= 0o707;
+        }
+        // The members of another group, and the user of the list, are among the others now.
+        if !has_group {
+            kept &= 0o770 | self.mode >> 3 & 7;
+        }
+        if let Some((_, bits)) = self.user {
+            kept &= 0o770 | bits;
+        }
+        directory::set_access(copy, kept, None)
     }
 }
 
@@ -109,7 +119,7 @@ impl Access {
         let found = self.limited(source, folder, copy_group, 0o400, |mode| {
             requested.unwrap_or(mode) & UNWRITABLE
         })?;
-        *self.common.get_or_insert(0o777) &= found.mode;
+        self.note_common(&found, found.mode);
         Ok(found)
     }
 
@@ -132,14 +142,21 @@ impl Access {
         })?;
         // The names in a directory are known to users who may read it.
         let known = found.mode & (found.mode & 0o111) << 2;
-        *self.common.get_or_insert(0o777) &= known;
+        self.note_common(&found, known);
         Ok(found)
     }
 
+    /// Notes the permission bits that users have to read a file or directory.
+    fn note_common(&mut self, found: &CopyAccess, mode: u32) {
+        let of_user = found.user.map_or(0o777, |(_, bits)| bits << 6 | bits << 3 | bits);
+        *self.common.get_or_insert(0o777) &= mode & of_user;
+    }
+
     /// Returns the permissions of the record of the model, which has names, lengths and checksums of all
-    /// files and directories: only if others may read them all, they may read it.
+    /// files and directories: only if all users may read them all, they may read it.
     pub(crate) fn of_record(&self) -> CopyAccess {
-        let mode = if self.common.unwrap_or(0) & 0o004 > 0 { 0o444 } else { 0o400 };
+        let is_common = self.common.unwrap_or(0) & 0o044 == 0o044;
+        let mode = if is_common { 0o444 } else { 0o400 };
         CopyAccess { mode, group: None, user: None }
     }
 
@@ -153,15 +170,17 @@ impl Access {
         own: u32,
         requested: impl Fn(u32) -> u32,
     ) -> io::Result<CopyAccess> {
-        let Permissions { attributes, has_list, .. } = directory::access(source)?;
+        let (Permissions { attributes, has_list, .. }, all_above) = at_one_time(source)?;
         let Attributes { owner, group, mut mode } = attributes;
         if has_list {
             // The list may permit less to some users than the bits.
             mode &= 0o700;
         }
         let mut owner_can_search = true;
-        for above in directory::above(source)? {
-            let mode_above = if above.has_list { 0 } else { above.attributes.mode };
+        for above in all_above {
+            // The bits of the owner are not limited by a list.
+            let kept = if above.has_list { 0o700 } else { 0o777 };
+            let mode_above = above.attributes.mode & kept;
             let above = Attributes { mode: mode_above, ..above.attributes };
             let (by_group, by_others) = (above.mode & 0o010 > 0, above.mode & 0o001 > 0);
             if !(by_group && (by_others || above.group == group)) {
@@ -176,7 +195,7 @@ impl Access {
             };
         }
         let gets_group = self.gets_group(group, folder);
-        if !gets_group && copy_group != group {
+        if !gets_group && (copy_group != group || namespace::hides_groups_as(group)) {
             // Each user of another group now was in the source's group or among its others.
             let both = (mode & 0o070) >> 3 & mode & 0o007;
             mode = mode & 0o700 | both << 3 | both;
@@ -186,33 +205,50 @@ impl Access {
         if owner == effective_uid() {
             return Ok(CopyAccess { mode: mode | own & !0o077, group, user: None });
         }
-        // An owner that cannot reach the source gets no more access to the copy than all others.
-        let common = mode >> 6 & mode >> 3 & mode & 7;
-        let user = if owner_can_search { mode >> 6 & 7 } else { common };
+        let user = mode >> 6 & 7;
         let mode = mode & 0o077 | own;
         if mode >> 3 & 7 == user && mode & 7 == user {
             return Ok(CopyAccess { mode, group, user: None });
         }
-        if self.gets_user(owner, folder) {
+        // An owner that may not search a directory above the source, except perhaps as a member of its group,
+        // gets the access of the group or of others.
+        if owner_can_search && self.gets_user(owner, folder) {
             return Ok(CopyAccess { mode, group, user: Some((owner, user)) });
         }
-        // Without a list, the owner is in the group or among the others.
         Ok(CopyAccess { mode: mode & (0o700 | user << 3 | user), group, user: None })
     }
 
     /// Returns `true` if a file in the tmpfs can get this group, by trying it.
     fn gets_group(&mut self, group: u32, folder: BorrowedFd<'_>) -> bool {
         let attempt = || directory::set_group(unnamed_in(folder)?, group);
-        *self.groups.entry(group).or_insert_with(|| attempt().is_ok())
+        let gets = || !namespace::hides_groups_as(group) && attempt().is_ok();
+        *self.groups.entry(group).or_insert_with(gets)
     }
 
     /// Returns `true` if an access control list in the tmpfs can have this user, by trying it. Only root uses
     /// such lists: another user cannot know that the owner of a file that it reads wants them.
     fn gets_user(&mut self, user: u32, folder: BorrowedFd<'_>) -> bool {
         let attempt = || directory::set_access(unnamed_in(folder)?, 0o400, Some((user, 4)));
-        let gets = || effective_uid() == 0 && attempt().is_ok();
+        let gets =
+            || effective_uid() == 0 && !namespace::hides_owners_as(user) && attempt().is_ok();
         *self.users.entry(user).or_insert_with(gets)
     }
+}
+
+/// Returns the permissions of a file and of all directories above it, as they were together.
+fn at_one_time(source: BorrowedFd<'_>) -> io::Result<(Permissions, Vec<Permissions>)> {
+    const TRIES_MAX: u32 = 100;
+    let permissions = |all: &[Permissions]| -> Vec<_> {
+        all.iter().map(|it| (it.attributes, it.has_list)).collect()
+    };
+    for _ in 0..TRIES_MAX {
+        let (before, found) = (directory::access(source)?, directory::above(source)?);
+        let (after, again) = (directory::access(source)?, directory::above(source)?);
+        if before == after && permissions(&found) == permissions(&again) {
+            return Ok((after, again));
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::WouldBlock, "its permissions change all the time"))
 }
 
 fn unnamed_in(folder: BorrowedFd<'_>) -> io::Result<std::os::fd::OwnedFd> {

@@ -96,8 +96,8 @@ enum Found {
     None,
     /// The same versions of the same files.
     Same(Same),
-    /// Another one, which may be replaced. This is its directory.
-    Old(OwnedFd),
+    /// Another one, which may be replaced.
+    Old(Record, OwnedFd),
 }
 
 /// The model that is published already, in its present version.
@@ -217,13 +217,13 @@ impl<'a> Publisher<'a> {
             Ok(())
         })?;
         let mut found = self.find(&target, &name, &tree)?;
-        match &found {
-            Found::Same(same) => return self.described(&target, &name, &tree, same, began),
-            Found::Old(old) => {
-                self.pin |= directory::exists(old, Path::new(record::PIN_NAME));
-                limit(&tree, old.as_fd(), self.mode)?;
-            }
-            Found::None => {}
+        if let Found::Old(record, old) = &found {
+            self.pin |= directory::exists(old, Path::new(record::PIN_NAME));
+            limit(&tree, record, old.as_fd(), self.mode)?;
+        }
+        tree.check_owners()?;
+        if let Found::Same(same) = &found {
+            return self.described(&target, &name, &tree, same, began);
         }
         for file in &tree.files {
             check_header(&tree.open(file)?)?;
@@ -249,8 +249,8 @@ impl<'a> Publisher<'a> {
             found = self.find(&target, &name, &tree)?;
             match &found {
                 Found::Same(same) => return self.described(&target, &name, &tree, same, began),
-                Found::Old(old) if partial.exchange(&name, old)? => break Outcome::Replaced,
-                Found::Old(_) | Found::None => {}
+                Found::Old(_, old) if partial.exchange(&name, old)? => break Outcome::Replaced,
+                Found::Old(..) | Found::None => {}
             }
         };
         // Permissions of the source may have changed meanwhile. It is published, also if this fails.
@@ -267,6 +267,25 @@ impl<'a> Publisher<'a> {
             mode: filled.mode,
             elapsed: began.elapsed(),
         })
+    }
+
+    /// Gives the model that is published under the name of `source` the access of the source, without
+    /// publishing it. If it is another version, it loses the access that a new copy would not have.
+    ///
+    /// # Errors
+    /// Those of [`Publisher::publish`] for a source that cannot be read.
+    pub fn update_access(&self, source: &Path) -> Result<()> {
+        let target = Target::open(&self.target)?;
+        let tree = Tree::of(source, self.links)?;
+        let name = self.name.clone().unwrap_or_else(|| tree.default_name());
+        target.check_name(&name)?;
+        let Existing::Model(record, folder) = target.existing(&name) else { return Ok(()) };
+        let files = tree.files.iter().map(|file| FileRecord::new(&file.path, &file.version));
+        let wanted = Record::new(tree.root(), self.mode, files.collect());
+        match record.is_same(&wanted) {
+            true => refresh(&tree, folder.as_fd(), self.mode).map(drop),
+            false => limit(&tree, &record, folder.as_fd(), self.mode),
+        }
     }
 
     /// Finds the model with this name. If it is the same, it gets the access of the source.
@@ -286,7 +305,7 @@ impl<'a> Publisher<'a> {
                 self.verify(tree, &record)?;
                 Ok(Found::Same(Same { record, folder, is_changed }))
             }
-            Existing::Model(_, folder) if self.replace => Ok(Found::Old(folder)),
+            Existing::Model(record, folder) if self.replace => Ok(Found::Old(record, folder)),
             Existing::Model(..) => refuse(PublishProblem::NameExists),
         }
     }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use longshore_sys::{beneath, directory, effective_uid};
 
 use super::access::{Access, CopyAccess};
-use super::record;
-use super::tree::{Tree, write_error};
+use super::record::{self, Record};
+use super::tree::{Tree, open_error, write_error};
 use crate::error::Result;
 
 /// Gives the files and directories of a published model the access that they would get if they were
@@ -31,50 +31,100 @@ pub(crate) fn refresh(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>) -> 
 }
 
 /// Takes the access to an old version of a model that would not be given to a new copy: there may be no room
-/// for one, or the new version cannot be published. Files that the new version does not have stay as they are.
+/// for one, or the new version cannot be published. Files that the new version does not have are closed to all
+/// other users.
 ///
 /// # Errors
 /// Those of [`refresh`].
-pub(crate) fn limit(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>) -> Result<()> {
-    each(tree, model, mode, |copy, wanted| wanted.limit(copy))
+pub(crate) fn limit(
+    tree: &Tree,
+    old: &Record,
+    model: BorrowedFd<'_>,
+    mode: Option<u32>,
+) -> Result<()> {
+    let limited = each(tree, model, mode, |copy, wanted| wanted.limit(copy));
+    let is_kept =
+        |path: &str| tree.files.binary_search_by(|file| file.path.as_str().cmp(path)).is_ok();
+    let closed = CopyAccess { mode: 0o400, group: None, user: None };
+    for file in old.files.iter().filter(|file| !is_kept(&file.path)) {
+        let path = Path::new(&file.path);
+        let done = directory::find_in(model, path).and_then(|copy| match is_own(&copy)? {
+            true => closed.limit(&copy),
+            false => Ok(()),
+        });
+        done.or_else(if_missing).map_err(write_error(&tree.root().join(path)))?;
+    }
+    limited
 }
 
-/// Calls `step` for each file and directory of a model with the access that it would get now.
+/// Calls `step` for each file and directory of a model with the access that it would get now. An error does not
+/// prevent that the others are changed.
 fn each(
     tree: &Tree,
     model: BorrowedFd<'_>,
     mode: Option<u32>,
     mut step: impl FnMut(&OwnedFd, CopyAccess) -> io::Result<()>,
 ) -> Result<()> {
-    let found = directory::attributes(model).map_err(write_error(tree.root()))?;
-    if found.owner != effective_uid() {
+    if !is_own(model).map_err(write_error(tree.root()))? {
         return Ok(());
     }
     let mut access = Access::new(mode);
+    let mut result = Ok(());
+    let mut note = |done: Result<()>| {
+        if result.is_ok() {
+            result = done;
+        }
+    };
     for file in &tree.files {
-        let (source, path) = (tree.find(file)?, Path::new(&file.path));
-        let done = directory::find_in(model, path).and_then(|copy| {
-            let group = directory::attributes(&copy)?.group;
-            step(&copy, access.of_file(source.as_fd(), model, group)?)
-        });
-        done.or_else(if_missing).map_err(write_error(&tree.root().join(path)))?;
+        let path = Path::new(&file.path);
+        note(tree.find(file).and_then(|source| {
+            let full = tree.root().join(path);
+            let Some(copy) = if_found(directory::find_in(model, path), &full)? else {
+                return Ok(());
+            };
+            let group = directory::attributes(&copy).map_err(write_error(&full))?.group;
+            let wanted = access.of_file(source.as_fd(), model, group).map_err(open_error(&full))?;
+            step(&copy, wanted).map_err(write_error(&full))
+        }));
     }
     let folders = tree.folders.iter().rev().map(PathBuf::as_path).chain([Path::new(".")]);
     for path in folders {
-        let source = tree.open_folder(path)?;
-        let done = directory::open_in(model, path).and_then(|copy| {
-            let group = directory::attributes(&copy)?.group;
-            step(&copy, access.of_directory(source.as_fd(), model, group)?)
-        });
-        done.or_else(if_missing).map_err(write_error(&tree.root().join(path)))?;
+        note(tree.open_folder(path).and_then(|source| {
+            let full = tree.root().join(path);
+            let Some(copy) = if_found(directory::open_in(model, path), &full)? else {
+                return Ok(());
+            };
+            let group = directory::attributes(&copy).map_err(write_error(&full))?.group;
+            let wanted = access.of_directory(source.as_fd(), model, group);
+            step(&copy, wanted.map_err(open_error(&full))?).map_err(write_error(&full))
+        }));
     }
-    let record = directory::find_in(model, Path::new(record::NAME));
-    let done = record.and_then(|record| step(&record, access.of_record()));
-    done.or_else(if_missing).map_err(write_error(tree.root()))
+    // If the access to a file is not known, the record is closed.
+    let wanted = if result.is_ok() { access.of_record() } else { Access::default().of_record() };
+    let record = if_found(directory::find_in(model, Path::new(record::NAME)), tree.root())?;
+    if let Some(record) = record {
+        step(&record, wanted).map_err(write_error(tree.root()))?;
+    }
+    result
 }
 
-/// An old version may lack a file, or have a directory in its place.
+fn is_own(copy: impl AsFd) -> io::Result<bool> {
+    Ok(directory::attributes(copy)?.owner == effective_uid())
+}
+
+/// Returns `None` if an old version lacks a file, or has a directory in its place.
+fn if_found(found: io::Result<OwnedFd>, path: &Path) -> Result<Option<OwnedFd>> {
+    match found {
+        Err(error) if is_missing(&error) => Ok(None),
+        found => found.map(Some).map_err(write_error(path)),
+    }
+}
+
 fn if_missing(error: io::Error) -> io::Result<()> {
-    let is_missing = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
-    if is_missing || beneath::leads_out(&error) { Ok(()) } else { Err(error) }
+    if is_missing(&error) { Ok(()) } else { Err(error) }
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    let is_absent = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
+    is_absent || beneath::leads_out(error)
 }

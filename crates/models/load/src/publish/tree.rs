@@ -115,7 +115,8 @@ impl Tree {
         } else {
             tree.main = Some(real.file_name().unwrap_or_default().into());
             tree.push(Path::new(real.file_name().unwrap_or_default()))?;
-            let by = |path: &Path| SourceFile::open(path);
+            // Not by the path: its owner may have put a link to a device there meanwhile.
+            let by = |path: &Path| tree.open_by_path(path);
             for other in others_of(&real, FormatChoice::Auto, &by)? {
                 let path = other
                     .strip_prefix(root)
@@ -131,14 +132,16 @@ impl Tree {
         if tree.files.is_empty() {
             return Err(publish_error(source, PublishProblem::Empty));
         }
-        tree.check_owners()?;
         tree.files.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(tree)
     }
 
     /// Checks, if this process is root, that all files and directories belong to root and one other user. If
     /// there were several, one could prevent that the permissions of a file of another are followed.
-    fn check_owners(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Publish`] with [`PublishProblem::SeveralOwners`].
+    pub(crate) fn check_owners(&self) -> Result<()> {
         let owners = self.access.iter().map(|it| it.attributes.owner);
         let mut owners = owners.filter(|owner| *owner != 0);
         match (effective_uid(), owners.next()) {
@@ -260,6 +263,15 @@ impl Tree {
         Ok(SourceFile::from_fd(opened)?.named(&full))
     }
 
+    /// Opens the regular file that has this path in the root now.
+    fn open_by_path(&self, path: &Path) -> Result<SourceFile> {
+        let name = path
+            .strip_prefix(&self.root)
+            .map_err(|_| publish_error(path, PublishProblem::LeavesModel))?;
+        let opened = beneath::open_located(self.locate(name)?).map_err(open_error(path))?;
+        Ok(SourceFile::from_fd(opened)?.named(path))
+    }
+
     /// Finds a file of the model without opening it.
     ///
     /// # Errors
@@ -359,6 +371,12 @@ fn boundary_of(root: &Path) -> (&Path, &Path) {
 
 pub(crate) fn publish_error(path: &Path, reason: PublishProblem) -> Error {
     Error::Publish { path: path.to_owned(), reason }
+}
+
+/// Makes the error of a file or directory of the source.
+pub(crate) fn open_error(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    |source| Error::Open { path, source }
 }
 
 /// Makes the error of a file or directory of the target.

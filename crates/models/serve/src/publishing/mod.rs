@@ -98,6 +98,8 @@ struct Source {
     seen: Option<SourceState>,
     /// `true` if it was reported that the source cannot be read.
     is_reported: bool,
+    /// `true` if it had changed at the last look, too.
+    is_changing: bool,
 }
 
 /// The result of publishing a state of a source.
@@ -150,7 +152,15 @@ impl PublishManager {
             }
             let (done, seen) = (None, None);
             let result = Attempt::Published;
-            sources.push(Source { path, name, done, result, seen, is_reported: false });
+            sources.push(Source {
+                path,
+                name,
+                done,
+                result,
+                seen,
+                is_reported: false,
+                is_changing: false,
+            });
         }
         Ok(Self { options, models, _lock: lock, sources, uses: Uses::default(), pressure, stop })
     }
@@ -349,7 +359,17 @@ impl PublishManager {
                 Attempt::Failed => is_done,
                 Attempt::RetryAt(time) => is_done && Instant::now() < time,
             };
-            if is_settled || !is_stable {
+            if is_settled {
+                continue;
+            }
+            let was_changing = std::mem::replace(&mut source.is_changing, !is_stable);
+            if !is_stable {
+                // Permissions are followed also if another user changes something all the time. An error is
+                // reported when the source is published.
+                let (path, name) = (source.path.clone(), source.name.clone());
+                if was_changing {
+                    let _ = self.publisher(&name).update_access(&path);
+                }
                 continue;
             }
             match self.publish(index, observe) {
@@ -405,23 +425,24 @@ impl PublishManager {
     fn publish_now(&self, path: &Path, name: &str) -> load::Result<Published> {
         let (cancel, stop) = (CancelToken::new(), self.stop.clone());
         let observed = cancel.clone();
-        let mut publisher = Publisher::new(&self.options.directory)
-            .name(name)
-            .replace(true)
-            .refuse_links()
-            .cancel(&cancel)
-            .observe(move |_| {
-                if stop.is_stopped() {
-                    observed.cancel();
-                }
-            });
-        if let Some(mode) = self.options.mode {
-            publisher = publisher.mode(mode);
-        }
+        let mut publisher = self.publisher(name).cancel(&cancel).observe(move |_| {
+            if stop.is_stopped() {
+                observed.cancel();
+            }
+        });
         if let Some(manifest) = &self.options.manifest {
             publisher = publisher.manifest(manifest);
         }
         publisher.publish(path)
+    }
+
+    fn publisher(&self, name: &str) -> Publisher<'static> {
+        let publisher =
+            Publisher::new(&self.options.directory).name(name).replace(true).refuse_links();
+        match self.options.mode {
+            Some(mode) => publisher.mode(mode),
+            None => publisher,
+        }
     }
 
     /// Evicts unused models until there is room, if evicting all of them makes enough.
