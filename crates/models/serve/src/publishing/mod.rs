@@ -359,15 +359,13 @@ impl PublishManager {
                 Attempt::Failed => is_done,
                 Attempt::RetryAt(time) => is_done && Instant::now() < time,
             };
-            if is_settled {
-                continue;
-            }
             let was_changing = std::mem::replace(&mut source.is_changing, !is_stable);
-            if !is_stable {
-                // Permissions are followed also if another user changes something all the time. An error is
-                // reported when the source is published.
-                let (path, name) = (source.path.clone(), source.name.clone());
-                if was_changing {
+            let has_failed = !matches!(source.result, Attempt::Published);
+            if is_settled || !is_stable {
+                // Permissions are followed also if another user changes something all the time, or has kept
+                // the source from being published. An error is reported when it is published.
+                if was_changing && !is_stable || is_settled && has_failed {
+                    let (path, name) = (source.path.clone(), source.name.clone());
                     let _ = self.publisher(&name).update_access(&path);
                 }
                 continue;
