@@ -357,6 +357,8 @@ impl Memory {
             state.free.give_back(start, len_bytes);
         }
         state.releases += 1;
+        // The thread that waits for room looks again.
+        state.is_full = false;
         drop(state);
         self.notify();
     }

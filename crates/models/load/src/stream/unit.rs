@@ -17,6 +17,10 @@ const GROUP_MAX_BYTES: u64 = 4 << 20;
 /// The longest gap between two tensors of a unit, which is read, too.
 const GAP_MAX_BYTES: u64 = 4096;
 
+/// The unit of the memory of a stream. Tensors of one length begin at different offsets in their blocks, and
+/// the place of one must be large enough for any of them.
+const MEMORY_UNIT: Granule = Granule::SIZE_64K;
+
 /// A range of a file that is read into memory of its own: a large tensor, or several small ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
@@ -41,9 +45,9 @@ impl Unit {
     pub(super) fn memory_bytes(&self) -> u64 {
         match self.read.is_empty() {
             true => 0,
-            // A file has no more than 2^63 bytes, and an alignment is a power of two that divides that.
+            // A file has no more than 2^63 bytes, and both are powers of two that divide that.
             false => (self.skip_bytes() + self.read.end - self.read.start)
-                .next_multiple_of(self.alignment.bytes()),
+                .next_multiple_of(self.alignment.max(MEMORY_UNIT).bytes()),
         }
     }
 }
