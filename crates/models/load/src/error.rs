@@ -164,7 +164,7 @@ pub enum Error {
         reason: FormatProblem,
     },
     /// An alignment of tensors was requested, but the format of the file has no tensors.
-    #[error("no tensors are known in {}, so none can be aligned", path.display())]
+    #[error("no tensors are known in {}", path.display())]
     NoTensors {
         /// The file.
         path: PathBuf,

@@ -165,6 +165,27 @@ fn every_tensor_has_the_bytes_of_the_file() {
 }
 
 #[test]
+fn tensors_of_gguf_files_are_those_of_a_load() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf");
+    for name in ["every_dtype.gguf", "aligned.gguf", "split-00001-of-00003.gguf"] {
+        let open = || longshore_load::open(&[folder.join(name)], FormatChoice::Auto).unwrap();
+        let opened = open();
+        let loaded = Loader::new().load(&opened.plan).unwrap();
+        let memory = loaded.buffer.read().unwrap();
+        let stream = Loader::new().stream(open(), &Selection::all(), &StreamOptions::new());
+        let stream = stream.unwrap();
+        let mut placed = opened.placed_tensors();
+        for (tensor, placed) in stream.map(Result::unwrap).zip(placed.by_ref()) {
+            let range = placed.buffer_range.start as usize..placed.buffer_range.end as usize;
+            assert_eq!((tensor.name(), tensor.dtype()), (placed.tensor.name, placed.tensor.dtype));
+            assert_eq!(tensor.shape(), placed.tensor.shape);
+            assert!(*tensor == memory[range], "{name}: {}", tensor.name());
+        }
+        assert!(placed.next().is_none());
+    }
+}
+
+#[test]
 fn tensors_that_are_complete_come_in_any_order() {
     let model = mixed();
     let stream = model.whole(Loader::new(), &StreamOptions::new().order(Order::Completion));

@@ -119,11 +119,16 @@ pub(super) struct Held {
 pub(super) struct Extent {
     memory: Arc<Memory>,
     place: Place,
-    /// The range of the tensor in the reservation.
-    data: Range<u64>,
+    /// The bytes of the tensor in the reservation.
+    bytes: NonNull<[u8]>,
     /// Its number in [`State::held`].
     number: u64,
 }
+
+// SAFETY: it owns its range of the memory, which any thread may give back.
+unsafe impl Send for Extent {}
+// SAFETY: a shared `Extent` only reads its range.
+unsafe impl Sync for Extent {}
 
 impl Core {
     pub(super) fn new(
@@ -249,12 +254,24 @@ impl Core {
     ///
     /// # Safety
     /// The unit is complete, and only the caller has it.
-    pub(super) unsafe fn extent(&self, state: &mut State, unit: usize, place: Place) -> Extent {
+    ///
+    /// # Errors
+    /// [`Error::Heap`] if the tensor is not inside.
+    pub(super) unsafe fn extent(
+        &self,
+        state: &mut State,
+        unit: usize,
+        place: Place,
+    ) -> Result<Extent> {
         let (number, pick) = (state.next_held, self.units[unit].members.start);
+        let range = self.range_of(unit, place, &self.picks[pick].data);
+        // SAFETY: the caller's promise.
+        let mut window = unsafe { self.memory.reservation.window(range) }?;
+        let start = NonNull::new(window.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        let bytes = NonNull::slice_from_raw_parts(start, window.len());
         state.next_held += 1;
         state.held.insert(number, Held { pick, bytes: place.len_bytes });
-        let data = self.range_of(unit, place, &self.picks[pick].data);
-        Extent { memory: Arc::clone(&self.memory), place, data, number }
+        Ok(Extent { memory: Arc::clone(&self.memory), place, bytes, number })
     }
 
     /// Copies the tensors of a unit, and gives its memory back. Returns the copies with their indices.
@@ -395,26 +412,20 @@ impl State {
 }
 
 impl Extent {
+    /// Returns the address of the bytes.
+    pub(super) fn host(&self) -> NonNull<[u8]> {
+        self.bytes
+    }
+
     pub(super) fn bytes(&self) -> &[u8] {
         // SAFETY: mapped while the memory lives. Only this extent has the range, which is complete, and it is
         // borrowed while the slice lives.
-        unsafe { self.host().as_ref() }
+        unsafe { self.bytes.as_ref() }
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the extent is borrowed exclusively.
-        unsafe { self.host().as_mut() }
-    }
-
-    fn host(&self) -> NonNull<[u8]> {
-        // SAFETY: the window is only asked for its address.
-        let window = unsafe { self.memory.reservation.window(self.data.clone()) };
-        let found = window.ok().and_then(|mut window| {
-            let start = NonNull::new(window.as_mut_ptr())?;
-            Some(NonNull::slice_from_raw_parts(start, window.len()))
-        });
-        // The range was inside when the reads of the unit had their windows.
-        found.unwrap_or(NonNull::slice_from_raw_parts(NonNull::dangling(), 0))
+        unsafe { self.bytes.as_mut() }
     }
 }
 

@@ -310,7 +310,7 @@ impl Stream {
         let first = &core.picks[members.start];
         if members.len() == 1 && first.data.end - first.data.start >= LARGE_BYTES {
             // SAFETY: the unit was ready, and was taken from there only now.
-            let extent = unsafe { core.extent(&mut state, unit, place) };
+            let extent = unsafe { core.extent(&mut state, unit, place) }?;
             state.delivered += 1;
             drop(state);
             self.check(unit)?;

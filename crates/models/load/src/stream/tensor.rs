@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Deref, Range};
+use std::ptr::NonNull;
 
 use longshore_formats::{Dtype, QuotedName};
 
@@ -73,6 +74,14 @@ impl StreamedTensor {
         match &mut self.data {
             Data::Extent(extent) => extent.bytes_mut(),
             Data::Copied(copied) => copied.bytes_mut(),
+        }
+    }
+
+    /// Returns the address of the bytes. Code that dereferences it must follow the aliasing rules.
+    pub fn host(&self) -> NonNull<[u8]> {
+        match &self.data {
+            Data::Extent(extent) => extent.host(),
+            Data::Copied(copied) => copied.host(),
         }
     }
 
