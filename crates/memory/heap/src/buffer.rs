@@ -143,8 +143,8 @@ impl Buffer {
     }
 
     /// Closes the descriptor of the memory and keeps the mapping, for memory that only this process and
-    /// its children use. Returns the buffer unchanged if its memory is a dma-buf or will be one
-    /// ([`Heap::Udmabuf`], [`Heap::DmaHeap`]).
+    /// its children use. Returns the buffer unchanged if its heap is not one of memfds that can be sealed
+    /// ([`Heap::seals_content`]).
     ///
     /// # Errors
     /// [`crate::Error::Kernel`] if a child process cannot be given the mapping.

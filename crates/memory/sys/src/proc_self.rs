@@ -148,7 +148,7 @@ impl Prepared {
     /// would then look them up without a limit. Descriptors or memory exhausted.
     pub(crate) fn wait(self) -> io::Result<()> {
         for looking in self.looking {
-            // Whether it has ended is checked below.
+            // An error means that it has not ended, which `wait_until` finds out for the process's entries.
             let _ = looking.wait();
         }
         // Another thread may have begun it.

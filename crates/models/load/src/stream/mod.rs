@@ -147,7 +147,7 @@ impl Loader<'_> {
         let units = units(&picks, &opened.plan);
         let memory_bytes = self.stream_memory_bytes(options, &units, &picks)?;
         let grown_bytes = match options.on_full {
-            OnFull::Grow => units.iter().map(Unit::memory_bytes).sum(),
+            OnFull::Grow => sum_bytes(&units),
             OnFull::Fail => 0,
         };
         let mut claim = budget::check(memory_bytes, &Heap::Anonymous, None)?;
@@ -185,8 +185,7 @@ impl Loader<'_> {
         let Some(largest) = units.iter().max_by_key(|unit| unit.memory_bytes()) else {
             return Ok(0);
         };
-        let (needed_bytes, sum_bytes) =
-            (largest.memory_bytes(), units.iter().map(Unit::memory_bytes).sum::<u64>());
+        let (needed_bytes, sum_bytes) = (largest.memory_bytes(), sum_bytes(units));
         let default = || {
             let twice = needed_bytes.saturating_mul(2).saturating_add(self.populate_ahead_bytes);
             twice.max(MEMORY_DEFAULT_BYTES)
@@ -204,12 +203,20 @@ impl Loader<'_> {
     }
 }
 
+/// Returns the memory of all units. Tensors of a header whose fields were changed may overlap, so the sum can be
+/// larger than any address space.
+fn sum_bytes(units: &[Unit]) -> u64 {
+    units.iter().map(Unit::memory_bytes).fold(0, u64::saturating_add)
+}
+
 /// Checks that all tensors of each selected file are selected, whole.
 fn check_whole(picks: &[Pick], opened: &Opened) -> Result<()> {
     for of_file in &opened.tensors {
         let tensors = of_file.header.tensors().filter(|tensor| !tensor.is_padding()).count();
-        let mut of_picks = picks.iter().filter(|pick| pick.file == of_file.file_index);
-        let (count, all) = (of_picks.clone().count(), of_picks.all(|pick| pick.rows.is_none()));
+        // They are sorted by file.
+        let before = |file| picks.partition_point(|pick| pick.file < file);
+        let of_picks = &picks[before(of_file.file_index)..before(of_file.file_index + 1)];
+        let (count, all) = (of_picks.len(), of_picks.iter().all(|pick| pick.rows.is_none()));
         if count > 0 && (count < tensors || !all) {
             let path = opened.plan.files()[of_file.file_index].source().path().to_owned();
             return Err(StreamProblem::NotWhole { path }.into());
@@ -244,8 +251,8 @@ impl Stream {
         self.next_while(|| true)
     }
 
-    /// Returns the next tensor, as [`Stream::next_tensor`] does, but only while `waits` returns `true`. It is
-    /// called about fifty times a second while this waits.
+    /// Returns the next tensor, as [`Stream::next_tensor`] does, but only while `waits` returns `true`. While
+    /// this waits, it is called at least every 20 ms.
     ///
     /// # Errors
     /// Those of [`Stream::next_tensor`]; [`Error::Cancelled`] if `waits` returned `false`, after which the

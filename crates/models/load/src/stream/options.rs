@@ -47,9 +47,10 @@ impl StreamOptions {
         Self { memory_bytes: None, order, wait: WAIT_DEFAULT, on_full }
     }
 
-    /// Sets the memory for tensors of 1 MiB and more, in bytes. It must hold the largest selected tensor. The
-    /// default is 1 GiB, or, if that is more, twice the largest selected tensor and the prefault window, so
-    /// that a tensor can be read while a consumer has another one.
+    /// Sets the memory for tensors of 1 MiB and more, in bytes. It must hold the largest selected tensor, in
+    /// whole units of 64 KiB and with the blocks of the disk at its ends. The default is 1 GiB, or, if that is
+    /// more, twice the largest selected tensor and the prefault window, so that a tensor can be read while a
+    /// consumer has another one.
     pub const fn memory(mut self, bytes: u64) -> Self {
         self.memory_bytes = Some(bytes);
         self

@@ -73,7 +73,8 @@ pub(super) fn run(
 
 /// Returns the routers of the files that are read.
 fn routers<'a>(core: &'a Core, tuning: &Tuning) -> Result<Vec<Option<FileRouter<'a>>>> {
-    let is_read = |index| core.units.iter().any(|unit| unit.file == index);
+    // They are sorted by file.
+    let is_read = |index: usize| core.units.binary_search_by_key(&index, |unit| unit.file).is_ok();
     let files = core.opened.plan.files().iter().enumerate();
     files
         .map(|(index, file)| {
