@@ -9,6 +9,7 @@ use longshore::load::FormatChoice;
 use longshore::{Heap, ReadMode};
 
 use crate::attach::AttachArgs;
+use crate::cat::CatArgs;
 use crate::choices;
 use crate::evict::{EvictArgs, PinArgs};
 use crate::exec::ExecArgs;
@@ -32,6 +33,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Load(LoadArgs),
     Inspect(InspectArgs),
+    Cat(CatArgs),
     Publish(PublishArgs),
     Evict(EvictArgs),
     Pin(PinArgs),

@@ -186,7 +186,8 @@ fn code_of_loading(error: &Error) -> u8 {
         | Error::NoTensors { .. }
         | Error::Refused { .. } => 15,
         Error::Mismatch { .. } => 16,
-        Error::NotEnoughMemory { .. } => 20,
+        Error::NotEnoughMemory { .. } | Error::StreamFull { .. } => 20,
+        Error::Stream { .. } => 2,
         Error::Heap(heap::Error::TmpfsFull { .. }) => 20,
         Error::Publish { reason, .. } => code_of_publishing(reason),
         Error::Heap(heap::Error::OutOfMemory { .. } | heap::Error::TooLong { .. }) => 20,

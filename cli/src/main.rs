@@ -2,6 +2,7 @@
 
 mod args;
 mod attach;
+mod cat;
 mod choices;
 mod doctor;
 mod evict;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
             let json = args.json;
             (inspect::run(&args), json)
         }
+        Command::Cat(args) => (cat::run(&args), args.json),
         Command::Publish(args) => {
             let json = args.json;
             (publish::run(&args), json)
