@@ -78,6 +78,8 @@ fn class(error: &Error) -> (&'static str, i32) {
         Error::Heap(heap::Error::Unavailable { .. } | heap::Error::CannotSealContent { .. })
         | Error::ModeUnavailable { .. } => ("UnavailableError", libc::EOPNOTSUPP),
         Error::Cancelled { .. } => ("CancelledError", libc::ECANCELED),
+        Error::StreamFull { .. } => ("StreamFullError", libc::EDEADLK),
+        Error::Stream { .. } => ("LongshoreError", libc::EINVAL),
         Error::Mismatch { .. } => ("ChecksumError", libc::EBADMSG),
         Error::Format { format: Format::Safetensors, .. } => {
             ("SafetensorFormatError", libc::EBADMSG)

@@ -4,6 +4,7 @@
 //!   load(), attach() ──► Buffer ──► memoryview, descriptor, path
 //!                          │
 //!                          └─► File ──► Tensor ──► DLPack capsule
+//!   stream() ──► Stream ─────────────────┘
 //! ```
 //!
 //! A buffer, its files and its tensors share one [`memory::Backing`]. Each view of the buffer protocol
@@ -28,6 +29,7 @@ mod load;
 mod memory;
 mod small;
 mod stats;
+mod stream;
 mod tensor;
 
 /// The extension module of longshore, in Rust; use the package `longshore`.
@@ -47,6 +49,8 @@ mod _core {
     use crate::load::{OpenedFiles, load, open_safetensors, parse_safetensors};
     #[pymodule_export]
     use crate::stats::Stats;
+    #[pymodule_export]
+    use crate::stream::{Stream, stream};
     #[pymodule_export]
     use crate::tensor::Tensor;
 

@@ -4,6 +4,7 @@
 //!  longshore.load ──────────► Source::Loaded     a memfd or dma-buf, which can be shared
 //!  safe_open, load_file ─┬──► Source::Private    a mapping without a descriptor
 //!                        └──► Source::Small      memory of the allocator, up to 1 MiB
+//!  longshore.stream ────────► Source::Streamed   memory of a stream, one tensor in each backing
 //!  longshore.attach ────────► Source::Attached   memory of a server
 //! ```
 #![expect(unsafe_code, reason = "lends memory to Python by address")]
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use longshore_heap::{self as heap, CopyOnWrite, Heap, PageReport};
 use longshore_heap::{PrivateBuffer, SharedBuffer, SharedView};
+use longshore_load::StreamedTensor;
 use longshore_mem::DmaMemory;
 use longshore_serve::{self as serve, Attachment};
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -53,6 +55,8 @@ pub(crate) enum Source {
     Private(PrivateBuffer),
     /// A small load by this process.
     Small(Small),
+    /// A tensor of a stream.
+    Streamed(StreamedTensor),
     /// A server.
     Attached(Attachment),
 }
@@ -100,7 +104,9 @@ impl Backing {
                 let shared: &'static SharedBuffer = unsafe { &*std::ptr::from_ref(shared) };
                 Some(shared.view().map_err(|heap| error::raised(py, &heap.into()))?)
             }
-            Source::Private(_) | Source::Small(_) | Source::Attached(_) => None,
+            Source::Private(_) | Source::Small(_) | Source::Streamed(_) | Source::Attached(_) => {
+                None
+            }
         };
         Ok(Lease { _access: access, memory, copied_on_write: false })
     }
@@ -184,6 +190,7 @@ impl Memory {
             Source::Loaded(shared) => shared.len(),
             Source::Private(private) => private.len(),
             Source::Small(small) => small.len() as u64,
+            Source::Streamed(tensor) => tensor.len() as u64,
             Source::Attached(attachment) => attachment.len(),
         }
     }
@@ -194,6 +201,7 @@ impl Memory {
             Source::Loaded(shared) => shared.host().cast(),
             Source::Private(private) => private.host().cast(),
             Source::Small(small) => small.start(),
+            Source::Streamed(tensor) => tensor.host().cast(),
             Source::Attached(attachment) => NonNull::from(attachment.as_slice()).cast(),
         }
     }
@@ -202,7 +210,7 @@ impl Memory {
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
             Source::Loaded(shared) => shared.memfd().or(self.dma_buf()),
-            Source::Private(_) | Source::Small(_) => None,
+            Source::Private(_) | Source::Small(_) | Source::Streamed(_) => None,
             Source::Attached(attachment) => Some(attachment.memfd()),
         }
     }
@@ -211,7 +219,9 @@ impl Memory {
     pub(crate) fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
         match &self.source {
             Source::Loaded(shared) => shared.dma_buf().map(AsFd::as_fd),
-            Source::Private(_) | Source::Small(_) | Source::Attached(_) => None,
+            Source::Private(_) | Source::Small(_) | Source::Streamed(_) | Source::Attached(_) => {
+                None
+            }
         }
     }
 
@@ -220,14 +230,14 @@ impl Memory {
         match &self.source {
             Source::Loaded(shared) => Some((shared.heap(), shared.page_report())),
             Source::Private(private) => Some((private.heap(), private.page_report())),
-            Source::Small(_) | Source::Attached(_) => None,
+            Source::Small(_) | Source::Streamed(_) | Source::Attached(_) => None,
         }
     }
 
     /// Returns the server's number for attached memory.
     pub(crate) fn attachment_id(&self) -> Option<u64> {
         match &self.source {
-            Source::Loaded(_) | Source::Private(_) | Source::Small(_) => None,
+            Source::Loaded(_) | Source::Private(_) | Source::Small(_) | Source::Streamed(_) => None,
             Source::Attached(attachment) => Some(attachment.id()),
         }
     }
@@ -238,7 +248,7 @@ impl Memory {
         let memfd = match &self.source {
             Source::Loaded(shared) if shared.sealing() == heap::Sealing::Content => shared.memfd(),
             Source::Attached(attachment) => Some(attachment.memfd()),
-            Source::Loaded(_) | Source::Private(_) | Source::Small(_) => None,
+            Source::Loaded(_) | Source::Private(_) | Source::Small(_) | Source::Streamed(_) => None,
         };
         let Some(memfd) = memfd else { return Ok(false) };
         if self.copy_on_write.get().is_none() {
@@ -260,7 +270,9 @@ impl Memory {
     /// If the server does not confirm it. The memory is released nevertheless.
     pub(crate) fn free(self) -> serve::Result<()> {
         match self.source {
-            Source::Loaded(_) | Source::Private(_) | Source::Small(_) => Ok(()),
+            Source::Loaded(_) | Source::Private(_) | Source::Small(_) | Source::Streamed(_) => {
+                Ok(())
+            }
             Source::Attached(attachment) => attachment.release(),
         }
     }

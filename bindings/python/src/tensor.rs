@@ -4,13 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use longshore_formats::{Dtype, TensorView};
+use longshore_load::StreamedTensor;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
 
 use crate::buffer::Bytes;
 use crate::dlpack::{self, Element};
-use crate::memory::Backing;
+use crate::memory::{Backing, Source};
 
 /// A tensor in a buffer, to be imported by any framework.
 ///
@@ -30,6 +31,13 @@ impl Tensor {
     pub(crate) fn new(backing: Arc<Backing>, tensor: &TensorView<'_>, range: Range<u64>) -> Self {
         let (name, shape) = (tensor.name.to_owned(), tensor.shape.to_vec());
         Self { backing, name, dtype: tensor.dtype, shape, range }
+    }
+
+    /// Creates the tensor of a stream, with memory of its own.
+    pub(crate) fn of_stream(tensor: StreamedTensor) -> Self {
+        let (name, shape) = (tensor.name().to_owned(), tensor.shape().to_vec());
+        let (dtype, range) = (tensor.dtype(), 0..tensor.len() as u64);
+        Self { backing: Backing::new(Source::Streamed(tensor), true), name, dtype, shape, range }
     }
 
     fn element(&self) -> PyResult<Element> {

@@ -35,6 +35,7 @@ from longshore.errors import (
     ReadError,
     SafetensorError,
     ServerError,
+    StreamFullError,
     UnavailableError,
 )
 
@@ -42,6 +43,7 @@ TYPE_CHECKING = False  # Not from typing, which takes longer to import than this
 if TYPE_CHECKING:
     from longshore._patch import patch_safetensors
     from longshore._saving.raw import TensorSpec, deserialize, serialize, serialize_file
+    from longshore._stream import TensorStream, stream
 
 __all__ = [
     "Buffer",
@@ -59,7 +61,9 @@ __all__ = [
     "SafetensorError",
     "ServerError",
     "Stats",
+    "StreamFullError",
     "Tensor",
+    "TensorStream",
     "TensorSpec",
     "UnavailableError",
     "__version__",
@@ -72,6 +76,7 @@ __all__ = [
     "safe_open",
     "serialize",
     "serialize_file",
+    "stream",
 ]
 
 
@@ -81,6 +86,10 @@ def __getattr__(name: str) -> object:
         from longshore._saving import raw
 
         return getattr(raw, name)
+    if name in ("TensorStream", "stream"):
+        from longshore import _stream
+
+        return getattr(_stream, name)
     if name == "patch_safetensors":
         from longshore._patch import patch_safetensors
 

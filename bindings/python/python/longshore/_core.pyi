@@ -14,6 +14,7 @@ __all__ = [
     "File",
     "OpenedFiles",
     "Stats",
+    "Stream",
     "Tensor",
     "__version__",
     "attach",
@@ -23,6 +24,7 @@ __all__ = [
     "open_safetensors",
     "parse_safetensors",
     "raise_interrupt",
+    "stream",
 ]
 
 _Identity = tuple[tuple[int, int], int, int, tuple[int, int]]
@@ -158,6 +160,17 @@ class Stats:
     def page_cache_growth_bytes(self) -> int | None: ...
 
 @final
+class Stream:
+    """A stream of tensors; `longshore.stream` describes it."""
+
+    def next(self) -> Tensor | None: ...
+    def close(self) -> None: ...
+    @property
+    def stats(self) -> dict[str, Any]: ...
+    @property
+    def digests(self) -> dict[str, dict[str, str]]: ...
+
+@final
 class Tensor:
     """A tensor in a buffer, to be imported by any framework."""
 
@@ -216,6 +229,24 @@ def load(
     observe: Callable[[int, int], object] | None,
     cancel: CancelToken | None,
 ) -> Buffer: ...
+def stream(
+    files: Sequence[str | os.PathLike[str] | int],
+    *,
+    mode: str,
+    format: str,
+    names: Sequence[str],
+    patterns: Sequence[str],
+    in_files: Sequence[str | os.PathLike[str]],
+    rows: tuple[str, int, int] | None,
+    rows_of: dict[str, tuple[str, int, int]],
+    digests: Sequence[str],
+    manifest: str | os.PathLike[str] | None,
+    memory: int | None,
+    by_file: bool,
+    wait: float,
+    grow: bool,
+    cancel: CancelToken | None,
+) -> Stream: ...
 def open_safetensors(path: str | os.PathLike[str]) -> OpenedFiles: ...
 def parse_safetensors(content: bytes) -> list[tuple[str, str, list[int], int, int]]: ...
 def defer_interrupt() -> None: ...

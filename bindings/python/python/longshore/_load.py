@@ -170,7 +170,7 @@ def load_only(
     With `private`, no other process can get the memory, so it uses no descriptor, and up to 1 MiB no
     mapping either.
     """
-    digests, manifest = _verify(verify)
+    digests, manifest = verification(verify)
     if align is not None and not 0 < operator.index(align) < 1 << 63:
         raise ValueError(f"align={align} is not a power of two (such as 64 or 4096)")
     with observer(progress, names) as observe:
@@ -190,7 +190,7 @@ def load_only(
         )
 
 
-def _verify(verify: Verify) -> tuple[list[str], str | None]:
+def verification(verify: Verify) -> tuple[list[str], str | None]:
     """Return the checksums to compute, and the path of the manifest to compare them with."""
     if verify is None:
         return [], None

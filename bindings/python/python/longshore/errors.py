@@ -37,6 +37,7 @@ __all__ = [
     "SafetensorNotFoundError",
     "SafetensorPermissionError",
     "ServerError",
+    "StreamFullError",
     "UnavailableError",
 ]
 
@@ -82,6 +83,11 @@ class UnavailableError(LongshoreError):
 
 class CancelledError(LongshoreError):
     """The load was stopped."""
+
+
+class StreamFullError(LongshoreError, MemoryError):
+    """The memory of a stream is full of tensors that the program holds. The stream can go on when some were
+    deleted."""
 
 
 class ServerError(LongshoreError, ConnectionError):

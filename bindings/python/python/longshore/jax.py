@@ -20,13 +20,15 @@ import numpy as np
 from longshore import _core, numpy as _numpy
 from longshore._attach import attached
 from longshore._safetensors import safe_open
+from longshore._stream import converted
 
 if TYPE_CHECKING:
     import os
 
-    from longshore._load import Options, StrPath
+    from longshore._load import Files, Options, StrPath
+    from longshore._stream import StreamOptions, TensorStream
 
-__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file", "tensors"]
+__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file", "stream", "tensors"]
 
 ALIGNMENT_BYTES = 64
 """The alignment that XLA on a CPU requires of memory that it shares."""
@@ -58,6 +60,16 @@ def tensors(buffer: _core.Buffer) -> dict[str, jax.Array]:
     Arrays on a CPU share the buffer's memory if they are aligned to 64 bytes.
     """
     return {name: placed(tensor) for name, tensor in buffer.tensors.items()}
+
+
+def stream(path_or_paths: Files, **options: Unpack[StreamOptions]) -> TensorStream:
+    """Return an iterator over the tensors of files as pairs of a name and an array, read one after the other
+    into bounded memory; `options` are the arguments of `longshore.stream`.
+
+    An array on the CPU shares the memory of the stream if it is aligned to 64 bytes in the file; others are
+    copied.
+    """
+    return converted(placed, path_or_paths, options)
 
 
 def load(data: bytes) -> dict[str, jax.Array]:

@@ -22,14 +22,16 @@ from longshore import _core, _dtypes
 from longshore._attach import attached
 from longshore._safetensors import safe_open
 from longshore._saving.files import Entry, to_bytes, to_file
+from longshore._stream import converted
 from longshore.errors import SafetensorError
 
 if TYPE_CHECKING:
     import os
 
-    from longshore._load import Options, StrPath
+    from longshore._load import Files, Options, StrPath
+    from longshore._stream import StreamOptions, TensorStream
 
-__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file", "tensors"]
+__all__ = ["asarray", "load", "load_file", "safe_open", "save", "save_file", "stream", "tensors"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,6 +64,20 @@ def tensors(buffer: _core.Buffer) -> dict[str, Array]:
     ['bias', 'weight']
     """
     return {name: asarray(tensor) for name, tensor in buffer.tensors.items()}
+
+
+def stream(path_or_paths: Files, **options: Unpack[StreamOptions]) -> TensorStream:
+    """Return an iterator over the tensors of files as pairs of a name and an array, read one after the other
+    into bounded memory; `options` are the arguments of `longshore.stream`.
+
+    An array can be written to. It shares the memory of the stream, until it and all its views are deleted.
+
+    >>> import longshore.numpy
+    >>> for name, array in longshore.numpy.stream(example, select="weight", rows=(0, 3)):
+    ...     print(name, array.shape, array[0, 1])
+    weight (1, 4) 1.0
+    """
+    return converted(asarray, path_or_paths, options)
 
 
 def load(data: bytes) -> dict[str, Array]:

@@ -19,12 +19,14 @@ from longshore._safetensors import safe_open
 from longshore._saving import torch as _saving
 from longshore._saving.raw import serialize, serialize_file
 from longshore._saving.torch import storage_ptr, storage_size
+from longshore._stream import converted
 from longshore.errors import SafetensorError
 
 if TYPE_CHECKING:
     import os
 
-    from longshore._load import Options, StrPath
+    from longshore._load import Files, Options, StrPath
+    from longshore._stream import StreamOptions, TensorStream
 
 __all__ = [
     "asarray",
@@ -37,6 +39,7 @@ __all__ = [
     "save_model",
     "storage_ptr",
     "storage_size",
+    "stream",
     "tensors",
 ]
 
@@ -60,6 +63,19 @@ def load_file(
         return tensors(buffer, device)
     with safe_open(filename, framework="pt", device=device, backend=backend, **options) as file:
         return file.get_tensors()
+
+
+def stream(
+    path_or_paths: Files, device: str | int = "cpu", **options: Unpack[StreamOptions]
+) -> TensorStream:
+    """Return an iterator over the tensors of files as pairs of a name and a torch tensor, read one after the
+    other into bounded memory; `options` are the arguments of `longshore.stream`.
+
+    A tensor on the CPU can be written to. It shares the memory of the stream, until it and all its views
+    are deleted.
+    """
+    place = device_of(device)
+    return converted(lambda tensor: moved(asarray(tensor), place), path_or_paths, options)
 
 
 def tensors(buffer: _core.Buffer, device: str | int = "cpu", *, writable: bool = True) -> dict[str, Any]:

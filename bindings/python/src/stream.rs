@@ -1,0 +1,172 @@
+//! Streams: tensors one after the other, in bounded memory. Other Python threads run while a call waits.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use longshore_load::{
+    self as library, DigestKind, FormatChoice, Loader, Manifest, OnFull, Order, ReadMode, Rows,
+    Selection, StreamOptions,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::cancel::CancelToken;
+use crate::error;
+use crate::files::{Name, Named};
+use crate::load::word;
+use crate::tensor::Tensor;
+
+/// Rows of a tensor, as Python passes them: the name of the kind and two numbers.
+type RowsOf = (String, u64, u64);
+
+/// A stream of tensors; `longshore.stream` describes it.
+#[pyclass(frozen, weakref, module = "longshore._core")]
+pub(crate) struct Stream(Mutex<Option<Arc<library::Stream>>>);
+
+/// Begins to read tensors; `longshore.stream` describes the arguments.
+#[pyfunction]
+#[pyo3(signature = (
+    files, *, mode, format, names, patterns, in_files, rows, rows_of, digests, manifest, memory, by_file,
+    wait, grow, cancel
+))]
+#[expect(
+    clippy::too_many_arguments,
+    clippy::needless_pass_by_value,
+    reason = "Python names them, and what it gives is converted to them"
+)]
+pub(crate) fn stream(
+    py: Python<'_>,
+    files: Vec<Name>,
+    mode: &str,
+    format: &str,
+    names: Vec<String>,
+    patterns: Vec<String>,
+    in_files: Vec<PathBuf>,
+    rows: Option<RowsOf>,
+    rows_of: HashMap<String, RowsOf>,
+    digests: Vec<String>,
+    manifest: Option<PathBuf>,
+    memory: Option<u64>,
+    by_file: bool,
+    wait: f64,
+    grow: bool,
+    cancel: Option<Py<CancelToken>>,
+) -> PyResult<Stream> {
+    let named = Named::new(py, files)?;
+    let (mode, format) = (word::<ReadMode>(mode)?, word::<FormatChoice>(format)?);
+    let digests: Vec<DigestKind> =
+        digests.iter().map(|kind| word(kind)).collect::<PyResult<_>>()?;
+    let mut selection = Selection::all();
+    selection = names.into_iter().fold(selection, Selection::name);
+    selection = patterns.into_iter().fold(selection, Selection::pattern);
+    selection = in_files.into_iter().fold(selection, Selection::file);
+    if let Some(rows) = rows {
+        selection = selection.rows(rows_from(&rows)?);
+    }
+    for (name, rows) in rows_of {
+        selection = selection.rows_of(name, rows_from(&rows)?);
+    }
+    let wait = Duration::try_from_secs_f64(wait)
+        .map_err(|error| PyValueError::new_err(format!("wait={wait}: {error}")))?;
+    let order = if by_file { Order::File } else { Order::Completion };
+    let on_full = if grow { OnFull::Grow } else { OnFull::Fail };
+    let mut options = StreamOptions::new().order(order).wait(wait).on_full(on_full);
+    if let Some(bytes) = memory {
+        options = options.memory(bytes);
+    }
+    let cancel = CancelToken::for_call(cancel.as_ref().map(Py::get));
+    let made = py.detach(|| {
+        let manifest = manifest.map(Manifest::open).transpose()?;
+        let mut loader = digests.into_iter().fold(Loader::new(), Loader::digest);
+        loader = loader.mode(mode).cancel(&cancel);
+        if let Some(manifest) = &manifest {
+            loader = loader.manifest(manifest);
+        }
+        loader.stream(named.open(format)?, &selection, &options)
+    });
+    let stream = made.map_err(|error| error::raised(py, &error))?;
+    Ok(Stream(Mutex::new(Some(Arc::new(stream)))))
+}
+
+fn rows_from((kind, one, other): &RowsOf) -> PyResult<Rows> {
+    match kind.as_str() {
+        "range" => Ok(Rows::Range(*one..*other)),
+        "share" => Ok(Rows::Share { index: *one, count: *other }),
+        kind => Err(PyValueError::new_err(format!("unknown rows '{kind}'"))),
+    }
+}
+
+impl Stream {
+    fn get(&self) -> PyResult<Arc<library::Stream>> {
+        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.clone().ok_or_else(|| PyValueError::new_err("the stream is closed"))
+    }
+}
+
+#[pymethods]
+impl Stream {
+    /// Returns the next tensor; None after the last. A signal handler can raise an exception meanwhile,
+    /// after which the stream can go on.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
+        let stream = self.get()?;
+        let mut raised = None;
+        let next = py.detach(|| {
+            stream.next_while(|| {
+                Python::attach(|py| py.check_signals())
+                    .map_err(|error| raised = Some(error))
+                    .is_ok()
+            })
+        });
+        match raised {
+            Some(error) => Err(error),
+            None => match next {
+                Ok(tensor) => Ok(tensor.map(Tensor::of_stream)),
+                Err(error) => Err(error::raised(py, &error)),
+            },
+        }
+    }
+
+    /// Stops the threads. Tensors stay valid.
+    fn close(&self, py: Python<'_>) {
+        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Dropping it waits for its threads.
+        py.detach(|| drop(stream));
+    }
+
+    /// The numbers of the stream by name.
+    #[getter]
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let report = self.get()?.report();
+        let stats = PyDict::new(py);
+        for (name, value) in [
+            ("tensors", report.selected_tensors),
+            ("tensors_yielded", report.delivered_tensors),
+            ("nbytes", report.selected_bytes),
+            ("bytes_read", report.read_bytes),
+            ("memory", report.memory_bytes),
+            ("memory_grown", report.grown_bytes),
+        ] {
+            stats.set_item(name, value)?;
+        }
+        stats.set_item("seconds", report.elapsed.as_secs_f64())?;
+        stats.set_item("pages", report.pages.to_string())?;
+        Ok(stats)
+    }
+
+    /// The requested checksums of the files that are complete, by path and name.
+    #[getter]
+    fn digests<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let files = PyDict::new(py);
+        for (path, of_file) in self.get()?.digests() {
+            let digests = PyDict::new(py);
+            for (kind, digest) in of_file {
+                digests.set_item(kind.to_string(), digest)?;
+            }
+            files.set_item(path.as_os_str(), digests)?;
+        }
+        Ok(files)
+    }
+}
