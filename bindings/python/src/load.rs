@@ -1,6 +1,7 @@
 //! Loads files, without holding the GIL during the load.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use longshore_formats::{Header, TensorView, safetensors};
 use longshore_heap::{Heap, Sealing};
 use longshore_load::{self as library, DigestKind, Manifest, Progress};
 use longshore_load::{FileTensors, FormatChoice, Opened, PlannedFile};
-use longshore_load::{Loaded, Loader, Plan, ReadMode};
+use longshore_load::{Loaded, Loader, Plan, ReadMode, Rows};
 use longshore_mem::Granule;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -32,7 +33,8 @@ type Described = (String, &'static str, Vec<u64>, u64, u64);
 /// the buffer has no descriptor.
 #[pyfunction]
 #[pyo3(signature = (
-    files, *, heap, mode, format, align, tensor, digests, manifest, writable, private, observe, cancel
+    files, *, heap, mode, format, align, tensor, rows, digests, manifest, writable, private, observe,
+    cancel
 ))]
 #[expect(
     clippy::too_many_arguments,
@@ -47,6 +49,7 @@ pub(crate) fn load(
     format: &str,
     align: Option<u64>,
     tensor: Option<String>,
+    rows: Option<(u64, u64)>,
     digests: Vec<String>,
     manifest: Option<PathBuf>,
     writable: bool,
@@ -64,7 +67,7 @@ pub(crate) fn load(
         mode: word::<ReadMode>(mode)?,
         format: word::<FormatChoice>(format)?,
         align: align.map(granule).transpose()?,
-        tensor,
+        only: tensor.map(|name| Only { name, rows: rows.map(|(start, end)| start..end) }),
         digests: digests.iter().map(|kind| word(kind)).collect::<PyResult<_>>()?,
         manifest,
         writable,
@@ -170,12 +173,24 @@ impl OpenedFiles {
         Self { opened, places }
     }
 
-    /// Returns the tensor of that name and its file.
-    fn tensor(&self, name: &str) -> Option<(&PlannedFile, &safetensors::Tensor)> {
-        let (file, at) = *self.places.get(name)?;
+    /// Returns a tensor; `None` if there is none of that name.
+    fn find(&self, only: &Only) -> library::Result<Option<Found<'_>>> {
+        let Some(&(file, at)) = self.places.get(&only.name) else { return Ok(None) };
         let of_file = &self.opened.tensors[file];
-        let Header::Safetensors(header) = &of_file.header else { return None };
-        Some((&self.opened.plan.files()[of_file.file_index], header.tensors.get(at)?))
+        let Header::Safetensors(header) = &of_file.header else { return Ok(None) };
+        let Some(tensor) = header.tensors.get(at) else { return Ok(None) };
+        let (mut shape, mut data) = (tensor.shape.clone(), tensor.data.clone());
+        if let (Some(rows), Some(view)) = (&only.rows, of_file.header.tensors().nth(at))
+            && let Some(part) = Rows::Range(rows.clone()).of(&view)?
+        {
+            shape[0] = part.rows.end - part.rows.start;
+            data = part.data;
+        }
+        let range = 0..data.end - data.start;
+        let found = safetensors::Tensor::new(tensor.name.as_str(), tensor.dtype, shape, range);
+        let header = safetensors::Header::new(vec![found], BTreeMap::new(), 0);
+        let file = &self.opened.plan.files()[of_file.file_index];
+        Ok(Some(Found { file, data, header: Header::Safetensors(header) }))
     }
 
     /// Duplicates the open files for one more load.
@@ -234,14 +249,30 @@ struct Request {
     mode: ReadMode,
     format: FormatChoice,
     align: Option<Granule>,
-    /// The name of the only tensor to load; `None` to load whole files.
-    tensor: Option<String>,
+    /// The only tensor to load; `None` to load whole files.
+    only: Option<Only>,
     digests: Vec<DigestKind>,
     manifest: Option<PathBuf>,
     writable: bool,
     /// `true` if no other process can get the memory, because the caller does not hand out the
     /// buffer. It then needs no descriptor.
     private: bool,
+}
+
+/// A tensor to load alone.
+struct Only {
+    name: String,
+    /// Its rows, if not all.
+    rows: Option<Range<u64>>,
+}
+
+/// A tensor that is found, or rows of it.
+struct Found<'a> {
+    file: &'a PlannedFile,
+    /// The range of its bytes in the file.
+    data: Range<u64>,
+    /// A header with only this tensor, whose data is at the beginning.
+    header: Header,
 }
 
 /// The result of a load.
@@ -254,7 +285,7 @@ struct Done {
 
 impl Request {
     fn check(&self) -> PyResult<()> {
-        if self.tensor.is_some() && !(self.digests.is_empty() && self.manifest.is_none()) {
+        if self.only.is_some() && !(self.digests.is_empty() && self.manifest.is_none()) {
             return Err(PyValueError::new_err("checksums are of whole files, not of one tensor"));
         }
         if self.writable && !self.memory().seals_content() {
@@ -284,15 +315,18 @@ impl Request {
         cancel: &library::CancelToken,
         mut observe: impl FnMut(Progress),
     ) -> library::Result<Done> {
-        let opened = match (&self.files, &self.tensor) {
-            (Files::Opened(files), Some(name)) => {
-                if let Some(done) = self.small_tensor(files.get(), name, cancel, &mut observe)? {
+        let opened = match (&self.files, &self.only) {
+            (Files::Opened(files), Some(only)) => {
+                let found = files.get().find(only)?;
+                if let Some(found) = &found
+                    && let Some(done) = self.small_tensor(found, cancel, &mut observe)?
+                {
                     return Ok(done);
                 }
-                only(files.get(), name)?
+                alone(found)?
             }
-            (Files::Named(named), Some(name)) => {
-                only(&OpenedFiles::new(named.open(self.format)?), name)?
+            (Files::Named(named), Some(only)) => {
+                alone(OpenedFiles::new(named.open(self.format)?).find(only)?)?
             }
             (Files::Opened(files), None) => self.aligned(files.get().again()?)?,
             (Files::Named(named), None) => self.aligned(named.open(self.format)?)?,
@@ -323,21 +357,19 @@ impl Request {
     /// Loads one tensor if it is small: without descriptors of its own.
     fn small_tensor(
         &self,
-        files: &OpenedFiles,
-        name: &str,
+        found: &Found<'_>,
         cancel: &library::CancelToken,
         observe: &mut dyn FnMut(Progress),
     ) -> library::Result<Option<Done>> {
         let began = Instant::now();
-        let Some((file, tensor)) = files.tensor(name) else { return Ok(None) };
-        let len_bytes = tensor.len_bytes();
+        let Found { file, data, header } = found;
+        let len_bytes = data.end - data.start;
         let Some(mut small) = self.small(len_bytes) else { return Ok(None) };
         if cancel.is_cancelled() {
             return Err(library::Error::Cancelled { done_bytes: 0, total_bytes: len_bytes });
         }
-        file.source().read_range(tensor.data.start, small.bytes_mut())?;
-        let header = alone(tensor);
-        let opened = Opened::new(Plan::new(), vec![FileTensors::new(0, header)]);
+        file.source().read_range(data.start, small.bytes_mut())?;
+        let opened = Opened::new(Plan::new(), vec![FileTensors::new(0, header.clone())]);
         let path = file.source().path().to_owned();
         let files = vec![library::LoadedFile::new(path, 0, len_bytes)];
         let elapsed = began.elapsed();
@@ -363,21 +395,14 @@ impl Request {
     }
 }
 
-/// Returns a plan of only the tensor of that name, or an empty plan if there is none.
-fn only(files: &OpenedFiles, name: &str) -> library::Result<Opened> {
-    let mut found = Opened::new(Plan::new(), Vec::new());
-    let Some((file, tensor)) = files.tensor(name) else { return Ok(found) };
+/// Returns a plan of only this tensor, or an empty plan.
+fn alone(found: Option<Found<'_>>) -> library::Result<Opened> {
+    let mut opened = Opened::new(Plan::new(), Vec::new());
+    let Some(Found { file, data, header }) = found else { return Ok(opened) };
     // A single tensor begins at a page, so it is aligned.
-    found.plan.push_range(file.source().try_clone()?, tensor.data.clone())?;
-    found.tensors.push(FileTensors::new(0, alone(tensor)));
-    Ok(found)
-}
-
-/// Returns a header of only that tensor, with its data at the beginning.
-fn alone(tensor: &safetensors::Tensor) -> Header {
-    let (name, shape) = (tensor.name.as_str(), tensor.shape.clone());
-    let tensor = safetensors::Tensor::new(name, tensor.dtype, shape, 0..tensor.len_bytes());
-    Header::Safetensors(safetensors::Header::new(vec![tensor], BTreeMap::new(), 0))
+    opened.plan.push_range(file.source().try_clone()?, data)?;
+    opened.tensors.push(FileTensors::new(0, header));
+    Ok(opened)
 }
 
 impl Done {

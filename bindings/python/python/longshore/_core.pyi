@@ -222,6 +222,7 @@ def load(
     format: str,
     align: int | None,
     tensor: str | None,
+    rows: tuple[int, int] | None,
     digests: Sequence[str],
     manifest: str | os.PathLike[str] | None,
     writable: bool,

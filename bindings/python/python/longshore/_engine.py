@@ -152,11 +152,14 @@ class _CountedOpened(_Opened):
         self._whole, self._buffer, self._loads, self._lent = True, buffer, 1, True
         self.reader.count(attached=buffer.nbytes)
 
-    def _load(self, name: str | None) -> _core.Buffer:
+    def reads_rows(self) -> bool:
+        return not self._lent and super().reads_rows()
+
+    def _load(self, name: str | None, rows: tuple[int, int] | None = None) -> _core.Buffer:
         # The program let go of the whole buffer, and wants a tensor again.
         if self._lent and (lent := self.reader.attached(self.path)) is not None:
             return lent
-        buffer = super()._load(name)
+        buffer = super()._load(name, rows)
         self.reader.count(read=buffer.nbytes)
         return buffer
 

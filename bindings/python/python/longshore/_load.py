@@ -164,8 +164,10 @@ def load_only(
     writable: bool = False,
     cancel: _core.CancelToken | None = None,
     private: bool = False,
+    rows: tuple[int, int] | None = None,
 ) -> _core.Buffer:
-    """Load whole files, or only the safetensors tensor of that name; from `opened` if it is given.
+    """Load whole files, or only the safetensors tensor of that name, or the rows of it from the first to
+    before the second number; from `opened` if it is given.
 
     With `private`, no other process can get the memory, so it uses no descriptor, and up to 1 MiB no
     mapping either.
@@ -181,6 +183,7 @@ def load_only(
             format=format,
             align=align,
             tensor=tensor,
+            rows=rows,
             digests=digests,
             manifest=manifest,
             writable=writable,

@@ -8,7 +8,7 @@ from threading import RLock
 from longshore import _core, _forks
 from longshore._frameworks import framework_of
 from longshore._load import load_only
-from longshore._slice import check_index
+from longshore._slice import check_index, rows_of
 from longshore._source import check_unchanged
 from longshore.errors import SafetensorError
 
@@ -33,6 +33,10 @@ class safe_open:  # noqa: N801, the name in `safetensors`
     into a buffer. All tensors are views of that buffer, which lives as long as any of them, even
     after the end of the `with` block. If only a few tensors are needed, `whole=False` loads each by
     itself, and each lives by itself.
+
+    A slice that has only some of the rows (indices of the first dimension) of its tensor reads only these
+    rows, unless the file is in memory. Slices of other dimensions are cut from whole rows. With `verify`,
+    whose checksums are of whole files, the file is loaded.
 
     The open file keeps the buffer until every tensor was requested, so a program that converts the
     tensors of many open files one by one needs the memory of one file at a time. If a tensor is
@@ -181,6 +185,10 @@ class PySafeSlice:
     def __getitem__(self, index: Any) -> Any:
         if self._framework.checks_index:
             index = check_index(index, self._info.shape, self._info.dtype)
+        rows = rows_of(index, self._info.shape, self._info.dtype)
+        if rows is not None and self._opened.reads_rows():
+            part = self._opened.rows(self._name, rows[0])
+            return self._framework.part(part, rows[1])
         return self._opened.use(
             self._name, lambda tensor: self._framework.part(tensor, index)
         )
@@ -261,6 +269,21 @@ class _Opened:
                 self._buffer._let_go()
         return result
 
+    def reads_rows(self) -> bool:
+        """Return True if rows of a tensor are read alone, because the file is not in memory."""
+        # The checksums are of whole files.
+        if self._options.get("verify") is not None:
+            return False
+        with self._lock:
+            return self._buffer is None or not self._buffer._is_alive()
+
+    def rows(self, name: str, rows: tuple[int, int]) -> _core.Tensor:
+        """Load only these rows of the tensor of that name."""
+        part = self._load(name, rows).tensors[name]
+        with self._lock:
+            self._unused.discard(name)
+        return part
+
     def before_fork(self) -> None:
         """Load the file if it is not loaded."""
         # A thread whose progress callable waits for a lock of the forking thread would never finish,
@@ -290,12 +313,13 @@ class _Opened:
             self._loads += 1
         return self._buffer
 
-    def _load(self, name: str | None) -> _core.Buffer:
+    def _load(self, name: str | None, rows: tuple[int, int] | None = None) -> _core.Buffer:
         return load_only(
             name,
             [self._filename],
             self._files,
             format="safetensors",
             private=True,
+            rows=rows,
             **self._options,
         )

@@ -30,6 +30,36 @@ def check_index(index: Any, shape: Sequence[int], dtype: str) -> Index:
     return tuple(entries)
 
 
+def rows_of(index: Any, shape: Sequence[int], dtype: str) -> tuple[tuple[int, int], Any] | None:
+    """Return the rows (indices of the first dimension) that an index selects from, as the first and the one
+    after the last, and the index that selects the same from these rows.
+
+    Return None if these are all rows, and for an index or a type of elements for which they are not known.
+    """
+    entries = index if isinstance(index, tuple) else (index,)
+    if not entries or not shape or BITS.get(dtype, 8) % 8:
+        return None
+    first, rest = entries[0], entries[1:]
+    within: int | slice
+    if type(first) is int and -shape[0] <= first < shape[0]:
+        start = first % shape[0]
+        stop, within = start + 1, 0
+    elif isinstance(first, slice):
+        try:
+            start, stop, step = first.indices(shape[0])
+        except (TypeError, ValueError):
+            return None
+        if step < 1:
+            return None
+        stop = max(start, stop)
+        within = slice(0, stop - start, step)
+    else:
+        return None
+    if (start, stop) == (0, shape[0]):
+        return None
+    return (start, stop), (within, *rest)
+
+
 def _entries(index: Any, shape: Sequence[int]) -> list[int | slice]:
     if isinstance(index, list):
         if index:

@@ -61,8 +61,8 @@ pub use repack::{copy_file, repack};
 pub use report::{BytesByRoute, Engine, Report};
 pub use source::{Opener, SourceFile};
 pub use stream::{
-    OnFull, Order, Rows, Selection, Stream, StreamOptions, StreamProblem, StreamReport,
-    StreamedTensor,
+    OnFull, Order, Rows, RowsOfTensor, Selection, Stream, StreamOptions, StreamProblem,
+    StreamReport, StreamedTensor,
 };
 pub use verify::Manifest;
 pub use version::FileVersion;

@@ -34,7 +34,7 @@ use longshore_mem::Granule;
 
 pub use options::{OnFull, Order, StreamOptions};
 pub use problem::StreamProblem;
-pub use selection::{Rows, Selection};
+pub use selection::{Rows, RowsOfTensor, Selection};
 pub use tensor::StreamedTensor;
 
 use self::core::{Core, Place, State};

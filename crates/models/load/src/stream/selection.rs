@@ -51,6 +51,61 @@ pub(super) struct Pick {
     pub(super) data: Range<u64>,
 }
 
+/// The place of rows of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RowsOfTensor {
+    /// The indices of the rows.
+    pub rows: Range<u64>,
+    /// The range of their bytes in the file.
+    pub data: Range<u64>,
+}
+
+impl Rows {
+    /// Returns the place of these rows of a tensor; `None` for a scalar, which each part has.
+    ///
+    /// # Errors
+    /// [`Error::Stream`] if the tensor does not have these rows, or if they do not consist of whole bytes.
+    pub fn of(&self, tensor: &TensorView<'_>) -> Result<Option<RowsOfTensor>> {
+        let name = || QuotedName::new(tensor.name);
+        if let Self::Share { index, count } = self
+            && index >= count
+        {
+            return Err(StreamProblem::NoSuchShare { index: *index, count: *count }.into());
+        }
+        let rows = match (self, tensor.shape.first()) {
+            (Self::Share { .. }, None) => return Ok(None),
+            (Self::Range(_), None) => return Err(StreamProblem::Scalar { tensor: name() }.into()),
+            (Self::Range(rows), Some(&of_rows)) => {
+                if rows.start > rows.end || rows.end > of_rows {
+                    let (tensor, rows) = (name(), rows.clone());
+                    return Err(StreamProblem::RowsBeyond { tensor, rows, of_rows }.into());
+                }
+                rows.clone()
+            }
+            (Self::Share { index, count }, Some(&of_rows)) => {
+                // A part of the rows has no more rows than the tensor.
+                let at = |index: u64| {
+                    (u128::from(of_rows) * u128::from(index) / u128::from(*count)) as u64
+                };
+                at(*index)..at(index + 1)
+            }
+        };
+        let of_rows = u128::from(tensor.shape.first().copied().unwrap_or(1).max(1));
+        let len_bytes = tensor.data.end.saturating_sub(tensor.data.start);
+        // The bytes before a row, if they are a whole number.
+        let before = |row: u64| {
+            let bytes = u128::from(len_bytes) * u128::from(row);
+            bytes.is_multiple_of(of_rows).then(|| (bytes / of_rows) as u64)
+        };
+        let (Some(start), Some(end)) = (before(rows.start), before(rows.end)) else {
+            return Err(StreamProblem::PartialByte { tensor: name(), rows }.into());
+        };
+        let data = tensor.data.start + start..tensor.data.start + end;
+        Ok(Some(RowsOfTensor { rows, data }))
+    }
+}
+
 impl Selection {
     /// Selects all tensors.
     pub fn all() -> Self {
@@ -165,45 +220,12 @@ impl Selection {
             data: tensor.data.clone(),
         };
         let wanted = self.rows_by_name.get(tensor.name).or(self.rows.as_ref());
-        let Some(wanted) = wanted else { return Ok(pick) };
-        let name = || QuotedName::new(tensor.name);
-        let Some(&of_rows) = tensor.shape.first() else {
-            return match wanted {
-                Rows::Share { index, count } if index < count => Ok(pick),
-                Rows::Share { index, count } => {
-                    Err(StreamProblem::NoSuchShare { index: *index, count: *count }.into())
-                }
-                Rows::Range(_) => Err(StreamProblem::Scalar { tensor: name() }.into()),
-            };
+        let Some(part) = wanted.map(|rows| rows.of(tensor)).transpose()?.flatten() else {
+            return Ok(pick);
         };
-        let rows = match wanted {
-            Rows::Range(rows) if rows.start <= rows.end && rows.end <= of_rows => rows.clone(),
-            Rows::Range(rows) => {
-                let (tensor, rows) = (name(), rows.clone());
-                return Err(StreamProblem::RowsBeyond { tensor, rows, of_rows }.into());
-            }
-            Rows::Share { index, count } if index < count => {
-                // A part of the rows has no more rows than the tensor.
-                let at = |index: u64| {
-                    (u128::from(of_rows) * u128::from(index) / u128::from(*count)) as u64
-                };
-                at(*index)..at(index + 1)
-            }
-            Rows::Share { index, count } => {
-                return Err(StreamProblem::NoSuchShare { index: *index, count: *count }.into());
-            }
-        };
-        // The bytes before a row, if they are a whole number.
-        let before = |row: u64| {
-            let bytes = u128::from(tensor.len_bytes()) * u128::from(row);
-            let of_rows = u128::from(of_rows.max(1));
-            bytes.is_multiple_of(of_rows).then(|| (bytes / of_rows) as u64)
-        };
-        let (Some(start), Some(end)) = (before(rows.start), before(rows.end)) else {
-            return Err(StreamProblem::PartialByte { tensor: name(), rows }.into());
-        };
-        pick.data = tensor.data.start + start..tensor.data.start + end;
-        pick.shape[0] = rows.end - rows.start;
+        let RowsOfTensor { rows, data } = part;
+        let of_rows = std::mem::replace(&mut pick.shape[0], rows.end - rows.start);
+        pick.data = data;
         pick.rows = (rows != (0..of_rows)).then_some(rows);
         Ok(pick)
     }
