@@ -115,9 +115,11 @@ impl Stream {
         let mut raised = None;
         let next = py.detach(|| {
             stream.next_while(|| {
-                Python::attach(|py| py.check_signals())
-                    .map_err(|error| raised = Some(error))
-                    .is_ok()
+                let signals = Python::attach(|py| {
+                    // An exception of a signal handler.
+                    py.check_signals()
+                });
+                signals.map_err(|error| raised = Some(error)).is_ok()
             })
         });
         match raised {
