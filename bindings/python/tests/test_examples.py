@@ -10,6 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "python"
 SHOWN = {
+    "convert.py": ["bytes read, 16,778,", "16 tensors are equal"],
     "state_dict.py": ["26 weights, 26 of them shared with JAX, 0 copied", "the next word is"],
     "onnx_runtime.py": ["without prepacking", "the results are equal"],
     "openvino_constants.py": ["weights: 67,108,864 bytes", "shared constants", "the results are equal"],
