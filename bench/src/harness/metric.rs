@@ -40,6 +40,12 @@ metrics! {
     PAGE_CACHE: "page_cache_growth", "MiB";
     /// The peak memory of the process minus the file's size; memory from before the load is included.
     PEAK_OVER_FILE: "peak_over_file", "MiB";
+    /// The peak memory of the process minus the memory of its stream.
+    PEAK_OVER_MEMORY: "peak_over_memory", "MiB";
+    /// The time from the call to the first tensor of a stream.
+    FIRST_TENSOR: "first_tensor", "ms";
+    /// The bytes that a stream read, divided by the model's size.
+    READ_SHARE: "read_share", "of the model";
     /// The bytes that the disk read for a process.
     READ_FROM_DISK: "read_from_disk", "MiB";
     /// The memory of all processes: each page that several processes map is counted once.

@@ -50,6 +50,8 @@ pub(crate) enum Message {
         cpu_seconds: f64,
         #[serde(default)]
         note: Option<String>,
+        #[serde(default)]
+        streamed: Option<Streamed>,
     },
     /// The content is the expected one.
     Verified,
@@ -57,6 +59,17 @@ pub(crate) enum Message {
     Unavailable { reason: String },
     /// The job failed, or the content is wrong.
     Failed { reason: String },
+}
+
+/// The figures of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Streamed {
+    /// The time until the first tensor.
+    pub(crate) first_seconds: f64,
+    pub(crate) selected_bytes: u64,
+    pub(crate) read_bytes: u64,
+    /// The memory of the stream.
+    pub(crate) memory_bytes: u64,
 }
 
 /// A running process. Dropping this kills it.
@@ -152,7 +165,8 @@ mod tests {
         assert_eq!(process.hear().unwrap(), Message::Ready { import_seconds: None, note: None });
         assert!(process.peak_bytes().unwrap() > 0);
         process.tell("go").unwrap();
-        let done = Message::Done { seconds: 1.5, cpu_seconds: 1.0, note: Some("go".to_owned()) };
+        let note = Some("go".to_owned());
+        let done = Message::Done { seconds: 1.5, cpu_seconds: 1.0, note, streamed: None };
         assert_eq!(process.hear().unwrap(), done);
     }
 

@@ -35,7 +35,7 @@ use longshore_sys::file::{self, ReadFlags};
 use self::reading::{DIRECT_BYTES, direct_refusal, open, read_range};
 use crate::harness::Trouble;
 use crate::load::data::DataFile;
-use crate::load::worker::{Finished, Prepared};
+use crate::load::worker::finished::{Finished, Prepared};
 pub(crate) use kinds::Kinds;
 
 /// One scheme that reads a file into a buffer.

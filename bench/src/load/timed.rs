@@ -10,9 +10,11 @@ use super::machine::{Machine, Start, require_memory, resident_bytes};
 use super::units::{gigabytes_per_second, mebibytes};
 use super::worker::{self, Job, Work};
 use crate::harness::cost::Cost;
-use crate::harness::metric::{IMPORT, PAGE_CACHE, PEAK_OVER_FILE, SPEED, TIME_MS};
-use crate::harness::subprocess::{Message, Subprocess};
-use crate::harness::{Candidate, Run, Trouble};
+use crate::harness::metric::{
+    FIRST_TENSOR, IMPORT, PAGE_CACHE, PEAK_OVER_FILE, PEAK_OVER_MEMORY, READ_SHARE, SPEED, TIME_MS,
+};
+use crate::harness::subprocess::{Message, Streamed, Subprocess};
+use crate::harness::{Candidate, Run, Sample, Trouble};
 
 /// The metrics of a run that are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +71,7 @@ fn run(
     machine.prepare(path, start, memory_bytes(len_bytes))?;
     let resident_before = resident_bytes(path)?;
     process.tell("go")?;
-    let Message::Done { seconds, cpu_seconds, note } = process.hear()? else {
+    let Message::Done { seconds, cpu_seconds, note, streamed } = process.hear()? else {
         return Err(out_of_turn());
     };
     let peak_bytes = process.peak_bytes()?;
@@ -91,9 +93,25 @@ fn run(
             sample
         }
     };
+    let sample = match streamed {
+        Some(streamed) => sample_of(streamed, peak_bytes, len_bytes, seconds),
+        None => sample,
+    };
     let cost = Cost { cpu_seconds: Some(cpu_seconds), peak_memory_bytes: Some(peak_bytes) };
     let note = (!notes.is_empty()).then(|| notes.join("; "));
     Ok(Run { sample, note, cost: Some(cost) })
+}
+
+/// Returns the figures of a stream from a file of `len_bytes`.
+fn sample_of(streamed: Streamed, peak_bytes: u64, len_bytes: u64, seconds: f64) -> Sample {
+    let Streamed { first_seconds, selected_bytes, read_bytes, memory_bytes } = streamed;
+    let peak_over_memory = peak_bytes.cast_signed() - memory_bytes.cast_signed();
+    vec![
+        (SPEED, gigabytes_per_second(selected_bytes, seconds)),
+        (FIRST_TENSOR, first_seconds * 1e3),
+        (READ_SHARE, read_bytes as f64 / len_bytes as f64),
+        (PEAK_OVER_MEMORY, mebibytes(peak_over_memory)),
+    ]
 }
 
 /// Returns the maximum memory of any candidate: twice the content, for those that map a file and copy

@@ -1,7 +1,9 @@
 //! The process that does one job: the other side of [`crate::harness::subprocess`].
 
+pub(crate) mod finished;
 mod longshore;
 mod memory_copy;
+mod stream;
 
 use std::fs::File;
 use std::io::{self, BufRead, Write};
@@ -9,14 +11,14 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use longshore_heap::SharedBuffer;
 use serde::{Deserialize, Serialize};
 
 use crate::harness::Trouble;
 use crate::harness::cost::process_cpu_seconds;
 use crate::harness::subprocess::Message;
-use crate::load::data::{self, DataFile};
+use crate::load::data::DataFile;
 use crate::load::schemes;
+use finished::{Finished, Prepared};
 
 /// The work of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,6 +33,12 @@ pub(crate) enum Work {
     },
     /// The library's load with every tensor at a multiple of `alignment_bytes`.
     Aligned { alignment_bytes: u64 },
+    /// A stream whose consumer drops each tensor at once.
+    Stream {
+        memory_bytes: u64,
+        /// Only the first of this number of equal parts of the rows of each tensor.
+        ranks: u64,
+    },
     /// A memory copy by two threads.
     MemoryCopy {
         /// `true` for a copy into new pages instead of existing ones.
@@ -48,16 +56,6 @@ pub(crate) struct Job {
     pub(crate) rehearsal: DataFile,
 }
 
-/// The result of a job.
-pub(crate) struct Finished {
-    /// Compares the content with the expected content, and frees it.
-    pub(crate) check: Box<dyn FnOnce() -> Result<()>>,
-    pub(crate) note: Option<String>,
-}
-
-/// A job that has been prepared.
-pub(crate) type Prepared = Box<dyn FnOnce() -> Result<Finished>>;
-
 impl Work {
     /// The library's own load with its default settings.
     pub(crate) const AUTO: Self = Self::Longshore { direct: false, read_size: None };
@@ -65,8 +63,12 @@ impl Work {
     /// Returns the maximum memory of the job for a file of `len_bytes`.
     pub(crate) fn memory_bytes(&self, len_bytes: u64) -> u64 {
         const OWN_BYTES: u64 = 128 << 20;
-        let buffers = if matches!(self, Self::MemoryCopy { .. }) { 2 } else { 1 };
-        len_bytes * buffers + OWN_BYTES
+        let buffers_bytes = match self {
+            Self::MemoryCopy { .. } => len_bytes * 2,
+            Self::Stream { memory_bytes, .. } => *memory_bytes,
+            _ => len_bytes,
+        };
+        buffers_bytes + OWN_BYTES
     }
 
     /// Does the preparations that are not timed.
@@ -79,6 +81,9 @@ impl Work {
                 Ok(longshore::prepare(file, *direct, *read_size))
             }
             Self::Aligned { alignment_bytes } => longshore::prepare_aligned(file, *alignment_bytes),
+            Self::Stream { memory_bytes, ranks } => {
+                Ok(stream::prepare(file, *memory_bytes, *ranks))
+            }
             Self::MemoryCopy { fresh } => Ok(memory_copy::prepare(file, *fresh)?),
             Self::Scheme { name } => schemes::prepare(name, file),
         }
@@ -88,7 +93,7 @@ impl Work {
     fn reads_directly(&self) -> bool {
         match self {
             Self::Longshore { direct, .. } => *direct,
-            Self::MemoryCopy { .. } | Self::Aligned { .. } => false,
+            Self::MemoryCopy { .. } | Self::Aligned { .. } | Self::Stream { .. } => false,
             Self::Scheme { name } => schemes::reads_directly(name),
         }
     }
@@ -139,19 +144,13 @@ fn follow(job: &Job) -> std::result::Result<(), Trouble> {
     let finished = prepared()?;
     let seconds = began.elapsed().as_secs_f64();
     let cpu_seconds = process_cpu_seconds() - cpu;
-    say(&Message::Done { seconds, cpu_seconds, note: finished.note })?;
+    let Finished { check, note, streamed } = finished;
+    say(&Message::Done { seconds, cpu_seconds, note, streamed })?;
     if words.next().transpose()?.as_deref() == Some("verify") {
-        (finished.check)()?;
+        check()?;
         say(&Message::Verified)?;
     }
     Ok(())
-}
-
-impl Finished {
-    /// Returns the result of a load: a buffer that must have the content of `file`.
-    pub(crate) fn loaded(file: DataFile, buffer: SharedBuffer, note: Option<String>) -> Self {
-        Self { check: Box::new(move || data::check(&file, buffer.view()?.bytes())), note }
-    }
 }
 
 /// Returns [`Trouble::NotRun`] if the file system has no direct I/O.

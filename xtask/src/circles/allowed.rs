@@ -24,7 +24,6 @@ const STATE: &str = "one state, with its methods in a file for each kind of even
 
 pub(super) const ALLOWED: &[Allowed] = &[
     allowed("bench/src/load/cases.rs", 7, TABLE),
-    allowed("bench/src/load/schemes.rs", 4, TABLE),
     allowed("bench/src/main.rs", 25, TABLE),
     allowed("bindings/c/src/buffer.rs", 4, "C handles that are created from each other"),
     allowed(

@@ -21,6 +21,7 @@ pub(super) const COLD: &str = "cold";
 pub(super) const PYTHON: &str = "python";
 pub(super) const WARM: &str = "warm";
 const ALIGN: &str = "align";
+const STREAM: &str = "stream";
 const TUNING: &str = "tuning";
 
 /// The disk's limit: in each round the better of two block sizes, because the faster one changes from
@@ -39,7 +40,8 @@ struct Model<'c> {
 pub(super) fn run(context: &Context<'_>, session: &mut Session) -> Result<()> {
     let options = &context.options.common;
     type Case = fn(&Model<'_>, &mut Session) -> Result<()>;
-    let cases: [(&str, Case); 4] = [(COLD, cold), (PYTHON, python), (ALIGN, align), (WARM, warm)];
+    let cases: [(&str, Case); 5] =
+        [(COLD, cold), (PYTHON, python), (ALIGN, align), (STREAM, stream), (WARM, warm)];
     let tunes = options.wants_by_name(TUNING);
     if !tunes && !cases.iter().any(|(case, _)| options.wants(case)) {
         return Ok(());
@@ -159,6 +161,18 @@ fn align(model: &Model<'_>, session: &mut Session) -> Result<()> {
         candidates.push(ours(format!("{OURS}, align {word}"), Work::Aligned { alignment_bytes }));
     }
     session.compare(ALIGN, candidates, &[Against::new(TIME_MS, OURS)])
+}
+
+/// Measures streams in 1 GiB of memory, of all tensors and of the rows of one of eight ranks.
+fn stream(model: &Model<'_>, session: &mut Session) -> Result<()> {
+    let ours = |name: &str, work| model.ours(name, work, Start::Cold, Interest::Speed);
+    let streaming = |ranks| Work::Stream { memory_bytes: 1 << 30, ranks };
+    let candidates = vec![
+        ours(OURS, Work::AUTO),
+        ours("longshore, stream", streaming(1)),
+        ours("longshore, one of 8 ranks", streaming(8)),
+    ];
+    session.compare(STREAM, candidates, &[Against::new(SPEED, OURS)])
 }
 
 /// Measures read sizes and depths on this disk. The library's defaults come from such runs.

@@ -6,7 +6,7 @@ use longshore_heap::{Heap, Sealing};
 use longshore_load::{Engine, FormatChoice, Loader, Plan, ReadMode, Report};
 use longshore_mem::Granule;
 
-use super::{Finished, Prepared};
+use super::finished::{Finished, Prepared};
 use crate::harness::Trouble;
 use crate::load::data::{self, DataFile};
 
@@ -54,7 +54,7 @@ pub(super) fn prepare_aligned(file: &DataFile, alignment_bytes: u64) -> Result<P
             ensure!(seen == before.len(), "{seen} of {} tensors were loaded", before.len());
             Ok(())
         });
-        Ok(Finished { check, note: Some(note) })
+        Ok(Finished { check, note: Some(note), streamed: None })
     }))
 }
 

@@ -11,7 +11,7 @@ use std::thread;
 use anyhow::{Result, ensure};
 use longshore_heap::{Buffer, Heap, Reservation};
 
-use super::{Finished, Prepared};
+use super::finished::{Finished, Prepared};
 use crate::load::data::DataFile;
 
 const THREADS: usize = 2;
@@ -35,6 +35,7 @@ pub(super) fn prepare(file: &DataFile, fresh: bool) -> Result<Prepared> {
             Ok(())
         }),
         note,
+        streamed: None,
     };
     if fresh {
         return Ok(Box::new(move || {
