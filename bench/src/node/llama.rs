@@ -81,7 +81,8 @@ pub(super) fn measure(
             let candidate = Candidate::new(name, move || {
                 require_memory(size_bytes * 2 + OTHER_BYTES)?;
                 let start = if name == FROM_DISK { Start::Warm } else { Start::Cold };
-                machine.prepare(model, start, OTHER_BYTES)?;
+                // llama.cpp copies most matrices into another layout.
+                machine.prepare(model, start, size_bytes * 2 + OTHER_BYTES)?;
                 let path = bring(name, model, place)?;
                 let run = llama.generate(&path, *count)?;
                 place.clear()?;
