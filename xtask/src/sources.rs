@@ -7,6 +7,9 @@ use crate::repository::{Repository, TextFile};
 /// The most lines of a file. Files of more than 600 lines should be reviewed; longer files must be split.
 const LINES_MAX: usize = 900;
 
+/// The files that a tool generates from short sources.
+const GENERATED: [&str; 1] = ["bindings/c/include/longshore.h"];
+
 const SOURCE_EXTENSIONS: [&str; 6] = ["rs", "sh", "py", "c", "h", "toml"];
 
 /// Marks of unfinished work, written in two parts so that this file does not contain them.
@@ -28,7 +31,9 @@ pub(crate) fn long_files(repository: &Repository) -> Result<Vec<String>> {
 
 fn too_long(file: &TextFile) -> Option<String> {
     let lines = file.text.lines().count();
-    (SOURCE_EXTENSIONS.contains(&file.extension()) && lines > LINES_MAX)
+    let is_source =
+        SOURCE_EXTENSIONS.contains(&file.extension()) && !GENERATED.contains(&file.path.as_str());
+    (is_source && lines > LINES_MAX)
         .then(|| format!("{}: {lines} lines, above {LINES_MAX}", file.path))
 }
 
@@ -101,7 +106,8 @@ mod tests {
         assert_eq!(too_long(&file("a.rs", text.clone())), None);
         let longer = text + "line\n";
         assert_eq!(too_long(&file("a.rs", longer.clone())).unwrap(), "a.rs: 901 lines, above 900");
-        assert_eq!(too_long(&file("Cargo.lock", longer)), None);
+        assert_eq!(too_long(&file("Cargo.lock", longer.clone())), None);
+        assert_eq!(too_long(&file(GENERATED[0], longer)), None);
     }
 
     #[test]
