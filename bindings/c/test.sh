@@ -176,15 +176,16 @@ gguf_example() {
         diff "$work/from-disk" "$work/from-memory"
 }
 
-# Builds and runs the program in the README.
+# Builds and runs a program in the README: the one with the number $1, whose output matches $2.
 readme_example() {
-    local flags
+    local flags out=$work/readme-$1
     # shellcheck disable=SC2016 # no command is in these backquotes
-    sed -n '/^```c$/,/^```$/{/^```/d;p}' bindings/c/README.md >"$work/show.c"
+    awk -v number="$1" '/^```/ { inside = $0 == "```c"; at += inside; next }
+        inside && at == number' bindings/c/README.md >"$out.c"
     read -ra flags < <(pkg-config --cflags --libs longshore)
-    gcc -std=c11 "${warnings[@]}" "$work/show.c" "${flags[@]}" -o "$work/show" &&
-        "$work/show" "$work/model.safetensors" | grep --quiet '^weight: F32 at 0x.*[048c]0$' &&
-        ! "$work/show" "$work/missing"
+    gcc -std=c11 "${warnings[@]}" "$out.c" "${flags[@]}" -o "$out" &&
+        "$out" "$work/model.safetensors" | grep --quiet "$2" &&
+        ! "$out" "$work/missing"
 }
 
 # Checks that the reader refuses a truncated and a missing file.
@@ -250,7 +251,8 @@ for built_by in gcc clang; do
     done
 done
 built_by=gcc
-try readme_example readme_example
+try readme_example_of_a_load readme_example 1 '^weight: F32 at 0x.*[048c]0$'
+try readme_example_of_a_stream readme_example 2 '^weight: [1-9][0-9]*$'
 program blocks_of_the_manual scripts/manual.sh "${profile[@]}" c gcc
 
 # Starts a server and runs the test program $2… as the test $1.

@@ -5,17 +5,20 @@
  *
  * Handles are opaque. The end of a function's name shows who owns its result: the handle owns the
  * result of `_borrow`, which is valid as long as the handle; the caller closes the results of `_dup`
- * and `_open`. The caller passes the buffers of `longshore_load` and `longshore_attach` to
- * `longshore_buffer_free`, and errors to `longshore_error_free`.
+ * and `_open` of a descriptor. The caller passes the buffers of `longshore_load` and
+ * `longshore_attach` to `longshore_buffer_free`, the streams of `longshore_stream_open` to
+ * `longshore_stream_free`, their tensors to `longshore_streamed_tensor_free`, and errors to
+ * `longshore_error_free`.
  *
  * A function that can fail returns a `longshore_code`, which is `LONGSHORE_OK` on success, and takes
  * as its last argument the address for a `longshore_error`, or NULL. No function aborts, throws or
  * writes to standard error if an argument is NULL: it fails with `LONGSHORE_INVALID_ARGUMENT`, or
  * returns the value that its documentation gives for NULL.
  *
- * Handles are immutable: any number of threads may use one at the same time, but not while a thread
- * frees it. No function changes signal handlers, the locale or other state of the process. Threads
- * that `longshore_load` starts end before it returns. Lengths and offsets are in bytes.
+ * Any number of threads may use a handle at the same time, but not while a thread frees it. No
+ * function changes signal handlers, the locale or other state of the process. Threads that
+ * `longshore_load` starts end before it returns, and those of a stream when it is freed. Lengths and
+ * offsets are in bytes.
  *
  * cbindgen generates this file from bindings/c/src; do not edit it.
  */
@@ -41,6 +44,12 @@
 /** The initial value of `longshore_load_options`: the defaults, with the size set. */
 #define LONGSHORE_LOAD_OPTIONS_INIT \
     {sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL}
+/** The initial value of `longshore_stream_options`: the defaults, with the size set. */
+#define LONGSHORE_STREAM_OPTIONS_INIT \
+    {sizeof(longshore_stream_options), NULL, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0, \
+     0, 0, 0, 0, NULL, NULL}
+/** The initial value of `longshore_rows`: no rows of all tensors, with the size set. */
+#define LONGSHORE_ROWS_INIT {sizeof(longshore_rows), NULL, 0, 0, 0, 0}
 
 /**
  * For `longshore_buffer_sync`: the CPU reads.
@@ -104,6 +113,30 @@
 #define LONGSHORE_UNKNOWN INT64_MIN
 
 /**
+ * For `flags` of `longshore_stream_options`: do not use io_uring, even if it is available.
+ */
+#define LONGSHORE_STREAM_NO_URING 1
+
+/**
+ * For `flags` of `longshore_stream_options`: yield tensors as their reads are complete. Without
+ * this flag, they are in the order of the files, and in a file in the order of their data. With
+ * checksums, this flag has no effect.
+ */
+#define LONGSHORE_STREAM_BY_COMPLETION 2
+
+/**
+ * For `flags` of `longshore_stream_options`: if the memory is full, take more for the next tensor,
+ * which is returned to the kernel when that tensor is freed. Without this flag,
+ * `longshore_stream_next` fails with `LONGSHORE_STREAM_FULL`.
+ */
+#define LONGSHORE_STREAM_GROW 4
+
+/**
+ * For `wait_ms`: do not wait for other threads to free tensors.
+ */
+#define LONGSHORE_NO_WAIT UINT64_MAX
+
+/**
  * The result of a function that can fail. Later versions may add codes.
  */
 enum longshore_code
@@ -145,7 +178,7 @@ enum longshore_code
      */
     LONGSHORE_UNAVAILABLE = 7,
     /**
-     * The progress callback cancelled the load.
+     * A callback cancelled the load or the wait, or `longshore_stream_cancel` cancelled the stream.
      */
     LONGSHORE_CANCELLED = 8,
     /**
@@ -172,6 +205,14 @@ enum longshore_code
      * No server listens, or it refuses, has ended, does not answer, or cannot be trusted.
      */
     LONGSHORE_SERVER = 14,
+    /**
+     * The memory of a stream is full of tensors that the program holds. Free some, and call again.
+     */
+    LONGSHORE_STREAM_FULL = 15,
+    /**
+     * A stream has failed before. The call that failed first has returned the code of the reason.
+     */
+    LONGSHORE_STREAM_FAILED = 16,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -195,12 +236,29 @@ typedef struct longshore_buffer longshore_buffer;
 typedef struct longshore_error longshore_error;
 
 /**
- * A file that a buffer was filled from. It belongs to the buffer and is valid as long as it.
+ * A file that a buffer was filled from, or that a stream reads. It belongs to the buffer or the
+ * stream, and is valid as long as its owner.
  */
 typedef struct longshore_file longshore_file;
 
 /**
- * A tensor in a buffer. It belongs to the buffer and is valid as long as it.
+ * The tensors of files, read one after the other into bounded memory. `longshore_stream_open`
+ * creates it, and `longshore_stream_free` frees it. Any number of threads may use it at the same
+ * time. A child process of `fork` keeps a copy of the tensors that the program has, and cannot get
+ * others.
+ */
+typedef struct longshore_stream longshore_stream;
+
+/**
+ * A tensor, or rows of it, that a stream has yielded. Its data is in memory that no other code
+ * has. `longshore_stream_next` creates it, and `longshore_streamed_tensor_free` frees it. It may
+ * outlive its stream.
+ */
+typedef struct longshore_streamed_tensor longshore_streamed_tensor;
+
+/**
+ * A tensor. It belongs to a `longshore_buffer` or a `longshore_streamed_tensor`, and is valid as
+ * long as its owner.
  */
 typedef struct longshore_tensor longshore_tensor;
 
@@ -407,6 +465,200 @@ typedef struct {
     uint64_t used_uring;
 } longshore_stats;
 
+/**
+ * Rows of tensors to read: a range, or a share if `share_count` is set. Rows are the indices of
+ * the outermost dimension. Initialize it with `LONGSHORE_ROWS_INIT`. Later versions add fields at
+ * the end.
+ */
+typedef struct {
+    /**
+     * `sizeof(longshore_rows)`.
+     */
+    size_t size;
+    /**
+     * The name of the tensor; NULL for each tensor that no other element names.
+     */
+    const char *name;
+    /**
+     * The first row.
+     */
+    uint64_t start;
+    /**
+     * The row behind the last one.
+     */
+    uint64_t end;
+    /**
+     * The index of the share, from 0.
+     */
+    uint64_t share_index;
+    /**
+     * The number of shares: consecutive parts of the rows, whose lengths differ by at most one. A
+     * scalar is in each share. 0 if the rows are a range.
+     */
+    uint64_t share_count;
+} longshore_rows;
+
+/**
+ * A callback that can stop a call of `longshore_stream_next`. While the call waits, it calls the
+ * callback at least every 20 ms, on its own thread. If several threads wait, the callback runs on
+ * several threads at the same time. It must not free the stream, and it must return: no exception
+ * and no `longjmp` may leave it.
+ *
+ * @param data The `waiting_data` of the options.
+ * @return 0 to go on waiting; any other value stops the call, which then fails with
+ *   `LONGSHORE_CANCELLED`. The stream itself goes on.
+ */
+typedef int (*longshore_waiting)(void *data);
+
+/**
+ * The options of a stream. Initialize them with `LONGSHORE_STREAM_OPTIONS_INIT`; a zero or NULL in
+ * any field but `size` stands for the default, and an array that is NULL for no restriction. Later
+ * versions of Longshore add fields at the end; by `size` the library recognises the version that
+ * the program was compiled for.
+ */
+typedef struct {
+    /**
+     * `sizeof(longshore_stream_options)`.
+     */
+    size_t size;
+    /**
+     * How files are read: `auto`, `direct`, `buffered` or `uncached`.
+     */
+    const char *mode;
+    /**
+     * The format of the files: `safetensors`, `gguf`, or `auto`, which chooses it by their names.
+     */
+    const char *format;
+    /**
+     * The path of a manifest in the format of `sha256sum`. The last tensors of a file are yielded
+     * only if the file has its checksum; the others are yielded before. Files must be selected as
+     * a whole.
+     */
+    const char *manifest;
+    /**
+     * The names of tensors to read. A tensor is read if its name is one of them or matches a
+     * pattern.
+     */
+    const char *const *names;
+    /**
+     * The number of names.
+     */
+    size_t name_count;
+    /**
+     * Patterns of names, in which `*` stands for any characters and `?` for one.
+     */
+    const char *const *patterns;
+    /**
+     * The number of patterns.
+     */
+    size_t pattern_count;
+    /**
+     * The files to read tensors from, by the paths of the opened files. A path without a directory
+     * is the name of a file in any directory.
+     */
+    const char *const *files;
+    /**
+     * The number of files.
+     */
+    size_t file_count;
+    /**
+     * The rows to read.
+     */
+    const longshore_rows *rows;
+    /**
+     * The number of elements of `rows`.
+     */
+    size_t rows_count;
+    /**
+     * The memory for tensors of 1 MiB and more. It must hold the largest selected tensor, in whole
+     * units of 64 KiB and with the blocks of the disk at its ends. The default is 1 GiB, or, if
+     * that is more, twice the largest selected tensor and 128 MiB.
+     */
+    uint64_t memory_bytes;
+    /**
+     * The time for which `longshore_stream_next` waits for other threads to free tensors if the
+     * memory is full, in milliseconds, or `LONGSHORE_NO_WAIT`. The default is 10 seconds.
+     */
+    uint64_t wait_ms;
+    /**
+     * The checksums to compute for each file: `LONGSHORE_VERIFY_*`, any number of them or'ed.
+     * Files must be selected as a whole.
+     */
+    uint32_t verify;
+    /**
+     * `LONGSHORE_STREAM_*`, any number of them or'ed.
+     */
+    uint32_t flags;
+    /**
+     * The callback that can stop a call that waits.
+     */
+    longshore_waiting waiting;
+    /**
+     * The argument of `waiting`, which must be valid until the stream is freed.
+     */
+    void *waiting_data;
+} longshore_stream_options;
+
+/**
+ * The state of a stream. Later versions add fields at the end; by `size` the library recognises
+ * the version that the program was compiled for.
+ */
+typedef struct {
+    /**
+     * `sizeof(longshore_stream_report)`, set by the caller.
+     */
+    size_t size;
+    /**
+     * The number of tensors to yield.
+     */
+    uint64_t selected_tensors;
+    /**
+     * The number of their bytes.
+     */
+    uint64_t selected_bytes;
+    /**
+     * The number of tensors that `longshore_stream_next` has returned.
+     */
+    uint64_t yielded_tensors;
+    /**
+     * The bytes that were read so far: those of the tensors, rounded out to whole blocks of the
+     * disk, and small gaps.
+     */
+    uint64_t read_bytes;
+    /**
+     * The memory of the stream.
+     */
+    uint64_t memory_bytes;
+    /**
+     * The bytes beside it that were taken because it was full (`LONGSHORE_STREAM_GROW`).
+     */
+    uint64_t grown_bytes;
+    /**
+     * The time since the stream was opened, in nanoseconds.
+     */
+    uint64_t elapsed_ns;
+    /**
+     * The bytes that were read from the disk by direct I/O.
+     */
+    uint64_t direct_bytes;
+    /**
+     * The bytes that were copied from the page cache.
+     */
+    uint64_t page_cache_bytes;
+    /**
+     * The bytes that were read through the page cache and dropped from it.
+     */
+    uint64_t uncached_bytes;
+    /**
+     * The bytes that were read through the page cache and stay in it.
+     */
+    uint64_t buffered_bytes;
+    /**
+     * 1 if direct reads use io_uring; 0 if threads make them, or if there were none.
+     */
+    uint64_t used_uring;
+} longshore_stream_report;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -609,8 +861,8 @@ const char *longshore_error_message(const longshore_error *error);
 void longshore_error_free(longshore_error *error);
 
 /**
- * Returns the number of files that a buffer was filled from. An index counts as its shards, and the
- * first of several splits as all of them.
+ * Returns the number of files that a buffer was filled from. An index counts as its shards, and
+ * the first of several splits as all of them.
  *
  * @param buffer A buffer.
  * @return The number; 0 if `buffer` is NULL.
@@ -630,35 +882,38 @@ const longshore_file *longshore_buffer_file(const longshore_buffer *buffer, size
 /**
  * Returns the path by which a file was opened.
  *
- * @param file A file of a buffer.
- * @return The path, which is valid as long as the buffer; NULL if `file` is NULL.
+ * @param file A file.
+ * @return The path, which is valid as long as the file's owner; NULL if `file` is NULL.
  */
 const char *longshore_file_path(const longshore_file *file);
 
 /**
  * Returns the offset of a file in the buffer.
  *
- * @param file A file of a buffer.
- * @return The offset in bytes, a multiple of 4096 and of `align_bytes`; 0 if `file` is NULL.
+ * @param file A file.
+ * @return The offset in bytes, a multiple of 4096 and of `align_bytes`; 0 for a file of a stream,
+ *   and if `file` is NULL.
  */
 uint64_t longshore_file_offset(const longshore_file *file);
 
 /**
- * Returns the length of a file in the buffer: that of the file on the disk, or of its aligned layout
+ * Returns the length of a file: that of the file on the disk, or of its aligned layout in a buffer
  * if the tensors were aligned.
  *
- * @param file A file of a buffer.
+ * @param file A file.
  * @return The length in bytes; 0 if `file` is NULL.
  */
 uint64_t longshore_file_len(const longshore_file *file);
 
 /**
  * Returns a checksum of a file as it is on the disk, computed while it was read.
+ * `longshore_stream_file` documents when a stream has it.
  *
- * @param file A file of a buffer.
+ * @param file A file.
  * @param kind One of `LONGSHORE_VERIFY_*`.
- * @return Lower-case hexadecimal digits, which are valid as long as the buffer; NULL if neither
- *   `verify` nor the manifest requested this checksum, the buffer is attached, or `file` is NULL.
+ * @return Lower-case hexadecimal digits, which are valid as long as the file's owner; NULL if
+ *   neither `verify` nor the manifest requested this checksum, a stream has not computed it yet,
+ *   the buffer is attached, or `file` is NULL.
  */
 const char *longshore_file_digest(const longshore_file *file, uint32_t kind);
 
@@ -743,6 +998,136 @@ longshore_code longshore_buffer_stats(const longshore_buffer *buffer,
                                       longshore_error **error);
 
 /**
+ * Opens files, and begins to read tensors of them, with threads of its own. While the program uses
+ * a tensor, the next ones are read, until the memory of the stream is full. Only the selected
+ * tensors and rows are read.
+ *
+ * @param paths Paths of safetensors or GGUF files. A `*.safetensors.index.json` stands for its
+ *   shards, and the first of several GGUF splits for all of them.
+ * @param path_count The number of paths, at least 1.
+ * @param options The selection and the options, or NULL for all tensors and the defaults. Apart
+ *   from `waiting_data`, it is not used after the call.
+ * @param stream Where to put the stream, which the caller frees with `longshore_stream_free`; NULL
+ *   on failure.
+ * @param error Where to put the error, or NULL.
+ * @return `LONGSHORE_OK`; `LONGSHORE_INVALID_ARGUMENT` also if the selection does not fit the
+ *   files, for example because no tensor has a name of it; `LONGSHORE_NO_MEMORY` if `memory_bytes`
+ *   cannot hold the largest tensor, or is not available; or any other code.
+ */
+longshore_code longshore_stream_open(const char *const *paths,
+                                     size_t path_count,
+                                     const longshore_stream_options *options,
+                                     longshore_stream **stream,
+                                     longshore_error **error);
+
+/**
+ * Returns the next tensor, and waits until it is read. Each tensor goes to one of the threads that
+ * call this.
+ *
+ * A tensor of 1 MiB or more is in the memory of the stream. If that is full of tensors that the
+ * program holds, the call waits until one is freed, but no longer than `wait_ms`.
+ *
+ * @param stream A stream.
+ * @param tensor Where to put the tensor, which the caller frees with
+ *   `longshore_streamed_tensor_free`; NULL after the last tensor, and on failure.
+ * @param error Where to put the error, or NULL.
+ * @return `LONGSHORE_OK`, also after the last tensor. `LONGSHORE_STREAM_FULL` if the memory is
+ *   full, and `LONGSHORE_CANCELLED` if the callback of the options stopped the call: then the
+ *   stream can go on. Any other code ends the stream, and later calls fail with
+ *   `LONGSHORE_STREAM_FAILED`, or with `LONGSHORE_CANCELLED` after `longshore_stream_cancel`.
+ */
+longshore_code longshore_stream_next(longshore_stream *stream,
+                                     longshore_streamed_tensor **tensor,
+                                     longshore_error **error);
+
+/**
+ * Cancels a stream. It begins no other reads, and each call of `longshore_stream_next` fails with
+ * `LONGSHORE_CANCELLED`; one that waits does so within about 20 ms. Any thread and any signal
+ * handler may call this.
+ *
+ * @param stream A stream. If it is NULL, this does nothing.
+ */
+void longshore_stream_cancel(longshore_stream *stream);
+
+/**
+ * Stores the state of a stream.
+ *
+ * @param stream A stream.
+ * @param report Where to put the state. Its `size` must be set to
+ *   `sizeof(longshore_stream_report)`, and is kept; fields that the library's version does not
+ *   have are set to zero. The numbers of bytes that were read are exact after the last tensor.
+ * @param error Where to put the error, or NULL.
+ * @return `LONGSHORE_OK`; `LONGSHORE_INVALID_ARGUMENT` for NULL or an invalid `size`.
+ */
+longshore_code longshore_stream_stats(const longshore_stream *stream,
+                                      longshore_stream_report *report,
+                                      longshore_error **error);
+
+/**
+ * Returns the number of files of a stream. An index counts as its shards, and the first of several
+ * splits as all of them.
+ *
+ * @param stream A stream.
+ * @return The number; 0 if `stream` is NULL.
+ */
+size_t longshore_stream_file_count(const longshore_stream *stream);
+
+/**
+ * Returns one of the files of a stream. If checksums were requested, `longshore_file_digest`
+ * returns them after a call of this function that follows the last tensor of the file.
+ *
+ * @param stream A stream.
+ * @param index The index of the file, as `longshore_tensor_file_index` returns it.
+ * @return The file, which is valid as long as the stream; NULL if `index` is out of bounds or
+ *   `stream` is NULL.
+ */
+const longshore_file *longshore_stream_file(const longshore_stream *stream, size_t index);
+
+/**
+ * Frees a stream, which need not be at its end. The call waits for the reads in flight, but no
+ * longer than a second: if a disk does not answer a read, its thread ends later. The tensors of
+ * the stream stay valid, and its files become invalid. No thread may be using the stream.
+ *
+ * @param stream A stream that is not used any more, or NULL.
+ */
+void longshore_stream_free(longshore_stream *stream);
+
+/**
+ * Returns the name, type, shape and data of a tensor, for the functions `longshore_tensor_*`.
+ *
+ * @param tensor A tensor of a stream.
+ * @return The description, which is valid until the tensor is freed; NULL if `tensor` is NULL.
+ */
+const longshore_tensor *longshore_streamed_tensor_view(const longshore_streamed_tensor *tensor);
+
+/**
+ * Returns the data of a tensor for writing. A change of it is lost when the tensor is freed. The
+ * program must not write while another thread accesses the data.
+ *
+ * @param tensor A tensor of a stream.
+ * @return The data, at the address of `longshore_tensor_data` and valid until the tensor is freed;
+ *   NULL if `tensor` is NULL. Do not access it if the length is 0.
+ */
+void *longshore_streamed_tensor_data_mut(longshore_streamed_tensor *tensor);
+
+/**
+ * Returns the first row that was read of a tensor. The number of rows is the first dimension of
+ * its shape.
+ *
+ * @param tensor A tensor of a stream.
+ * @return The index of the row; 0 if all rows were read or `tensor` is NULL.
+ */
+uint64_t longshore_streamed_tensor_first_row(const longshore_streamed_tensor *tensor);
+
+/**
+ * Frees a tensor, and gives the memory of its data back to the stream. Its view and pointers to
+ * its data become invalid. No thread may be using any of them.
+ *
+ * @param tensor A tensor that is not used any more, or NULL.
+ */
+void longshore_streamed_tensor_free(longshore_streamed_tensor *tensor);
+
+/**
  * Returns the number of tensors in a buffer.
  *
  * @param buffer A buffer.
@@ -765,8 +1150,8 @@ const longshore_tensor *longshore_buffer_tensor(const longshore_buffer *buffer, 
  *
  * @param buffer A buffer.
  * @param name The name, as it is in the file.
- * @return The tensor, which is valid as long as the buffer; the first in the buffer if several files
- *   have one of this name; NULL if there is none, or if an argument is NULL.
+ * @return The tensor, which is valid as long as the buffer; the first in the buffer if several
+ *   files have one of this name; NULL if there is none, or if an argument is NULL.
  */
 const longshore_tensor *longshore_buffer_find_tensor(const longshore_buffer *buffer,
                                                      const char *name);
@@ -776,7 +1161,7 @@ const longshore_tensor *longshore_buffer_find_tensor(const longshore_buffer *buf
  * including control characters and terminal escape sequences.
  *
  * @param tensor A tensor.
- * @return The name, which ends with a NUL and is valid as long as the buffer; NULL if `tensor` is
+ * @return The name, which ends with a NUL and is valid as long as the tensor; NULL if `tensor` is
  *   NULL. The name itself may contain a NUL: `longshore_tensor_name_len` returns its whole length.
  */
 const char *longshore_tensor_name(const longshore_tensor *tensor);
@@ -794,7 +1179,7 @@ size_t longshore_tensor_name_len(const longshore_tensor *tensor);
  * `Q4_K`.
  *
  * @param tensor A tensor.
- * @return A string that is valid as long as the buffer; NULL if `tensor` is NULL.
+ * @return A string that is valid as long as the tensor; NULL if `tensor` is NULL.
  */
 const char *longshore_tensor_dtype(const longshore_tensor *tensor);
 
@@ -807,12 +1192,13 @@ const char *longshore_tensor_dtype(const longshore_tensor *tensor);
 size_t longshore_tensor_ndim(const longshore_tensor *tensor);
 
 /**
- * Returns the dimensions of a tensor, outermost first, even for GGUF files, which store them innermost
- * first. If a dimension is zero, there is no data.
+ * Returns the dimensions of a tensor, outermost first, even for GGUF files, which store them
+ * innermost first. If a stream reads only some rows, the first dimension is their number. If a
+ * dimension is zero, there is no data.
  *
  * @param tensor A tensor.
- * @return An array of `longshore_tensor_ndim` numbers, which is valid as long as the buffer; NULL if
- *   `tensor` is NULL.
+ * @return An array of `longshore_tensor_ndim` numbers, which is valid as long as the tensor; NULL
+ *   if `tensor` is NULL.
  */
 const uint64_t *longshore_tensor_shape(const longshore_tensor *tensor);
 
@@ -820,7 +1206,7 @@ const uint64_t *longshore_tensor_shape(const longshore_tensor *tensor);
  * Returns the offset of a tensor's data in the buffer, and so in the file behind its descriptor.
  *
  * @param tensor A tensor.
- * @return The offset in bytes; 0 if `tensor` is NULL.
+ * @return The offset in bytes; 0 for a tensor of a stream, and if `tensor` is NULL.
  */
 uint64_t longshore_tensor_offset(const longshore_tensor *tensor);
 
@@ -833,17 +1219,18 @@ uint64_t longshore_tensor_offset(const longshore_tensor *tensor);
 uint64_t longshore_tensor_len(const longshore_tensor *tensor);
 
 /**
- * Returns the data of a tensor: `longshore_buffer_data` plus `longshore_tensor_offset`, with the same
- * rules for access. It is aligned to `align_bytes` if that was set; if not, it may be unaligned, as in
- * the file.
+ * Returns the data of a tensor. In a buffer it is `longshore_buffer_data` plus
+ * `longshore_tensor_offset`, with the same rules for access. It is aligned to `align_bytes` if
+ * that was set; if not, it may be unaligned, as in the file. Do not read it if the length is 0.
  *
  * @param tensor A tensor.
- * @return The data, which is valid as long as the buffer; NULL if `tensor` is NULL.
+ * @return The data, which is valid as long as the tensor; NULL if `tensor` is NULL.
  */
 const void *longshore_tensor_data(const longshore_tensor *tensor);
 
 /**
- * Returns the file that a tensor is in, as an `index` of `longshore_buffer_file`.
+ * Returns the file that a tensor is in, as an `index` of `longshore_buffer_file` or
+ * `longshore_stream_file`.
  *
  * @param tensor A tensor.
  * @return The index; 0 if `tensor` is NULL.

@@ -34,7 +34,7 @@ pub enum longshore_code {
     /// The requested heap or mode is not available on this machine or for this file, or the content
     /// of the heap cannot be sealed.
     LONGSHORE_UNAVAILABLE = 7,
-    /// The progress callback cancelled the load.
+    /// A callback cancelled the load or the wait, or `longshore_stream_cancel` cancelled the stream.
     LONGSHORE_CANCELLED = 8,
     /// A checksum differs from the manifest.
     LONGSHORE_MISMATCH = 9,
@@ -48,6 +48,10 @@ pub enum longshore_code {
     LONGSHORE_INTERNAL = 13,
     /// No server listens, or it refuses, has ended, does not answer, or cannot be trusted.
     LONGSHORE_SERVER = 14,
+    /// The memory of a stream is full of tensors that the program holds. Free some, and call again.
+    LONGSHORE_STREAM_FULL = 15,
+    /// A stream has failed before. The call that failed first has returned the code of the reason.
+    LONGSHORE_STREAM_FAILED = 16,
 }
 
 /// An error: a code, an `errno` and a message. A function that fails creates it. It is immutable, and
@@ -143,6 +147,7 @@ impl Failure {
 impl From<load::Error> for Failure {
     fn from(error: load::Error) -> Self {
         use load::Error as E;
+        use load::StreamProblem;
         use longshore_code as C;
         let (code, nearest) = match &error {
             E::Open { .. } => (C::LONGSHORE_CANNOT_OPEN, libc::ENOENT),
@@ -158,6 +163,11 @@ impl From<load::Error> for Failure {
             E::Manifest { .. } | E::Format { .. } | E::NoTensors { .. } | E::Refused { .. } => {
                 (C::LONGSHORE_BAD_FORMAT, libc::EBADMSG)
             }
+            E::Stream { reason: StreamProblem::Failed { .. } } => {
+                (C::LONGSHORE_STREAM_FAILED, libc::EIO)
+            }
+            E::Stream { .. } => (C::LONGSHORE_INVALID_ARGUMENT, libc::EINVAL),
+            E::StreamFull { .. } => (C::LONGSHORE_STREAM_FULL, libc::EAGAIN),
             // Exhausted resources of the process, and variants that are added later.
             _ => (C::LONGSHORE_SYSTEM, libc::EIO),
         };

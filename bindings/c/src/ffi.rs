@@ -2,8 +2,10 @@
 #![expect(unsafe_code, reason = "turns the pointers that C passes into references")]
 
 use std::any::Any;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 use crate::error::{Failure, longshore_code, longshore_error};
 
@@ -138,8 +140,13 @@ pub(crate) unsafe fn strings<'a>(
     Ok(strings)
 }
 
+/// Returns a string as a path.
+pub(crate) fn path(path: &CStr) -> &Path {
+    Path::new(OsStr::from_bytes(path.to_bytes()))
+}
+
 /// Checks that a pointer is neither NULL nor misaligned; other errors cannot be detected.
-pub(crate) fn checked<T>(pointer: *const T, name: &'static str) -> Result<(), Failure> {
+pub(crate) fn checked<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
     if pointer.is_null() {
         Err(Failure::argument(format!("{name} is NULL")))
     } else if !pointer.is_aligned() {

@@ -17,11 +17,13 @@ pub mod load;
 pub mod options;
 pub mod serve;
 pub mod stats;
+pub mod stream;
 pub mod tensor;
 pub mod version;
 
 mod ffi;
 mod memory;
+mod sized;
 
 pub use buffer::longshore_buffer;
 pub use error::{longshore_code, longshore_error};
@@ -29,4 +31,8 @@ pub use file::longshore_file;
 pub use options::{longshore_load_options, longshore_progress};
 pub use serve::{longshore_held, longshore_visit};
 pub use stats::longshore_stats;
+pub use stream::longshore_stream;
+pub use stream::options::{longshore_rows, longshore_stream_options, longshore_waiting};
+pub use stream::report::longshore_stream_report;
+pub use stream::tensor::longshore_streamed_tensor;
 pub use tensor::longshore_tensor;

@@ -2,8 +2,7 @@
 #![expect(unsafe_code, reason = "a function that C calls")]
 #![allow(clippy::missing_safety_doc, reason = "the documentation is the header's")]
 
-use std::ffi::{CStr, OsStr, c_char};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{CStr, c_char};
 use std::path::Path;
 use std::{cell::Cell, ptr};
 
@@ -65,7 +64,7 @@ fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Fail
         let heap = options.heap.clone();
         return Err(longshore_heap::Error::CannotSealContent { heap }.into());
     }
-    let paths: Vec<&Path> = paths.iter().map(|path| path_of(path)).collect();
+    let paths: Vec<&Path> = paths.iter().map(|path| ffi::path(path)).collect();
     let mut opened = longshore_load::open(&paths, options.format)?;
     if let Some(alignment) = options.alignment {
         if opened.tensors.is_empty() {
@@ -75,7 +74,7 @@ fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Fail
         }
         opened = opened.align(alignment)?;
     }
-    let manifest = options.manifest.map(|path| Manifest::open(path_of(path))).transpose()?;
+    let manifest = options.manifest.map(|path| Manifest::open(ffi::path(path))).transpose()?;
     let Loaded { buffer, files, report, .. } = run(&opened, options, manifest.as_ref())?;
 
     let fd_len = buffer.file_len_bytes();
@@ -130,8 +129,4 @@ fn run(
         }
         None => Ok(loaded),
     }
-}
-
-fn path_of(path: &CStr) -> &Path {
-    Path::new(OsStr::from_bytes(path.to_bytes()))
 }

@@ -1,9 +1,8 @@
 //! `longshore_load_options`.
-#![expect(unsafe_code, reason = "copies a C struct whose length is in its first field")]
+#![expect(unsafe_code, reason = "reads the strings of a C struct")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem::{MaybeUninit, offset_of};
-use std::ptr;
+use std::mem::offset_of;
 use std::str::FromStr;
 
 use longshore_heap::Heap;
@@ -13,6 +12,7 @@ use longshore_mem::Granule;
 
 use crate::error::Failure;
 use crate::ffi;
+use crate::sized::SizedStruct;
 
 /// For `verify`: CRC-32C, eight hexadecimal digits.
 pub const LONGSHORE_VERIFY_CRC32C: u32 = 1;
@@ -79,10 +79,7 @@ pub struct longshore_load_options {
     pub progress_data: *mut c_void,
 }
 
-/// The length of the struct in its first version.
-const SIZE_MIN_BYTES: usize = 88;
-/// An upper bound for all versions: a larger `size` was not initialized.
-const SIZE_MAX_BYTES: usize = 4096;
+const STRUCT: SizedStruct = SizedStruct { name: "longshore_load_options", first_bytes: 88 };
 
 /// The largest alignment: no page is larger.
 const ALIGNMENT_MAX_BYTES: u64 = 1 << 30;
@@ -145,7 +142,7 @@ pub(crate) unsafe fn read<'a>(
         Options::default()
     } else {
         // SAFETY: by this function's contract.
-        let known = unsafe { copy(options) }?;
+        let known = unsafe { STRUCT.read(options, "options") }?;
         // SAFETY: by this function's contract.
         unsafe { understand(&known) }?
     };
@@ -167,7 +164,7 @@ pub(crate) unsafe fn read_to_attach<'a>(
         return Ok(Options::default());
     }
     // SAFETY: by this function's contract.
-    let known = unsafe { copy(options) }?;
+    let known = unsafe { STRUCT.read(options, "options") }?;
     let words = [known.heap, known.mode, known.manifest];
     let numbers = [known.align_bytes, known.memory_max_bytes, known.populate_ahead_bytes];
     let is_said = words.iter().any(|word| !word.is_null())
@@ -213,44 +210,8 @@ unsafe fn understand<'a>(known: &longshore_load_options) -> Result<Options<'a>, 
     })
 }
 
-/// Copies the fields that this version has; fields that an older program lacks are zero.
-///
-/// # Safety
-/// `options` is not aligned, or points to as many bytes as its first field says.
-unsafe fn copy(options: *const longshore_load_options) -> Result<longshore_load_options, Failure> {
-    ffi::checked(options, "options")?;
-    // SAFETY: every version has the first field.
-    let size = unsafe { options.cast::<usize>().read() };
-    if !(SIZE_MIN_BYTES..=SIZE_MAX_BYTES).contains(&size) {
-        return Err(Failure::argument(format!(
-            "options: size is {size}; set it to sizeof(longshore_load_options)"
-        )));
-    }
-    let known_size = size_of::<longshore_load_options>();
-    // SAFETY: by the contract, there are `size` bytes.
-    let bytes = unsafe { std::slice::from_raw_parts(options.cast::<MaybeUninit<u8>>(), size) };
-    if let Some(more) = bytes.get(known_size..) {
-        let more: *const [MaybeUninit<u8>] = more;
-        // SAFETY: the program that set `size` initialized the fields after those of this version.
-        let more = unsafe { &*(more as *const [u8]) };
-        if more.iter().any(|byte| *byte != 0) {
-            return Err(Failure::argument(
-                "options: a field is set that this version of the library does not have; use the \
-                 version that the program was compiled for"
-                    .to_owned(),
-            ));
-        }
-    }
-    let mut known = MaybeUninit::<longshore_load_options>::zeroed();
-    // SAFETY: both have at least that many bytes, and they do not overlap.
-    unsafe {
-        ptr::copy_nonoverlapping(bytes.as_ptr(), known.as_mut_ptr().cast(), size.min(known_size));
-    }
-    // SAFETY: it was zeroed, and zero is valid for each field.
-    Ok(unsafe { known.assume_init() })
-}
-
-fn word<T>(word: Option<&CStr>) -> Result<T, Failure>
+/// Parses a word; NULL is the default.
+pub(crate) fn word<T>(word: Option<&CStr>) -> Result<T, Failure>
 where
     T: FromStr<Err: std::error::Error> + Default,
 {
@@ -272,7 +233,7 @@ fn alignment(bytes: u64) -> Result<Option<Granule>, Failure> {
 }
 
 /// Returns the checksums of a mask.
-fn kinds(mask: u32) -> Result<Vec<DigestKind>, Failure> {
+pub(crate) fn kinds(mask: u32) -> Result<Vec<DigestKind>, Failure> {
     let unknown = mask & !KINDS.iter().fold(0, |all, (bit, _)| all | bit);
     if unknown != 0 {
         return Err(Failure::argument(format!(
@@ -292,6 +253,9 @@ pub(crate) const KINDS: [(u32, DigestKind); 3] = [
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+    use std::ptr;
+
     use super::*;
 
     /// The options of a later version, with one more field.

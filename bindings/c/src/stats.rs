@@ -3,7 +3,6 @@
 #![allow(clippy::missing_safety_doc, reason = "the documentation is the header's")]
 
 use std::mem::offset_of;
-use std::ptr;
 use std::time::Duration;
 
 use longshore_load::{Engine, Report};
@@ -11,6 +10,7 @@ use longshore_load::{Engine, Report};
 use crate::buffer::longshore_buffer;
 use crate::error::{Failure, longshore_code, longshore_error};
 use crate::ffi::{self, ErrorOut};
+use crate::sized::SizedStruct;
 
 /// For `page_cache_growth_bytes`: the kernel does not report it.
 pub const LONGSHORE_UNKNOWN: i64 = i64::MIN;
@@ -67,8 +67,7 @@ const _: () = {
     assert!(offset_of!(longshore_stats, used_uring) == 128);
 };
 
-/// The length of the struct in its first version, and an upper bound for all versions.
-const SIZE_BYTES: std::ops::RangeInclusive<usize> = 136..=4096;
+const STRUCT: SizedStruct = SizedStruct { name: "longshore_stats", first_bytes: 136 };
 
 /// Stores the statistics of the load that filled a buffer.
 ///
@@ -92,28 +91,13 @@ pub unsafe extern "C" fn longshore_buffer_stats(
             let message = "an attached buffer has no statistics, because its server loaded it";
             Failure::new(longshore_code::LONGSHORE_NOT_FOUND, libc::ENOENT, message.to_owned())
         })?;
-        ffi::checked(stats, "stats")?;
-        // SAFETY: every version has the first field.
-        let size = unsafe { stats.cast::<usize>().read() };
-        if !SIZE_BYTES.contains(&size) {
-            return Err(Failure::argument(format!(
-                "stats: size is {size}; set it to sizeof(longshore_stats)"
-            )));
-        }
-        let known = longshore_stats { size, ..known };
-        // SAFETY: C passes `size` bytes that are valid for writes.
-        unsafe { ptr::write_bytes(stats.cast::<u8>(), 0, size) };
-        let copied = size.min(size_of::<longshore_stats>());
-        let from = (&raw const known).cast::<u8>();
-        // SAFETY: both have at least `copied` bytes, and one is a local variable.
-        unsafe { ptr::copy_nonoverlapping(from, stats.cast(), copied) };
-        Ok(())
+        // SAFETY: C passes NULL or statistics of the size in their first field.
+        unsafe { STRUCT.write(&known, stats, "stats") }
     })
 }
 
 impl From<&Report> for longshore_stats {
     fn from(report: &Report) -> Self {
-        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let (direct, staged) = (report.by_route.direct, report.by_route.staged);
         Self {
             size: size_of::<Self>(),
@@ -135,4 +119,9 @@ impl From<&Report> for longshore_stats {
             used_uring: (report.engine == Engine::Uring && direct + staged > 0).into(),
         }
     }
+}
+
+/// Returns a time in nanoseconds.
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

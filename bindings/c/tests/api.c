@@ -44,11 +44,43 @@ STATIC_ASSERT(sizeof(longshore_held) == 64);
 STATIC_ASSERT(offsetof(longshore_held, path) == 16);
 STATIC_ASSERT(offsetof(longshore_held, age_ms) == 48);
 STATIC_ASSERT(offsetof(longshore_held, flags) == 60);
+STATIC_ASSERT(sizeof(longshore_rows) == 48);
+STATIC_ASSERT(offsetof(longshore_rows, name) == 8);
+STATIC_ASSERT(offsetof(longshore_rows, start) == 16);
+STATIC_ASSERT(offsetof(longshore_rows, end) == 24);
+STATIC_ASSERT(offsetof(longshore_rows, share_index) == 32);
+STATIC_ASSERT(offsetof(longshore_rows, share_count) == 40);
+STATIC_ASSERT(sizeof(longshore_stream_options) == 136);
+STATIC_ASSERT(offsetof(longshore_stream_options, mode) == 8);
+STATIC_ASSERT(offsetof(longshore_stream_options, format) == 16);
+STATIC_ASSERT(offsetof(longshore_stream_options, manifest) == 24);
+STATIC_ASSERT(offsetof(longshore_stream_options, names) == 32);
+STATIC_ASSERT(offsetof(longshore_stream_options, name_count) == 40);
+STATIC_ASSERT(offsetof(longshore_stream_options, patterns) == 48);
+STATIC_ASSERT(offsetof(longshore_stream_options, pattern_count) == 56);
+STATIC_ASSERT(offsetof(longshore_stream_options, files) == 64);
+STATIC_ASSERT(offsetof(longshore_stream_options, file_count) == 72);
+STATIC_ASSERT(offsetof(longshore_stream_options, rows) == 80);
+STATIC_ASSERT(offsetof(longshore_stream_options, rows_count) == 88);
+STATIC_ASSERT(offsetof(longshore_stream_options, memory_bytes) == 96);
+STATIC_ASSERT(offsetof(longshore_stream_options, wait_ms) == 104);
+STATIC_ASSERT(offsetof(longshore_stream_options, verify) == 112);
+STATIC_ASSERT(offsetof(longshore_stream_options, flags) == 116);
+STATIC_ASSERT(offsetof(longshore_stream_options, waiting) == 120);
+STATIC_ASSERT(offsetof(longshore_stream_options, waiting_data) == 128);
+STATIC_ASSERT(sizeof(longshore_stream_report) == 104);
+STATIC_ASSERT(offsetof(longshore_stream_report, selected_tensors) == 8);
+STATIC_ASSERT(offsetof(longshore_stream_report, yielded_tensors) == 24);
+STATIC_ASSERT(offsetof(longshore_stream_report, grown_bytes) == 48);
+STATIC_ASSERT(offsetof(longshore_stream_report, elapsed_ns) == 56);
+STATIC_ASSERT(offsetof(longshore_stream_report, direct_bytes) == 64);
+STATIC_ASSERT(offsetof(longshore_stream_report, used_uring) == 96);
 STATIC_ASSERT(sizeof(longshore_code) == 4);
 
 const char *program;
 char folder[PATH_BYTES] = "/tmp/longshore-c-XXXXXX";
-char safetensors[PATH_BYTES], gguf[PATH_BYTES], raw[PATH_BYTES], scratch[PATH_BYTES];
+char safetensors[PATH_BYTES], gguf[PATH_BYTES], raw[PATH_BYTES], layers[PATH_BYTES];
+char scratch[PATH_BYTES];
 
 void in_folder(char *path, const char *name) {
     CHECK((size_t)snprintf(path, PATH_BYTES, "%s/%s", folder, name) < PATH_BYTES);
@@ -156,8 +188,12 @@ int main(int argc, char **argv) {
     in_folder(safetensors, "model.safetensors");
     in_folder(gguf, "model.gguf");
     in_folder(raw, "raw");
+    in_folder(layers, "layers.safetensors");
     CHECK(write_safetensors(safetensors) && write_gguf(gguf) && write_raw(raw, RAW_BYTES));
-    const struct test *const without[] = {content_tests, sharing_tests, failure_tests, NULL};
+    CHECK(write_layers(layers));
+    const struct test *const without[] = {content_tests, sharing_tests, failure_tests,
+                                          stream_tests, stream_memory_tests, stream_failure_tests,
+                                          NULL};
     const struct test *const with[] = {serve_tests, NULL};
     int passed = 0;
     for (const struct test *const *list = server ? with : without; *list != NULL; list++) {

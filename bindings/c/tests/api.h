@@ -30,11 +30,13 @@ struct test {
 
 /* Each array ends with an entry without a name. */
 extern const struct test content_tests[], sharing_tests[], failure_tests[], serve_tests[];
+extern const struct test stream_tests[], stream_memory_tests[], stream_failure_tests[];
 
 /* This program, its own folder, the files in it (models.h), and a buffer for another path. */
 extern const char *program;
 extern char folder[PATH_BYTES];
-extern char safetensors[PATH_BYTES], gguf[PATH_BYTES], raw[PATH_BYTES], scratch[PATH_BYTES];
+extern char safetensors[PATH_BYTES], gguf[PATH_BYTES], raw[PATH_BYTES], layers[PATH_BYTES];
+extern char scratch[PATH_BYTES];
 
 /* The socket of a server that serves that folder, if there is one. */
 extern const char *server;

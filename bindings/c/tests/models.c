@@ -47,6 +47,59 @@ int write_safetensors(const char *path) {
     return closed(file);
 }
 
+/* Bytes without a period, in which each row of each layer begins at another place. */
+static unsigned char pattern[COLUMNS + 256];
+
+static const unsigned char *row_of(int layer, int row) { return pattern + 31 * layer + 7 * row; }
+
+int write_layers(const char *path) {
+    char header[2048];
+    int len = snprintf(header, sizeof header, "{");
+    for (int layer = 0; layer < LAYERS; layer++) {
+        int start = layer * (LAYER_BYTES + 8), end = start + LAYER_BYTES;
+        len += snprintf(header + len, sizeof header - (size_t)len,
+                        "\"layers.%d.weight\":{\"dtype\":\"U8\",\"shape\":[%d,%d],"
+                        "\"data_offsets\":[%d,%d]},\"layers.%d.bias\":{\"dtype\":\"U8\","
+                        "\"shape\":[8],\"data_offsets\":[%d,%d]},",
+                        layer, ROWS, COLUMNS, start, end, layer, end, end + 8);
+    }
+    int scale = LAYERS * (LAYER_BYTES + 8);
+    len += snprintf(header + len, sizeof header - (size_t)len,
+                    "\"scale\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[%d,%d]}}", scale,
+                    scale + 1);
+    uint32_t random = 1;
+    for (size_t at = 0; at < sizeof pattern; at++) {
+        random = random * 1664525 + 1013904223;
+        pattern[at] = (unsigned char)(random >> 24);
+    }
+    FILE *file = fopen(path, "wb");
+    if (file == NULL) {
+        return 0;
+    }
+    put(file, (uint64_t)len, 8);
+    fputs(header, file);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        for (int row = 0; row < ROWS; row++) {
+            fwrite(row_of(layer, row), 1, COLUMNS, file);
+        }
+        for (int at = 0; at < 8; at++) {
+            fputc(layer, file);
+        }
+    }
+    fputc(42, file);
+    return closed(file);
+}
+
+int are_rows(const void *data, int layer, int first_row, int rows) {
+    const unsigned char *bytes = (const unsigned char *)data;
+    for (int row = 0; row < rows; row++) {
+        if (memcmp(bytes + (size_t)row * COLUMNS, row_of(layer, first_row + row), COLUMNS) != 0) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 /* The type numbers of metadata in GGUF, and of tensors in ggml. */
 enum { U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 };
 enum { GGML_F32 = 0, GGML_F16 = 1, GGML_Q8_0 = 8 };

@@ -66,7 +66,7 @@ fn version(library: &Path) -> Result<String, Box<dyn Error>> {
     Ok(version.to_owned())
 }
 
-/// Returns the macros for the version, and the initializer of the options.
+/// Returns the macros for the version, and the initializers of the structs.
 fn version_macros(version: &str) -> Result<String, Box<dyn Error>> {
     let numbers = version.split(['-', '+']).next().unwrap_or_default();
     let [major, minor, patch] = numbers.split('.').collect::<Vec<_>>()[..] else {
@@ -89,6 +89,12 @@ fn version_macros(version: &str) -> Result<String, Box<dyn Error>> {
          \n\
          /** The initial value of `longshore_load_options`: the defaults, with the size set. */\n\
          #define LONGSHORE_LOAD_OPTIONS_INIT \\\n    \
-         {{sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL}}"
+         {{sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL}}\n\
+         /** The initial value of `longshore_stream_options`: the defaults, with the size set. */\n\
+         #define LONGSHORE_STREAM_OPTIONS_INIT \\\n    \
+         {{sizeof(longshore_stream_options), NULL, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0, \\\n     \
+         0, 0, 0, 0, NULL, NULL}}\n\
+         /** The initial value of `longshore_rows`: no rows of all tensors, with the size set. */\n\
+         #define LONGSHORE_ROWS_INIT {{sizeof(longshore_rows), NULL, 0, 0, 0, 0}}"
     ))
 }
