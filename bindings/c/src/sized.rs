@@ -22,9 +22,10 @@ pub(crate) struct SizedStruct {
 impl SizedStruct {
     /// Copies the fields that this version has; fields that an older program lacks are zero.
     ///
-    /// # Safety `T` is this struct: it is `repr(C)`, its first field is its size as a `usize`, and
-    /// zero is valid for each field. `place` is NULL, not aligned, or points to as many bytes as
-    /// its first field declares, of which those behind the fields of `T` are initialized.
+    /// # Safety
+    /// `T` is this struct: it is `repr(C)`, its first field is its size as a `usize`, and zero is
+    /// valid for each field. `place` is NULL, not aligned, or points to as many bytes as its first
+    /// field declares, of which those behind the fields of `T` are initialized.
     pub(crate) unsafe fn read<T: Copy>(
         &self,
         place: *const T,
@@ -58,9 +59,9 @@ impl SizedStruct {
     /// Stores a value. The caller's `size` is kept, and fields that this version lacks are set to
     /// zero.
     ///
-    /// # Safety `T` is this struct: it is `repr(C)`, and its first field is its size as a `usize`.
-    /// `place` is NULL, not aligned, or valid for writes of as many bytes as its first field
-    /// declares.
+    /// # Safety
+    /// `T` is this struct: it is `repr(C)`, and its first field is its size as a `usize`. `place` is
+    /// NULL, not aligned, or valid for writes of as many bytes as its first field declares.
     pub(crate) unsafe fn write<T: Copy>(
         &self,
         value: &T,
@@ -81,8 +82,9 @@ impl SizedStruct {
 
     /// Returns the checked size of the struct at `place`.
     ///
-    /// # Safety `place` is NULL, not aligned, or points to a struct whose first field is its size
-    /// as a `usize`.
+    /// # Safety
+    /// `place` is NULL, not aligned, or points to a struct whose first field is its size as a
+    /// `usize`.
     unsafe fn size<T>(&self, place: *const T, argument: &str) -> Result<usize, Failure> {
         ffi::checked(place, argument)?;
         // SAFETY: every version has the first field.

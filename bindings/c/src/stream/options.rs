@@ -180,7 +180,8 @@ impl Waiting {
 
 /// Parses the options of a stream.
 ///
-/// # Safety `options` is NULL, not aligned, or points to as many bytes as its first field says. Its
+/// # Safety
+/// `options` is NULL, not aligned, or points to as many bytes as its first field says. Its
 /// arrays have the numbers of elements that it says, and its strings do not change during `'a`. The
 /// callback may be called with its data by any thread until the stream is freed.
 pub(crate) unsafe fn read<'a>(
