@@ -154,3 +154,39 @@ def test_a_patch_attaches_the_memory_of_a_server(tmp_path: Path) -> None:
         assert len(server.held()) == 1
     finally:
         server.stop()
+
+
+def test_a_program_that_converts_tensors_needs_little_more_than_the_result(tmp_path: Path) -> None:
+    """As transformers does: slices of all tensors first, which two threads request and convert."""
+    path = str(tmp_path / "half.safetensors")
+    tensors = {f"t{at:02}": np.full((8, 1 << 20), at, np.float16) for at in range(8)}
+    safetensors.numpy.save_file(tensors, path)
+    of_file = sum(tensor.nbytes for tensor in tensors.values())
+    del tensors
+    program = f"""
+import concurrent.futures, numpy, safetensors, sys
+import longshore
+
+def peak():
+    with open("/proc/self/status") as status:
+        lines = dict(line.split(":") for line in status)
+    return [int(lines[name].split()[0]) << 10 for name in ("VmHWM", "VmRSS")]
+
+with longshore.patch_safetensors(whole=sys.argv[1] == "whole"):
+    file = safetensors.safe_open({path!r}, "np")
+    slices = {{name: file.get_slice(name) for name in file.keys()}}
+    before = peak()[1]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        convert = lambda part: part[...].astype(numpy.float32)
+        result = dict(zip(slices, pool.map(convert, slices.values())))
+assert all((array == int(name[1:])).all() for name, array in result.items())
+print(peak()[0] - before - sum(array.nbytes for array in result.values()))
+"""
+    more = {}
+    for whole in ("each", "whole"):
+        run = subprocess.run(
+            [sys.executable, "-c", program, whole], capture_output=True, text=True, check=True
+        )
+        more[whole] = int(run.stdout)
+    # Two tensors at a time, and memory of the allocator.
+    assert more["each"] < of_file // 2 < more["whole"], more

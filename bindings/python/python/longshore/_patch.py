@@ -44,7 +44,8 @@ class patch_safetensors:  # noqa: N801, used as a function
             loads the file; "require" fails instead; "never" uses no server. A write to a
             torch tensor of attached memory copies that page; numpy arrays of it are read-only.
         socket: The server's socket, as for `longshore.attach`.
-        options: The arguments of `longshore.load`, such as `verify`.
+        options: The arguments of `longshore.load`, such as `verify`, and `whole=False`, which loads each
+            tensor by itself, for programs that convert it and delete the original.
 
     >>> import longshore, safetensors
     >>> with longshore.patch_safetensors():
