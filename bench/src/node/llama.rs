@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::place::Place;
-use super::ways::{COPIED, FROM_DISK, OTHER_BYTES, PUBLISHED, bring};
+use super::server::Server;
+use super::ways::{ATTACHED, COPIED, FROM_DISK, OTHER_BYTES, PUBLISHED, bring};
 use crate::harness::metric::{TIME_MS, TOKEN_RATE};
 use crate::harness::program;
 use crate::harness::{Against, Candidate, CommonOptions, Run, Session, Trouble};
@@ -76,19 +77,27 @@ pub(super) fn measure(
         program::run(&mut command).map_err(|trouble| anyhow::anyhow!("{trouble}"))?;
     }
     for (case, count) in cases {
-        let candidates = [FROM_DISK, COPIED, PUBLISHED].map(|name| {
+        let candidates = [FROM_DISK, COPIED, PUBLISHED, ATTACHED].map(|name| {
             let model = &model;
             let candidate = Candidate::new(name, move || {
                 require_memory(size_bytes * 2 + OTHER_BYTES)?;
                 let start = if name == FROM_DISK { Start::Warm } else { Start::Cold };
                 // llama.cpp copies most matrices into another layout.
                 machine.prepare(model, start, size_bytes * 2 + OTHER_BYTES)?;
-                let path = bring(name, model, place)?;
+                let server = match name {
+                    ATTACHED => Some(Server::start(model, place)?),
+                    _ => None,
+                };
+                let path = match &server {
+                    Some(server) => server.path.clone(),
+                    None => bring(name, model, place)?,
+                };
                 let run = llama.generate(&path, *count)?;
+                drop(server);
                 place.clear()?;
                 Ok::<_, Trouble>(run)
             });
-            if name == PUBLISHED { candidate.ours() } else { candidate }
+            if [PUBLISHED, ATTACHED].contains(&name) { candidate.ours() } else { candidate }
         });
         let rules = [
             Against::new(TOKEN_RATE, FROM_DISK),
