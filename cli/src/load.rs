@@ -205,6 +205,7 @@ fn as_json(
     let dma_buf = shared.dma_buf().filter(|_| stays);
     json!({
         "bytes": report.content_bytes,
+        "bytes_read": report.by_route.total(),
         "seconds": report.elapsed.as_secs_f64(),
         "gb_per_second": report.bytes_per_second() / 1e9,
         "allocating_seconds": report.allocating.as_secs_f64(),

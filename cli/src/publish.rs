@@ -261,11 +261,16 @@ pub(crate) fn as_json(published: &Published) -> Value {
         Outcome::AccessChanged => "access changed",
         _ => "new",
     };
+    let bytes_read = match published.outcome {
+        Outcome::AlreadyPublished | Outcome::AccessChanged => 0,
+        _ => published.content_bytes,
+    };
     json!({
         "path": published.path.to_string_lossy(),
         "directory": published.directory.to_string_lossy(),
         "outcome": outcome,
         "bytes": published.content_bytes,
+        "bytes_read": bytes_read,
         "seconds": published.elapsed.as_secs_f64(),
         "gives_huge_pages": published.gives_huge_pages,
         "page_bytes": {

@@ -98,7 +98,10 @@ fn the_summary_and_the_json_describe_the_model() {
     assert!(again.stdout.contains("already published"), "{}", again.stdout);
     let json = fixture.publish(&source, &["--json"]).json();
     let model = &json["models"][0];
-    assert_eq!(model["outcome"], "already published");
+    assert_eq!(
+        (model["outcome"].as_str(), &model["bytes_read"]),
+        (Some("already published"), &0.into())
+    );
     assert_eq!(model["path"], format!("{}/model", fixture.to()));
     assert_eq!(model["files"][1]["path"], format!("{}/model/model.safetensors", fixture.to()));
     assert!(model["files"][1]["digests"]["crc32c"].is_string());

@@ -21,10 +21,16 @@ impl Stats {
 
 #[pymethods]
 impl Stats {
-    /// The bytes read.
+    /// The bytes of the content.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.report.content_bytes
+    }
+
+    /// The bytes that were read, by any mode.
+    #[getter]
+    fn bytes_read(&self) -> u64 {
+        self.report.by_route.total()
     }
 
     /// The seconds from the call to the finished buffer.

@@ -20,6 +20,13 @@ pub struct BytesByRoute {
     pub buffered: u64,
 }
 
+impl BytesByRoute {
+    /// Returns the number of bytes that were read.
+    pub fn total(&self) -> u64 {
+        self.direct + self.staged + self.page_cache + self.uncached + self.buffered
+    }
+}
+
 /// The engine that made the direct reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
