@@ -209,7 +209,11 @@ fn summary(published: &Published) -> Result<String, fmt::Error> {
     if !published.gives_huge_pages {
         writeln!(text, "  note        a tmpfs mounted with huge=always gives them 2 MiB pages")?;
     }
-    writeln!(text, "  access      {}", symbolic(published.mode))?;
+    let user = published
+        .user
+        .map(|(user, bits)| format!(", and {} for user {user}", &symbolic(bits)[7..]));
+    let user = user.unwrap_or_default();
+    writeln!(text, "  access      {}{user}", symbolic(published.mode))?;
     if !published.files.iter().any(|file| is_of_model(&file.path)) {
         let note = "no file is a config.json, or a model file that is known";
         writeln!(text, "  note        {note}: is this the right directory?")?;
@@ -279,6 +283,7 @@ pub(crate) fn as_json(published: &Published) -> Value {
             "base": pages.base_bytes,
         },
         "mode": format!("{:04o}", published.mode),
+        "user": published.user.map(|(user, _)| user),
         "files": files,
     })
 }

@@ -19,8 +19,8 @@ use crate::{beneath, effective_uid, file_use, retry_interrupted};
 mod access;
 
 pub use access::{
-    Access, Attributes, access, attributes, has_access, remove_access_lists, set_access, set_group,
-    set_mode,
+    Access, Attributes, GivenAccess, access, attributes, given_access, remove_access_lists,
+    set_access, set_group, set_mode,
 };
 
 /// The number of nested directories that [`remove_all`] has open at most.

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 
 use crate::retry_interrupted;
 
@@ -302,6 +302,22 @@ pub fn kind_at(path: &Path) -> io::Result<Kind> {
     Ok(kind_of(FileType::from_raw_mode(answer.st_mode)))
 }
 
+/// Returns the kind of a file whose path other users may change. Symbolic links are followed, if not
+/// `refuses_links`, but never those of `/proc` to files of processes, which may lead to a file system whose
+/// server does not answer.
+///
+/// # Errors
+/// `ELOOP` for a link that is not followed; those of `openat2(2)` and `fstat(2)`.
+pub fn kind_at_source(path: &Path, refuses_links: bool) -> io::Result<Kind> {
+    let resolve = match refuses_links {
+        true => ResolveFlags::NO_SYMLINKS,
+        false => ResolveFlags::NO_MAGICLINKS,
+    };
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let file = rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)?;
+    Ok(kind_of(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode)))
+}
+
 /// Reads from `offset` into `memory` with one system call, which may read less. Returns the number of
 /// bytes.
 ///
@@ -366,7 +382,7 @@ mod tests {
     fn kinds_are_distinguished_without_blocking() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::from(0o600), 0).unwrap();
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::from(0o600), 0).unwrap();
         assert_eq!(status(open(&fifo).unwrap()).unwrap().kind, Kind::Fifo);
         assert_eq!(status(open(dir.path()).unwrap()).unwrap().kind, Kind::Directory);
         assert_eq!(status(open(Path::new("/dev/null")).unwrap()).unwrap().kind, Kind::Device);

@@ -215,7 +215,7 @@ fn a_tmpfs_without_room_is_an_error() {
     });
     with_tmpfs("size=64m,nr_inodes=6", |place| {
         let refused = reason(place.publish(&place.model()));
-        assert_eq!(refused, PublishProblem::NoInodes { needed: 8, free: 4 });
+        assert_eq!(refused, PublishProblem::NoInodes { needed: 9, free: 4 });
         assert!(place.names().is_empty());
     });
 }
@@ -509,6 +509,27 @@ fn withdrawn_permissions_are_followed_if_there_is_no_room_for_a_new_version() {
         set(&changed, 0o644);
         assert!(place.publisher().replace(true).publish(&source).is_err());
         assert!(!nobody_reads(&copy("model.safetensors")));
+    });
+}
+
+#[test]
+fn withdrawn_permissions_are_followed_if_a_new_version_may_not_replace_the_old_one() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        place.publish(&source).unwrap();
+        let copy = place.tmpfs.join("model/model.safetensors");
+        let len_bytes = copy.metadata().unwrap().len();
+        let changed = place.write("model/model.safetensors", &safetensors(6_000_000));
+        fs::set_permissions(changed, Permissions::from_mode(0o600)).unwrap();
+        // Another model of this name does not affect the access to this one.
+        let other = place.write("other/model.safetensors", &safetensors(1_000));
+        fs::set_permissions(other, Permissions::from_mode(0o600)).unwrap();
+        let refused = place.publisher().name("model").publish(&place.source("other"));
+        assert!(matches!(reason(refused), PublishProblem::NameExists));
+        assert!(nobody_reads(&copy));
+        assert!(matches!(reason(place.publish(&source)), PublishProblem::NameExists));
+        assert!(!nobody_reads(&copy));
+        assert_eq!(copy.metadata().unwrap().len(), len_bytes, "the old version stays");
     });
 }
 

@@ -3,7 +3,7 @@
 mod place;
 
 use std::fs::{self, File, Permissions};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -135,6 +135,11 @@ fn permissions_are_followed_also_if_a_model_cannot_be_published() {
         place.publish(&source).unwrap();
         let copy = place.tmpfs.join("model");
         let mode = |name: &str| copy.join(name).metadata().unwrap().permissions().mode() & 0o777;
+        let reads = |name: &str, user, group| {
+            let mut command = Command::new("cat");
+            command.arg(copy.join(name)).stdout(Stdio::null()).stderr(Stdio::null());
+            command.uid(user).gid(group).status().unwrap().success()
+        };
         // Another user makes a file in the source.
         chown(place.write("model/other", b"x"), Some(NOBODY - 1), None).unwrap();
         let set = |name: &str, mode| {
@@ -149,12 +154,16 @@ fn permissions_are_followed_also_if_a_model_cannot_be_published() {
         fs::rename(source.join("empty"), source.join("renamed")).unwrap();
         place.publisher().update_access(&source).unwrap();
         assert_eq!((mode("config.json") & 0o007, mode("empty")), (0, 0o400));
+        // The owner of the source may read it as before.
+        assert!(reads("config.json", NOBODY, NOBODY) && !reads("empty", NOBODY, NOBODY));
         // The members of a new group have no more access than to the source.
         fs::remove_file(source.join("other")).unwrap();
         chown(source.join("onnx/model.onnx"), None, Some(NOBODY - 7)).unwrap();
         set("onnx/model.onnx", 0o604);
         place.publisher().update_access(&source).unwrap();
-        assert_eq!(mode("onnx/model.onnx"), 0o400);
+        assert!(!reads("onnx/model.onnx", NOBODY - 8, NOBODY - 7));
+        assert!(!reads("onnx/model.onnx", NOBODY - 8, NOBODY - 8));
+        assert!(reads("onnx/model.onnx", NOBODY, NOBODY - 7));
     });
 }
 
@@ -316,5 +325,124 @@ fn a_process_that_is_killed_while_it_removes_a_model_leaves_nothing() {
         let mut content = String::new();
         file.read_to_string(&mut content).unwrap();
         assert_eq!(content, "{}");
+    });
+}
+
+#[test]
+fn links_to_files_of_other_processes_are_refused() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        // By such a link, a user could lead root into a file system of its own namespace.
+        let magic = Path::new("/proc/self/root").join(source.strip_prefix("/").unwrap());
+        let link = place.source("link");
+        symlink(&magic, &link).unwrap();
+        for path in [&magic, &link] {
+            assert!(matches!(reason(place.publish(path)), PublishProblem::Link), "{path:?}");
+        }
+        let plain = place.source("plain");
+        symlink(&source, &plain).unwrap();
+        let refused = place.publisher().refuse_links().publish(&plain);
+        assert!(matches!(reason(refused), PublishProblem::Link));
+        // Not the cache of the Hugging Face Hub: `blobs` is a link.
+        fs::create_dir(place.source("repository")).unwrap();
+        fs::create_dir(place.source("repository/snapshots")).unwrap();
+        symlink(&source, place.source("repository/blobs")).unwrap();
+        let revision = place.source("repository/snapshots/one");
+        fs::rename(&source, &revision).unwrap();
+        place.publish(&revision).unwrap();
+    });
+}
+
+#[test]
+fn the_headers_of_a_model_are_limited_together() {
+    with_tmpfs("size=8m", |place| {
+        let len_bytes = 50_usize << 20;
+        let mut header = (len_bytes as u64).to_le_bytes().to_vec();
+        header.extend_from_slice(b"{}");
+        header.resize(8 + len_bytes, b' ');
+        let first = place.write("model/0.safetensors", &header);
+        for name in 1..8 {
+            // A file with several names is checked once.
+            fs::hard_link(&first, place.source(&format!("model/{name}.safetensors"))).unwrap();
+        }
+        let source = place.source("model");
+        assert!(matches!(reason(place.publish(&source)), PublishProblem::NoRoom { .. }));
+        place.write("model/8.safetensors", &header);
+        place.write("model/9.safetensors", &header);
+        let refused = place.publish(&source).unwrap_err();
+        assert!(refused.to_string().contains("headers"), "{refused}");
+    });
+}
+
+#[test]
+fn a_file_that_is_written_to_loses_withdrawn_permissions() {
+    with_tmpfs("size=64m", |place| {
+        let source = place.model();
+        place.publish(&source).unwrap();
+        let copy = place.tmpfs.join("model/config.json");
+        let weights = source.join("config.json");
+        let mut writer = fs::OpenOptions::new().append(true).open(&weights).unwrap();
+        fs::set_permissions(&weights, Permissions::from_mode(0o600)).unwrap();
+        std::thread::scope(|scope| {
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || {
+                while ended.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                    writer.write_all(b" ").unwrap();
+                }
+            });
+            let _ = place.publisher().replace(true).publish(&source);
+            assert_eq!(copy.metadata().unwrap().permissions().mode() & 0o777, 0o400);
+            drop(end);
+        });
+    });
+}
+
+#[test]
+fn an_owner_in_a_group_that_may_not_pass_has_no_access() {
+    with_tmpfs("size=64m", |place| {
+        let (owner, team) = (NOBODY - 2, NOBODY - 3);
+        let denied = place.source("denied");
+        let source = denied.join("model");
+        fs::create_dir(&denied).unwrap();
+        fs::rename(place.model(), &source).unwrap();
+        chown(&denied, Some(0), Some(team)).unwrap();
+        for path in [&source, &source.join("config.json")] {
+            chown(path, Some(owner), Some(owner)).unwrap();
+            let mode = if path.is_dir() { 0o700 } else { 0o600 };
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        }
+        let reads = |path: &Path, group| {
+            let mut command = Command::new("cat");
+            command.arg(path.join("config.json")).stdout(Stdio::null()).stderr(Stdio::null());
+            command.uid(owner).gid(group).status().unwrap().success()
+        };
+        fs::set_permissions(&denied, Permissions::from_mode(0o705)).unwrap();
+        let copy = place.publish(&source).unwrap().path;
+        // The group of the directory has less access than others.
+        assert!(!reads(&source, team) && !reads(&copy, team));
+        fs::set_permissions(&denied, Permissions::from_mode(0o755)).unwrap();
+        place.publish(&source).unwrap();
+        assert!(reads(&source, team) && reads(&copy, team) && reads(&copy, owner));
+    });
+}
+
+#[test]
+fn directories_and_the_record_are_closed_if_files_are_missing() {
+    with_tmpfs("size=8m", |place| {
+        let source = place.model();
+        place.publish(&source).unwrap();
+        fs::rename(source.join("onnx"), place.source("private")).unwrap();
+        place.write("model/model.safetensors", &place::safetensors(6_000_000));
+        let refused = place.publisher().replace(true).publish(&source);
+        assert!(matches!(reason(refused), PublishProblem::NoRoom { .. }));
+        let mode = |name: &str| {
+            let copy = place.tmpfs.join("model").join(name);
+            copy.metadata().unwrap().permissions().mode() & 0o777
+        };
+        assert_eq!(
+            (mode("onnx"), mode("onnx/model.onnx"), mode(".longshore.json")),
+            (0o700, 0o400, 0o400)
+        );
+        assert_eq!(mode("config.json"), 0o444);
     });
 }

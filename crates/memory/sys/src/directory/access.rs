@@ -123,25 +123,43 @@ pub fn set_access(file: impl AsFd, mode: u32, user: Option<(u32, u32)>) -> io::R
     }
 }
 
-/// Returns `true` if a file or directory has exactly the permissions that [`set_access`] would give it.
+/// The permissions that [`set_access`] gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GivenAccess {
+    /// The permission bits of the owner, of the group, and of others.
+    pub mode: u32,
+    /// A user, and its permission bits.
+    pub user: Option<(u32, u32)>,
+}
+
+/// Returns the permissions of a file or directory, if [`set_access`] can give them; `None` if it has another
+/// access control list.
 ///
 /// # Errors
 /// Those of `fstat(2)` and `getxattr(2)`.
-pub fn has_access(file: impl AsFd, mode: u32, user: Option<(u32, u32)>) -> io::Result<bool> {
+pub fn given_access(file: impl AsFd) -> io::Result<Option<GivenAccess>> {
     let file = file.as_fd();
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let mut list = [0; ACCESS_LIST_LEN + 1];
     let len = match rustix::fs::getxattr(path, ACCESS_LIST, &mut list) {
         Ok(len) => len,
-        Err(Errno::NODATA | Errno::NOTSUP) => 0,
+        Err(Errno::NODATA | Errno::NOTSUP) => {
+            return Ok(Some(GivenAccess { mode: attributes(file)?.mode & 0o777, user: None }));
+        }
         // A longer list.
-        Err(Errno::RANGE) => return Ok(false),
+        Err(Errno::RANGE) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    Ok(match user {
-        Some(user) => list[..len] == access_list(mode, user),
-        None => len == 0 && attributes(file)?.mode & 0o777 == mode & 0o777,
-    })
+    if len != ACCESS_LIST_LEN {
+        return Ok(None);
+    }
+    let entries = &list[4..len];
+    let bits = |entry: usize| u32::from(entries[entry * 8 + 2]);
+    let user = u32::from_le_bytes([entries[12], entries[13], entries[14], entries[15]]);
+    let mode = (bits(0) & 7) << 6 | (bits(2) & 7) << 3 | bits(4) & 7;
+    let given = GivenAccess { mode, user: Some((user, bits(1) & 7)) };
+    // Another list of five entries differs.
+    Ok((list[..len] == access_list(mode, (user, bits(1)))).then_some(given))
 }
 
 /// Returns an access control list of five entries, as extended attributes have it
@@ -200,16 +218,21 @@ mod tests {
             }
             set => set.unwrap(),
         }
-        assert!(has_access(&file, 0o400, user).unwrap());
-        for other in [None, Some((65_534, 5)), Some((65_533, 4))] {
-            assert!(!has_access(&file, 0o400, other).unwrap(), "{other:?}");
-        }
+        let given = |mode, user| Some(GivenAccess { mode, user });
+        assert_eq!(given_access(&file).unwrap(), given(0o400, user));
         let found = access(&file).unwrap();
         assert!(found.has_list);
         // The bits of the group are the mask.
         assert_eq!(found.attributes.mode & 0o777, 0o440);
         set_access(&file, 0o440, None).unwrap();
-        assert!(has_access(&file, 0o440, None).unwrap() && !access(&file).unwrap().has_list);
+        assert_eq!(given_access(&file).unwrap(), given(0o440, None));
+        assert!(!access(&file).unwrap().has_list);
+        // The mask is not the union of the others.
+        let mut other = access_list(0o440, (65_533, 5));
+        other[30] = 4;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::setxattr(path, ACCESS_LIST, &other, XattrFlags::empty()).unwrap();
+        assert_eq!(given_access(&file).unwrap(), None);
         set_access(&file, 0o444, None).unwrap();
         assert_eq!(attributes(&file).unwrap().mode & 0o777, 0o444);
     }

@@ -121,6 +121,32 @@ impl Opener for OfOneModel<'_> {
     }
 }
 
+/// The check of the headers of all files of a directory with a model, which limits their sum.
+#[derive(Debug, Default)]
+pub(crate) struct HeadersOfModel {
+    permitted_bytes: Cell<u64>,
+}
+
+impl HeadersOfModel {
+    /// Checks the header of a safetensors or GGUF file, by the ending of its name.
+    ///
+    /// # Errors
+    /// Those of [`read_safetensors_header`] and [`read_gguf_header`].
+    pub(crate) fn check(&self, source: &SourceFile) -> Result<()> {
+        let open = |path: &Path| SourceFile::open(path);
+        let ending = source.path().extension().and_then(|ending| ending.to_str());
+        let format = if ending == Some("gguf") { Format::Gguf } else { Format::Safetensors };
+        let mut by = OfOneModel::new(&open, format);
+        by.permitted_bytes = Cell::new(self.permitted_bytes.get());
+        let checked = match format {
+            Format::Gguf => gguf_header(source, &by).map(drop),
+            _ => safetensors_header(source, &by).map(drop),
+        };
+        self.permitted_bytes.set(by.permitted_bytes.get());
+        checked
+    }
+}
+
 /// Returns `true` if an opener failed because the file does not exist.
 pub(super) fn is_not_found(error: &Error) -> bool {
     matches!(error, Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound)

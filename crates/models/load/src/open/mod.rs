@@ -32,6 +32,7 @@ mod shards;
 mod splits;
 
 pub use choice::{FormatChoice, ParseFormatChoiceError};
+pub(crate) use header::HeadersOfModel;
 pub(crate) use header::read_exact;
 pub use header::{read_gguf_header, read_safetensors_header};
 

@@ -12,14 +12,14 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
-use longshore_sys::directory::{self, Access as Permissions, Attributes};
+use longshore_sys::directory::{self, Access as Permissions, Attributes, GivenAccess};
 use longshore_sys::{effective_uid, namespace, tmpfs};
 
 /// The permission bits of owner, group and others, without write permission.
 const UNWRITABLE: u32 = 0o555;
 
 /// The permissions of a published file or directory, which belongs to the publisher.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CopyAccess {
     /// The permission bits of the publisher, of the group, and of others.
     pub(crate) mode: u32,
@@ -41,6 +41,8 @@ pub(crate) struct Access {
     groups: HashMap<u32, bool>,
     /// `true` for each user that an access control list in the tmpfs can have.
     users: HashMap<u32, bool>,
+    /// The number of times that permissions had to be read once more.
+    retries: u32,
 }
 
 impl CopyAccess {
@@ -52,7 +54,8 @@ impl CopyAccess {
         let copy = copy.as_fd();
         let group = directory::attributes(copy)?.group;
         let has_group = self.group.unwrap_or(group) == group;
-        Ok(has_group && directory::has_access(copy, self.mode, self.user)?)
+        let wanted = GivenAccess { mode: self.mode & 0o777, user: self.user };
+        Ok(has_group && directory::given_access(copy)? == Some(wanted))
     }
 
     /// Gives a file or directory these permissions.
@@ -75,26 +78,28 @@ impl CopyAccess {
     /// that is not the same now are taken whole.
     ///
     /// # Errors
-    /// Those of `fchmod(2)` and `removexattr(2)`.
+    /// Those of `fchmod(2)`, `setxattr(2)` and `removexattr(2)`.
     pub(crate) fn limit(&self, copy: impl AsFd) -> io::Result<()> {
         let copy = copy.as_fd();
         if self.is_of(copy)? {
             return Ok(());
         }
-        let Permissions { attributes, has_list, .. } = directory::access(copy)?;
-        let has_group = self.group.unwrap_or(attributes.group) == attributes.group;
-        let mut kept = attributes.mode & self.mode;
-        if has_list || self.user.is_some() || !has_group {
-            kept &= 0o707;
-        }
-        // The members of another group, and the user of the list, are among the others now.
+        let Attributes { group, mode, .. } = directory::attributes(copy)?;
+        let given = directory::given_access(copy)?;
+        let has_group = self.group.unwrap_or(group) == group;
+        // With another list, the bits of the group in the mode are not those of the group.
+        let (mode, user) = given.map_or((mode & 0o707, None), |given| (given.mode, given.user));
+        let user = self.user.map(|(wanted, most)| match user {
+            Some((listed, bits)) if listed == wanted => (wanted, bits & most),
+            // It may be a member of the group, or not.
+            _ => (wanted, mode >> 3 & mode & most),
+        });
+        let mut kept = mode & self.mode;
+        // The members of another group are among the others now.
         if !has_group {
-            kept &= 0o770 | self.mode >> 3 & 7;
+            kept &= 0o707 & (0o770 | self.mode >> 3 & 7);
         }
-        if let Some((_, bits)) = self.user {
-            kept &= 0o770 | bits;
-        }
-        directory::set_access(copy, kept, None)
+        directory::set_access(copy, kept, user)
     }
 }
 
@@ -170,7 +175,7 @@ impl Access {
         own: u32,
         requested: impl Fn(u32) -> u32,
     ) -> io::Result<CopyAccess> {
-        let (Permissions { attributes, has_list, .. }, all_above) = at_one_time(source)?;
+        let (Permissions { attributes, has_list, .. }, all_above) = self.at_one_time(source)?;
         let Attributes { owner, group, mut mode } = attributes;
         if has_list {
             // The list may permit less to some users than the bits.
@@ -191,7 +196,8 @@ impl Access {
             }
             owner_can_search &= match above.owner == owner {
                 true => above.mode & 0o100 > 0,
-                false => by_others,
+                // It may be a member of the group.
+                false => by_group && by_others,
             };
         }
         let gets_group = self.gets_group(group, folder);
@@ -221,7 +227,7 @@ impl Access {
     /// Returns `true` if a file in the tmpfs can get this group, by trying it.
     fn gets_group(&mut self, group: u32, folder: BorrowedFd<'_>) -> bool {
         let attempt = || directory::set_group(unnamed_in(folder)?, group);
-        let gets = || !namespace::hides_groups_as(group) && attempt().is_ok();
+        let gets = || !namespace::hides_groups_as(group) && is_possible(&attempt());
         *self.groups.entry(group).or_insert_with(gets)
     }
 
@@ -230,25 +236,42 @@ impl Access {
     fn gets_user(&mut self, user: u32, folder: BorrowedFd<'_>) -> bool {
         let attempt = || directory::set_access(unnamed_in(folder)?, 0o400, Some((user, 4)));
         let gets =
-            || effective_uid() == 0 && !namespace::hides_owners_as(user) && attempt().is_ok();
+            || effective_uid() == 0 && !namespace::hides_owners_as(user) && is_possible(&attempt());
         *self.users.entry(user).or_insert_with(gets)
+    }
+
+    /// Returns the permissions of a file and of all directories above it, as they were together. The tries of
+    /// all files together are limited: each takes time, and a user can change permissions all the time.
+    fn at_one_time(
+        &mut self,
+        source: BorrowedFd<'_>,
+    ) -> io::Result<(Permissions, Vec<Permissions>)> {
+        const RETRIES_MAX: u32 = 200;
+        let permissions = |all: &[Permissions]| -> Vec<_> {
+            all.iter().map(|it| (it.attributes, it.has_list)).collect()
+        };
+        while self.retries < RETRIES_MAX {
+            let attempt = || -> io::Result<_> {
+                let (before, found) = (directory::access(source)?, directory::above(source)?);
+                let (after, again) = (directory::access(source)?, directory::above(source)?);
+                let is_same = before == after && permissions(&found) == permissions(&again);
+                Ok(is_same.then_some((after, again)))
+            };
+            match attempt() {
+                Ok(Some(found)) => return Ok(found),
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                _ => self.retries += 1,
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::WouldBlock, "permissions change all the time"))
     }
 }
 
-/// Returns the permissions of a file and of all directories above it, as they were together.
-fn at_one_time(source: BorrowedFd<'_>) -> io::Result<(Permissions, Vec<Permissions>)> {
-    const TRIES_MAX: u32 = 100;
-    let permissions = |all: &[Permissions]| -> Vec<_> {
-        all.iter().map(|it| (it.attributes, it.has_list)).collect()
-    };
-    for _ in 0..TRIES_MAX {
-        let (before, found) = (directory::access(source)?, directory::above(source)?);
-        let (after, again) = (directory::access(source)?, directory::above(source)?);
-        if before == after && permissions(&found) == permissions(&again) {
-            return Ok((after, again));
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::WouldBlock, "its permissions change all the time"))
+/// Returns `true` if a trial shows that an access is possible, or if there was no room for the trial.
+fn is_possible(trial: &io::Result<()>) -> bool {
+    use io::ErrorKind::{OutOfMemory, QuotaExceeded, StorageFull};
+    let Err(error) = trial else { return true };
+    matches!(error.kind(), StorageFull | OutOfMemory | QuotaExceeded)
 }
 
 fn unnamed_in(folder: BorrowedFd<'_>) -> io::Result<std::os::fd::OwnedFd> {

@@ -6,10 +6,11 @@ use std::time::Instant;
 use longshore_heap::{Heap, PageReport, Sealing, SharedBuffer};
 
 use super::tree::{Links, Tree};
-use super::{add, check_header, check_manifest};
+use super::{add, check_manifest, has_weights};
 use crate::budget;
 use crate::error::Result;
 use crate::loader::Loader;
+use crate::open::HeadersOfModel;
 use crate::plan::Plan;
 use crate::progress::{CancelToken, Progress};
 use crate::verify::Manifest;
@@ -58,11 +59,14 @@ impl HeldModel {
         let total_bytes = tree.content_bytes();
         // Each load checks its own file, but the whole model must fit, too.
         drop(budget::check(total_bytes, &Heap::Memfd, None)?);
+        let headers = HeadersOfModel::default();
         let mut done_bytes = 0;
         let (mut files, mut pages) = (Vec::with_capacity(tree.files.len()), PageReport::default());
         for file in &tree.files {
             let opened = tree.open(file)?;
-            check_header(&opened)?;
+            if has_weights(opened.path()) {
+                headers.check(&opened)?;
+            }
             let full = opened.path().to_owned();
             let mut plan = Plan::new();
             plan.push(opened)?;

@@ -21,12 +21,13 @@ mod refresh;
 mod target;
 mod tree;
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use longshore_heap::{self as heap, Heap, PageReport};
-use longshore_sys::directory;
+use longshore_sys::directory::{self, GivenAccess};
 
 pub use hold::{HeldFile, HeldModel};
 pub use models::{ManagerLock, ModelUse, PublishedModel, PublishedModels, SourceState};
@@ -37,12 +38,11 @@ use crate::budget;
 use crate::digest_kind::DigestKind;
 use crate::error::{Error, Result};
 use crate::loader::Loader;
-use crate::open::{read_gguf_header, read_safetensors_header};
+use crate::open::HeadersOfModel;
 use crate::plan::Plan;
 use crate::progress::{CancelToken, Progress};
-use crate::source::SourceFile;
 use crate::verify::Manifest;
-use access::Access;
+use access::{Access, CopyAccess};
 use record::{FileRecord, Record};
 use refresh::{limit, refresh};
 use target::{Existing, Partial, Target};
@@ -88,7 +88,7 @@ struct Filled {
     files: Vec<PublishedFile>,
     records: Vec<FileRecord>,
     pages: PageReport,
-    mode: u32,
+    access: CopyAccess,
 }
 
 /// The model that has the name already.
@@ -225,9 +225,7 @@ impl<'a> Publisher<'a> {
         if let Found::Same(same) = &found {
             return self.described(&target, &name, &tree, same, began);
         }
-        for file in &tree.files {
-            check_header(&tree.open(file)?)?;
-        }
+        self.check_headers(&tree, began)?;
         let lengths = tree.files.iter().map(|file| file.version.len_bytes);
         target.check_room(lengths, tree.folders.len() + usize::from(self.pin))?;
         // Each load checks its own file, but the whole model must fit, too.
@@ -264,7 +262,8 @@ impl<'a> Publisher<'a> {
             content_bytes: tree.content_bytes(),
             pages: filled.pages,
             gives_huge_pages: target.gives_huge_pages(),
-            mode: filled.mode,
+            mode: filled.access.mode,
+            user: filled.access.user,
             elapsed: began.elapsed(),
         })
     }
@@ -306,7 +305,13 @@ impl<'a> Publisher<'a> {
                 Ok(Found::Same(Same { record, folder, is_changed }))
             }
             Existing::Model(record, folder) if self.replace => Ok(Found::Old(record, folder)),
-            Existing::Model(..) => refuse(PublishProblem::NameExists),
+            Existing::Model(record, folder) => {
+                // It stays, but an old version of this model has no more access than the new one.
+                if record.source() == tree.root() {
+                    limit(tree, &record, folder.as_fd(), self.mode)?;
+                }
+                refuse(PublishProblem::NameExists)
+            }
         }
     }
 
@@ -325,6 +330,27 @@ impl<'a> Publisher<'a> {
         Ok(())
     }
 
+    /// Checks the headers of all files with weights. One file can have many names.
+    fn check_headers(&mut self, tree: &Tree, began: Instant) -> Result<()> {
+        let headers = HeadersOfModel::default();
+        let mut seen = HashSet::new();
+        for file in &tree.files {
+            let total_bytes = tree.content_bytes();
+            if let Some(observe) = &mut self.observe {
+                observe(Progress::new(0, total_bytes, began.elapsed()));
+            }
+            if self.cancel.is_cancelled() {
+                return Err(Error::Cancelled { done_bytes: 0, total_bytes });
+            }
+            if has_weights(Path::new(&file.path))
+                && seen.insert((file.version.device, file.version.inode))
+            {
+                headers.check(&tree.open(file)?)?;
+            }
+        }
+        Ok(())
+    }
+
     fn fill(&mut self, tree: &Tree, partial: &Partial<'_>, began: Instant) -> Result<Filled> {
         let mut access = Access::new(self.mode);
         for path in &tree.folders {
@@ -335,7 +361,7 @@ impl<'a> Publisher<'a> {
             files: Vec::with_capacity(tree.files.len()),
             records: Vec::with_capacity(tree.files.len()),
             pages: PageReport::default(),
-            mode: 0,
+            access: CopyAccess::default(),
         };
         let mut done_bytes = 0;
         for file in &tree.files {
@@ -357,7 +383,7 @@ impl<'a> Publisher<'a> {
             filled.files.push(published);
         }
         let record = Record::new(tree.root(), self.mode, std::mem::take(&mut filled.records));
-        filled.mode = self.finish(tree, partial, &mut access, &record)?;
+        filled.access = self.finish(tree, partial, &mut access, &record)?;
         Ok(filled)
     }
 
@@ -396,7 +422,7 @@ impl<'a> Publisher<'a> {
         Ok((PublishedFile { path: path.to_owned(), len_bytes, digests }, loaded.report.pages))
     }
 
-    /// Writes the record, and sets the attributes of all directories. Returns the mode of the model's
+    /// Writes the record, and sets the attributes of all directories. Returns those of the model's
     /// directory.
     fn finish(
         &self,
@@ -404,7 +430,7 @@ impl<'a> Publisher<'a> {
         partial: &Partial<'_>,
         access: &mut Access,
         record: &Record,
-    ) -> Result<u32> {
+    ) -> Result<CopyAccess> {
         let failed = || write_error(&self.target);
         let json = serde_json::to_vec(record).map_err(std::io::Error::other).map_err(failed())?;
         if json.len() as u64 > record::LEN_MAX_BYTES {
@@ -415,7 +441,7 @@ impl<'a> Publisher<'a> {
         if self.pin {
             models::pin(partial.folder.as_fd()).map_err(failed())?;
         }
-        let mut mode = 0;
+        let mut given = CopyAccess::default();
         // The model itself comes last.
         let folders = tree.folders.iter().rev().map(PathBuf::as_path).chain([Path::new("")]);
         for path in folders {
@@ -425,11 +451,11 @@ impl<'a> Publisher<'a> {
             let permissions = permissions.map_err(failed())?;
             if path.as_os_str().is_empty() {
                 access.of_record().give(&written).map_err(failed())?;
-                mode = permissions.mode;
+                given = permissions;
             }
             permissions.give(&folder).map_err(failed())?;
         }
-        Ok(mode)
+        Ok(given)
     }
 
     /// Pins a model that was published before if that is requested, and describes it.
@@ -451,6 +477,9 @@ impl<'a> Publisher<'a> {
             len_bytes: file.bytes,
             digests: file.digests(),
         });
+        let given = directory::given_access(&same.folder).map_err(failed())?;
+        // Another program gave it another list.
+        let given = given.unwrap_or(GivenAccess { mode: 0o700, user: None });
         let outcome = match same.is_changed {
             true => Outcome::AccessChanged,
             false => Outcome::AlreadyPublished,
@@ -462,7 +491,8 @@ impl<'a> Publisher<'a> {
             content_bytes: tree.content_bytes(),
             pages: PageReport::default(),
             gives_huge_pages: target.gives_huge_pages(),
-            mode: directory::attributes(&same.folder).map_err(failed())?.mode & 0o777,
+            mode: given.mode,
+            user: given.user,
             directory,
             elapsed: began.elapsed(),
         })
@@ -476,15 +506,6 @@ impl std::fmt::Debug for Publisher<'_> {
             .field("name", &self.name)
             .field("replace", &self.replace)
             .finish_non_exhaustive()
-    }
-}
-
-/// Checks the header of a file with weights.
-fn check_header(source: &SourceFile) -> Result<()> {
-    match source.path().extension().and_then(|ending| ending.to_str()) {
-        Some("safetensors") => read_safetensors_header(source).map(drop),
-        Some("gguf") => read_gguf_header(source).map(drop),
-        _ => Ok(()),
     }
 }
 

@@ -41,8 +41,10 @@ pub struct Published {
     /// `true` if programs that map the files get 2 MiB pages, because the tmpfs is mounted with
     /// `huge=always` or `huge=within_size`.
     pub gives_huge_pages: bool,
-    /// The permission bits of the model's directory.
+    /// The permission bits of the model's directory: of the publisher, of the group, and of others.
     pub mode: u32,
+    /// The owner of the source and its permission bits, if an access control list gives them.
+    pub user: Option<(u32, u32)>,
     /// The time from the call to the name.
     pub elapsed: Duration,
 }

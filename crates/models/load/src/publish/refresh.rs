@@ -11,6 +11,11 @@ use super::record::{self, Record};
 use super::tree::{Tree, open_error, write_error};
 use crate::error::Result;
 
+/// The access to a file that only the publisher may read.
+const CLOSED_FILE: CopyAccess = CopyAccess { mode: 0o400, group: None, user: None };
+/// The access to a directory that only the publisher may use.
+const CLOSED_FOLDER: CopyAccess = CopyAccess { mode: 0o700, group: None, user: None };
+
 /// Gives the files and directories of a published model the access that they would get if they were
 /// published now. If the model belongs to another user, that is, to root, it stays as it is. Returns `true`
 /// if something was changed.
@@ -31,8 +36,8 @@ pub(crate) fn refresh(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>) -> 
 }
 
 /// Takes the access to an old version of a model that would not be given to a new copy: there may be no room
-/// for one, or the new version cannot be published. Files that the new version does not have are closed to all
-/// other users.
+/// for one, or the new version cannot be published. Files and directories that the new version does not have
+/// are closed to all other users.
 ///
 /// # Errors
 /// Those of [`refresh`].
@@ -45,20 +50,33 @@ pub(crate) fn limit(
     let limited = each(tree, model, mode, |copy, wanted| wanted.limit(copy));
     let is_kept =
         |path: &str| tree.files.binary_search_by(|file| file.path.as_str().cmp(path)).is_ok();
-    let closed = CopyAccess { mode: 0o400, group: None, user: None };
-    for file in old.files.iter().filter(|file| !is_kept(&file.path)) {
-        let path = Path::new(&file.path);
-        let done = directory::find_in(model, path).and_then(|copy| match is_own(&copy)? {
+    let close = |path: &Path, found: io::Result<OwnedFd>, closed: CopyAccess| {
+        let done = found.and_then(|copy| match is_own(&copy)? {
             true => closed.limit(&copy),
             false => Ok(()),
         });
-        done.or_else(if_missing).map_err(write_error(&tree.root().join(path)))?;
+        done.or_else(if_missing).map_err(write_error(&tree.root().join(path)))
+    };
+    let mut is_whole = true;
+    for file in old.files.iter().filter(|file| !is_kept(&file.path)) {
+        is_whole = false;
+        let path = Path::new(&file.path);
+        close(path, directory::find_in(model, path), CLOSED_FILE)?;
+        for folder in path.ancestors().skip(1).filter(|it| !it.as_os_str().is_empty()) {
+            if !tree.folders.iter().any(|it| it == folder) {
+                close(folder, directory::open_in(model, folder), CLOSED_FOLDER)?;
+            }
+        }
+    }
+    if !is_whole {
+        let path = Path::new(record::NAME);
+        close(path, directory::find_in(model, path), CLOSED_FILE)?;
     }
     limited
 }
 
-/// Calls `step` for each file and directory of a model with the access that it would get now. An error does not
-/// prevent that the others are changed.
+/// Calls `step` for each file and directory of a model with the access that it would get now. If that of one is
+/// not known, it is closed to all other users, and the others are changed nevertheless.
 fn each(
     tree: &Tree,
     model: BorrowedFd<'_>,
@@ -77,27 +95,38 @@ fn each(
     };
     for file in &tree.files {
         let path = Path::new(&file.path);
-        note(tree.find(file).and_then(|source| {
-            let full = tree.root().join(path);
-            let Some(copy) = if_found(directory::find_in(model, path), &full)? else {
-                return Ok(());
-            };
+        let full = tree.root().join(path);
+        let copy = match if_found(directory::find_in(model, path), &full) {
+            Ok(Some(copy)) => copy,
+            found => {
+                note(found.map(drop));
+                continue;
+            }
+        };
+        // The file that has this path now: one that a program writes to is another version at each look.
+        let wanted = tree.locate(path).and_then(|source| {
             let group = directory::attributes(&copy).map_err(write_error(&full))?.group;
-            let wanted = access.of_file(source.as_fd(), model, group).map_err(open_error(&full))?;
-            step(&copy, wanted).map_err(write_error(&full))
-        }));
+            access.of_file(source.as_fd(), model, group).map_err(open_error(&full))
+        });
+        note(step(&copy, *wanted.as_ref().unwrap_or(&CLOSED_FILE)).map_err(write_error(&full)));
+        note(wanted.map(drop));
     }
     let folders = tree.folders.iter().rev().map(PathBuf::as_path).chain([Path::new(".")]);
     for path in folders {
-        note(tree.open_folder(path).and_then(|source| {
-            let full = tree.root().join(path);
-            let Some(copy) = if_found(directory::open_in(model, path), &full)? else {
-                return Ok(());
-            };
+        let full = tree.root().join(path);
+        let copy = match if_found(directory::open_in(model, path), &full) {
+            Ok(Some(copy)) => copy,
+            found => {
+                note(found.map(drop));
+                continue;
+            }
+        };
+        let wanted = tree.open_folder(path).and_then(|source| {
             let group = directory::attributes(&copy).map_err(write_error(&full))?.group;
-            let wanted = access.of_directory(source.as_fd(), model, group);
-            step(&copy, wanted.map_err(open_error(&full))?).map_err(write_error(&full))
-        }));
+            access.of_directory(source.as_fd(), model, group).map_err(open_error(&full))
+        });
+        note(step(&copy, *wanted.as_ref().unwrap_or(&CLOSED_FOLDER)).map_err(write_error(&full)));
+        note(wanted.map(drop));
     }
     // If the access to a file is not known, the record is closed.
     let wanted = if result.is_ok() { access.of_record() } else { Access::default().of_record() };

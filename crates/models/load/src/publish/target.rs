@@ -172,8 +172,9 @@ impl Target {
         folders: usize,
     ) -> Result<()> {
         let room = self.room()?;
-        // The directory of the model, its record, and the lock file.
-        let needed = (lengths.len() + folders + 3) as u64;
+        // The directory of the model, its record, the lock file, and a file that shows whether a user can have
+        // access.
+        let needed = (lengths.len() + folders + 4) as u64;
         let page_bytes = longshore_sys::page_size_bytes() as u64;
         let whole = |len_bytes: u64| len_bytes.div_ceil(page_bytes).saturating_mul(page_bytes);
         let needed_bytes = lengths.map(whole).fold(page_bytes, u64::saturating_add);
@@ -465,11 +466,13 @@ impl Partial<'_> {
             return Ok(false);
         }
         let is_old = directory::has_name(at, &self.name, old);
-        if !is_old {
-            // The other entry gets its name back.
-            exchange()?;
+        if is_old {
+            return Ok(true);
         }
-        Ok(is_old)
+        // The other entry gets its name back. If it is gone, the model has the name.
+        self.is_renamed = true;
+        self.is_renamed = !exchange()?;
+        Ok(self.is_renamed)
     }
 }
 

@@ -69,7 +69,12 @@ impl Tree {
     /// [`Error::Open`], [`Error::NotRegular`], [`Error::Publish`], and those of [`others_of`].
     pub(crate) fn of(source: &Path, links: Links) -> Result<Self> {
         let failed = |error| Error::Open { path: source.to_owned(), source: error };
-        let kind = file::kind_at(source).map_err(failed)?;
+        let kind = file::kind_at_source(source, links == Links::Refused).map_err(|error| {
+            match beneath::is_loop(&error) {
+                true => publish_error(source, PublishProblem::Link),
+                false => failed(error),
+            }
+        })?;
         // Only the names in a model may not be links; the model itself may be named by one.
         let real = if links == Links::Refused {
             std::path::absolute(source).map_err(failed)?
@@ -230,7 +235,11 @@ impl Tree {
         Ok(())
     }
 
-    fn locate(&self, path: &Path) -> Result<OwnedFd> {
+    /// Finds the file that has this path in the root now, without opening it.
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::Publish`].
+    pub(crate) fn locate(&self, path: &Path) -> Result<OwnedFd> {
         let full = || self.root.join(path);
         let name = self.prefix.join(path);
         let located = beneath::locate(&self.boundary, &name, Reach::Beneath).map_err(|source| {
@@ -362,7 +371,9 @@ fn is_split(text: &str) -> bool {
 /// Returns the directory that no symbolic link may leave, and the path of the root in it.
 fn boundary_of(root: &Path) -> (&Path, &Path) {
     let snapshots = root.parent().filter(|it| it.file_name() == Some(OsStr::new("snapshots")));
-    let repository = snapshots.and_then(Path::parent).filter(|it| it.join(BLOBS).is_dir());
+    // Without links: one could lead to a file system whose server does not answer.
+    let has_blobs = |it: &&Path| directory::open_path(&it.join(BLOBS)).is_ok();
+    let repository = snapshots.and_then(Path::parent).filter(has_blobs);
     match repository.and_then(|it| Some((it, root.strip_prefix(it).ok()?))) {
         Some(found) => found,
         None => (root, Path::new("")),
