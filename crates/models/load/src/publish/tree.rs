@@ -201,7 +201,7 @@ impl Tree {
                     false => failed(&self.root.join(&entry), error),
                 }
             })?;
-            let access = directory::access(&inner);
+            let access = noted_access(&inner);
             self.access.push(access.map_err(|error| failed(&self.root.join(&entry), error))?);
             self.folders.push(entry.clone());
             self.walk(inner.as_fd(), &entry, depth + 1)?;
@@ -223,7 +223,7 @@ impl Tree {
         let located = self.locate(path)?;
         let failed = |source| Error::Open { path: full.clone(), source };
         let status = file::status(&located).map_err(failed)?;
-        let access = directory::access(&located);
+        let access = noted_access(&located);
         match status.kind {
             Kind::Regular => {}
             Kind::Directory => return Err(publish_error(&full, PublishProblem::NotADirectory)),
@@ -359,6 +359,18 @@ impl Tree {
     /// Returns the number of bytes of all files.
     pub(crate) fn content_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.version.len_bytes).fold(0, u64::saturating_add)
+    }
+}
+
+/// Returns the permissions of a file or directory. A program that writes to a file all the time changes its
+/// status all the time, so they may be those of different times; then there may be a list.
+fn noted_access(file: &OwnedFd) -> io::Result<Access> {
+    match directory::access(file) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            let attributes = directory::attributes(file)?;
+            Ok(Access { attributes, changed: (0, 0), has_list: true })
+        }
+        found => found,
     }
 }
 
