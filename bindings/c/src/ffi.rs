@@ -129,7 +129,12 @@ pub(crate) unsafe fn strings<'a>(
     }
     // SAFETY: neither NULL nor misaligned, no longer than memory, and valid by the contract.
     let pointers = unsafe { std::slice::from_raw_parts(pointer, count) };
-    let mut strings = Vec::with_capacity(count);
+    let mut strings = Vec::new();
+    if strings.try_reserve(count).is_err() {
+        return Err(Failure::argument(format!(
+            "there is no memory for {name} of {count} elements"
+        )));
+    }
     for (index, each) in pointers.iter().enumerate() {
         if each.is_null() {
             return Err(Failure::argument(format!("{name}[{index}] is NULL")));

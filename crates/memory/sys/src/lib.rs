@@ -61,6 +61,7 @@ pub mod file;
 pub mod file_handle;
 mod file_queues;
 pub mod file_use;
+pub mod fork;
 pub mod huge_pages;
 pub mod in_flight;
 mod ioctl;

@@ -525,3 +525,47 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_file_without_tensors_is_verified() {
+    let model = Model::new(&[&[(4, 100)], &[]]);
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = folder.path().join("sums");
+    let sums = |stream: &Stream| stream.digests();
+    let stream = model.whole(Loader::new().digest(DigestKind::Sha256), &StreamOptions::new());
+    while stream.next_tensor().unwrap().is_some() {}
+    assert_eq!(sums(&stream).len(), 2);
+    let lines: Vec<_> = sums(&stream)
+        .iter()
+        .map(|(path, digests)| format!("{}  {}\n", digests[0].1, path.display()))
+        .collect();
+    for (text, is_right) in [
+        (lines.concat(), true),
+        (format!("{}{:064}  {}\n", lines[0], 0, model.paths[1].display()), false),
+    ] {
+        fs::write(&manifest, text).unwrap();
+        let manifest = Manifest::open(&manifest).unwrap();
+        let stream = model.whole(Loader::new().manifest(&manifest), &StreamOptions::new());
+        let mut last = stream.next_tensor();
+        while let Ok(Some(_)) = last {
+            last = stream.next_tensor();
+        }
+        assert_eq!(matches!(last, Ok(None)), is_right, "{last:?}");
+    }
+}
+
+#[test]
+fn a_stream_that_is_stopped_ends_calls_that_wait() {
+    let model = Model::new(&[&[(4, MIB as u64), (4, MIB as u64), (4, MIB as u64)]]);
+    let options = StreamOptions::new().memory(5 << 20).wait(Duration::from_secs(3600));
+    let stream = model.whole(Loader::new(), &options);
+    let held = stream.next_tensor().unwrap().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| stream.next_tensor().unwrap_err());
+        thread::sleep(Duration::from_millis(50));
+        stream.stop();
+        assert!(matches!(waiting.join().unwrap(), Error::Cancelled { .. }));
+    });
+    drop(held);
+    assert!(matches!(stream.next_tensor(), Err(Error::Cancelled { .. })));
+}

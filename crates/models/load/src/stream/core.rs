@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use longshore_formats::QuotedName;
 use longshore_heap::Reservation;
+use longshore_sys::fork::Process;
 
 use super::copied::Copied;
 use super::free_list::FreeList;
@@ -35,6 +36,8 @@ pub(super) struct Core {
     pub(super) stop: CancelToken,
     /// The token of the caller.
     pub(super) cancel: CancelToken,
+    /// Set by [`super::Stream::stop`].
+    pub(super) stopped: CancelToken,
     pub(super) began: Instant,
 }
 
@@ -45,7 +48,7 @@ pub(super) struct Memory {
     /// while this is full ([`super::OnFull::Grow`]).
     pub(super) len_bytes: u64,
     /// The process whose threads read.
-    pid: u32,
+    process: Process,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -168,12 +171,12 @@ impl Core {
         let memory = Arc::new(Memory {
             reservation,
             len_bytes: memory_bytes,
-            pid: std::process::id(),
+            process: Process::current(),
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
-        let (stop, began) = (CancelToken::new(), Instant::now());
-        Arc::new(Self { opened, picks, units, memory, stop, cancel, began })
+        let (stop, stopped, began) = (CancelToken::new(), CancelToken::new(), Instant::now());
+        Arc::new(Self { opened, picks, units, memory, stop, cancel, stopped, began })
     }
 
     /// Locks the state. A process that was forked must not call it.
@@ -320,7 +323,7 @@ impl Memory {
     /// Returns `true` in a child process, which has no threads of the stream, and in which a lock can be
     /// held for ever.
     pub(super) fn is_forked(&self) -> bool {
-        self.pid != std::process::id()
+        self.process != Process::current()
     }
 
     /// Locks the state. A process that was forked must not call it.

@@ -157,6 +157,7 @@ impl Loader<'_> {
             tuning: self.tuning(),
             digests: self.digests.clone(),
             manifest: self.manifest.cloned(),
+            empty_files: selection.empty_files(&opened)?,
         };
         let core = Core::new(opened, picks, units, reservation, memory_bytes, self.cancel.clone());
         let mut stream = Stream { core: Arc::clone(&core), options: options.clone(), thread: None };
@@ -265,7 +266,7 @@ impl Stream {
         let mut state = core.state();
         let (mut since, mut releases) = (Instant::now(), state.releases);
         loop {
-            if core.cancel.is_cancelled() {
+            if core.cancel.is_cancelled() || core.stopped.is_cancelled() {
                 core.stop.cancel();
                 return Err(core.cancelled(&state));
             }
@@ -351,6 +352,15 @@ impl Stream {
         })
     }
 
+    /// Stops the reads. Calls that wait for a tensor, and later ones, fail with [`Error::Cancelled`].
+    pub fn stop(&self) {
+        self.core.stopped.cancel();
+        if !self.core.memory.is_forked() {
+            self.core.stop.cancel();
+            self.core.notify();
+        }
+    }
+
     /// Returns the opened files.
     pub fn opened(&self) -> &Opened {
         &self.core.opened
@@ -420,6 +430,8 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let core = &self.core;
         if core.memory.is_forked() {
+            // The thread does not exist here, so its handle must not be detached.
+            std::mem::forget(self.thread.take());
             return;
         }
         core.stop.cancel();

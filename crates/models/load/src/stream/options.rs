@@ -48,7 +48,8 @@ impl StreamOptions {
     }
 
     /// Sets the memory for tensors of 1 MiB and more, in bytes. It must hold the largest selected tensor, in
-    /// whole units of 64 KiB and with the blocks of the disk at its ends. The default is 1 GiB, or, if that is
+    /// whole units of 64 KiB and with the blocks of the disk at its ends. Smaller tensors are read into it in
+    /// groups of up to 4 MiB. The default is 1 GiB, or, if that is
     /// more, twice the largest selected tensor and the prefault window, so that a tensor can be read while a
     /// consumer has another one.
     pub const fn memory(mut self, bytes: u64) -> Self {

@@ -33,6 +33,8 @@ pub(super) struct Settings {
     pub(super) tuning: Tuning,
     pub(super) digests: Vec<DigestKind>,
     pub(super) manifest: Option<Manifest>,
+    /// The selected files that have no tensors. Only their checksums are computed.
+    pub(super) empty_files: Vec<usize>,
 }
 
 /// Reads all units, and returns when that is done or the stream is stopped.
@@ -207,8 +209,8 @@ impl Threads<'_> {
     /// its memory.
     fn hash(&self) {
         let core = self.core;
-        let new = || self.settings.digests.iter().copied().map(Hasher::new).collect();
-        let (mut hashers, mut reached): (Vec<Hasher>, u64) = (new(), 0);
+        let new = || -> Vec<_> { self.settings.digests.iter().copied().map(Hasher::new).collect() };
+        let (mut hashers, mut reached) = (new(), 0);
         for (index, unit) in core.units.iter().enumerate() {
             let Some(place) = self.hashable(index) else { return };
             let file = &core.opened.plan.files()[unit.file];
@@ -248,20 +250,39 @@ impl Threads<'_> {
                 if !fill::hash_aside(file, reached..end.max(reached), tracker, &mut aside) {
                     return;
                 }
-                let hashed = std::mem::replace(&mut hashers, new());
                 reached = 0;
-                let digests = hashed.into_iter().map(Hasher::finish);
-                let digests: Vec<_> = self.settings.digests.iter().copied().zip(digests).collect();
-                if let Some(manifest) = &self.settings.manifest
-                    && let Err(error) = manifest.check(file.source().path(), &digests)
-                {
-                    return tracker.fail(error);
+                if !self.finish(unit.file, std::mem::replace(&mut hashers, new())) {
+                    return;
                 }
-                core.state().digests.insert(unit.file, digests);
             }
             core.state().be_ready(index, place);
             core.notify();
         }
+        for &index in &self.settings.empty_files {
+            let (file, mut hashers) = (&core.opened.plan.files()[index], new());
+            let mut hash =
+                |bytes: &[u8]| hashers.iter_mut().for_each(|hasher| hasher.update(bytes));
+            let is_read =
+                fill::hash_aside(file, 0..file.source().len(), &self.target.tracker, &mut hash);
+            if !is_read || !self.finish(index, hashers) {
+                return;
+            }
+        }
+    }
+
+    /// Compares the checksums of a file with the manifest, and keeps them. Returns `false` if they differ.
+    fn finish(&self, file: usize, hashers: Vec<Hasher>) -> bool {
+        let digests = hashers.into_iter().map(Hasher::finish);
+        let digests: Vec<_> = self.settings.digests.iter().copied().zip(digests).collect();
+        let path = self.core.opened.plan.files()[file].source().path();
+        if let Some(manifest) = &self.settings.manifest
+            && let Err(error) = manifest.check(path, &digests)
+        {
+            self.target.tracker.fail(error);
+            return false;
+        }
+        self.core.state().digests.insert(file, digests);
+        true
     }
 
     /// Waits for a complete unit. Returns `None` if the stream is stopped.

@@ -210,6 +210,15 @@ impl Selection {
         }))
     }
 
+    /// Returns the selected files that have no tensors, as indices in the plan.
+    pub(super) fn empty_files(&self, opened: &Opened) -> Result<Vec<usize>> {
+        let files = self.files(opened)?;
+        let is_empty = |of_file: &&crate::open::FileTensors| {
+            of_file.header.tensors().all(|tensor| tensor.is_padding())
+        };
+        Ok(files.filter(is_empty).map(|of_file| of_file.file_index).collect())
+    }
+
     fn pick(&self, file: usize, tensor: &TensorView<'_>) -> Result<Pick> {
         let mut pick = Pick {
             file,

@@ -198,7 +198,13 @@ fn a_child_process_keeps_its_tensors_and_gets_no_others() {
         let is_same = first.iter().all(|byte| *byte == 0);
         drop(first);
         let is_refused = stream.next_tensor().is_err();
+        // These get the memory of the stacks of threads that do not exist here.
+        let start = || std::thread::Builder::new().stack_size(8 << 20).spawn(|| ()).unwrap();
+        let threads: Vec<_> = (0..30).map(|_| start()).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let thread = start();
         drop(stream);
+        thread.join().unwrap();
         // SAFETY: it ends the process at once.
         unsafe { libc::_exit(if is_same && is_refused { 7 } else { 8 }) };
     }
