@@ -13,7 +13,6 @@ use serde_json::json;
 use crate::choices;
 use crate::exit::failure;
 use crate::progress::Display;
-use crate::signals;
 use crate::units::{Decimal, Size};
 
 /// Write the bytes of tensors to standard output.
@@ -41,7 +40,7 @@ pub(crate) struct CatArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) tensor: Vec<String>,
 
-    /// Write only these rows of each tensor, such as 0..128, counted from 0; the end is not written.
+    /// Write only these rows of each selected tensor, such as 0..128, counted from 0; the end is not written.
     #[arg(long, value_name = "START..END", value_parser = parse_rows)]
     pub(crate) rows: Option<Rows>,
 
@@ -86,7 +85,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<()> {
                     program, or use --force";
         return Err(failure(2, text.to_owned()));
     }
-    let cancel = signals::cancel_token()?;
+    // No handler of signals: it would not end a write to a program that does not read.
     let opened = longshore::load::open(&args.files, args.format)?;
     let mut selection = args.tensor.iter().fold(Selection::all(), |selection, name| {
         match name.contains(['*', '?']) {
@@ -101,8 +100,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<()> {
     if let Some(Size(bytes)) = args.memory {
         options = options.memory(bytes);
     }
-    let stream =
-        Loader::new().mode(args.mode).cancel(&cancel).stream(opened, &selection, &options)?;
+    let stream = Loader::new().mode(args.mode).stream(opened, &selection, &options)?;
     let total_bytes = stream.report().selected_bytes;
     let mut display = Display::new(args.quiet || args.json);
     let (mut done_bytes, mut written) = (0, Vec::new());
@@ -134,8 +132,12 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<()> {
     } else if !args.quiet {
         let names: Vec<_> = args.files.iter().map(|file| file.to_string_lossy()).collect();
         let (bytes, read) = (Decimal(done_bytes as f64), Decimal(report.read_bytes as f64));
-        let (names, tensors) = (names.join(", "), written.len());
-        eprintln!("{}: {tensors} tensors, {bytes}; {read} were read", printable(&names));
+        let names = names.join(", ");
+        let tensors = match written.len() {
+            1 => "1 tensor".to_owned(),
+            count => format!("{count} tensors"),
+        };
+        eprintln!("{}: {tensors}, {bytes}; {read} were read", printable(&names));
     }
     Ok(())
 }

@@ -90,3 +90,18 @@ fn wrong_requests_have_clear_errors() {
     fs::write(&raw, "no tensors").unwrap();
     longshore(&["cat", raw.to_str().unwrap()]).expect(15, &["no tensors"]);
 }
+
+#[test]
+fn a_signal_ends_a_write_that_waits() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (name, ..) = model(dir.path());
+    let mut command = Command::new(LONGSHORE);
+    // A pipe that is full and is not read.
+    let mut child = command.args(["cat", &name]).stdout(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(child.try_wait().unwrap().is_none());
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(15));
+}
