@@ -1,10 +1,11 @@
-"""Converts a model to half precision, in less memory than the model has.
+"""Converts the 32-bit and 64-bit numbers of a model to half precision, in less memory than the model has.
 
-    python convert.py                                     makes a model of 32-bit numbers and converts it
+    python convert.py                                     makes a model and converts it
     python convert.py model.safetensors half.safetensors  converts that one
 
 The tensors come from a stream, which reads the next ones while one is converted and written, and uses the
-memory of each again. So the program needs the memory of the stream and of one converted tensor.
+memory of each again. So the program needs the memory of the stream and of one converted tensor. Tensors of
+other types are copied. Numbers beyond 65,504 become infinite.
 """
 
 from __future__ import annotations
@@ -44,18 +45,26 @@ def header_of(source: Path) -> tuple[bytes, dict[str, int]]:
 
 
 def convert(source: Path, target: Path, memory: str) -> None:
-    """Write the converted model to `target`."""
+    """Write the converted model to `target`, which appears when it is complete."""
     prefix, offsets = header_of(source)
-    with target.open("wb") as file, longshore.numpy.stream(source, memory=memory) as tensors:
-        file.write(prefix)
-        for name, array in tensors:
-            if array.dtype in (np.float32, np.float64):
-                # A new array: the memory of the old one is free for the next tensor.
-                array = array.astype(np.float16)
-            file.seek(offsets[name])
-            file.write(array.reshape(-1).view(np.uint8).data)
-        read = tensors.stats["bytes_read"]
-    print(f"{read:,} bytes read, {target.stat().st_size:,} bytes written")
+    partial = target.with_name(target.name + ".part")
+    try:
+        with partial.open("wb") as file, longshore.stream(source, memory=memory) as tensors:
+            file.write(prefix)
+            for name, tensor in tensors:
+                file.seek(offsets[name])
+                if tensor.dtype in SHRINKS:
+                    half = longshore.numpy.asarray(tensor).astype(np.float16)
+                    file.write(half.reshape(-1).view(np.uint8).data)
+                else:
+                    file.write(tensor.data)
+                # The variable would keep the memory until the next tensor is there.
+                del tensor
+        partial.rename(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    read, written = tensors.stats["bytes_read"], target.stat().st_size
+    print(f"{read:,} bytes read, {written:,} bytes written")
 
 
 def make(path: Path) -> None:

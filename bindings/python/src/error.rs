@@ -13,7 +13,12 @@ use pyo3::prelude::*;
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let (class, nearest) = class(error);
     let errno = errno(error).unwrap_or(nearest);
-    exception(py, class, Some(errno), &message(error), path(error)).unwrap_or_else(|broken| broken)
+    let mut message = message(error);
+    if let Error::StreamFull { .. } = error {
+        message += ". The variable of a `for` loop keeps a tensor until the next one is there: delete it at the \
+                    end of the loop's body";
+    }
+    exception(py, class, Some(errno), &message, path(error)).unwrap_or_else(|broken| broken)
 }
 
 /// Returns the exception to raise for an error of a server or of the connection to it.

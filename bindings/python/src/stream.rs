@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use longshore_load::{
     self as library, DigestKind, FormatChoice, Loader, Manifest, OnFull, Order, ReadMode, Rows,
-    Selection, StreamOptions,
+    Selection, StreamOptions, StreamReport,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -24,7 +24,17 @@ type RowsOf = (String, u64, u64);
 
 /// A stream of tensors; `longshore.stream` describes it.
 #[pyclass(frozen, weakref, module = "longshore._core")]
-pub(crate) struct Stream(Mutex<Option<Arc<library::Stream>>>);
+pub(crate) struct Stream(Mutex<State>);
+
+/// The state of a stream.
+enum State {
+    Open(Arc<library::Stream>),
+    /// The report and the checksums at the end.
+    Closed(Box<StreamReport>, Vec<FileDigests>),
+}
+
+/// The checksums of a file.
+type FileDigests = (PathBuf, Vec<(DigestKind, String)>);
 
 /// Begins to read tensors; `longshore.stream` describes the arguments.
 #[pyfunction]
@@ -87,8 +97,12 @@ pub(crate) fn stream(
         }
         loader.stream(named.open(format)?, &selection, &options)
     });
-    let stream = made.map_err(|error| error::raised(py, &error))?;
-    Ok(Stream(Mutex::new(Some(Arc::new(stream)))))
+    let stream = made.map_err(|error| match &error {
+        // The arguments do not fit the files.
+        library::Error::Stream { .. } => PyValueError::new_err(error.to_string()),
+        error => error::raised(py, error),
+    })?;
+    Ok(Stream(Mutex::new(State::Open(Arc::new(stream)))))
 }
 
 fn rows_from((kind, one, other): &RowsOf) -> PyResult<Rows> {
@@ -100,9 +114,8 @@ fn rows_from((kind, one, other): &RowsOf) -> PyResult<Rows> {
 }
 
 impl Stream {
-    fn get(&self) -> PyResult<Arc<library::Stream>> {
-        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.clone().ok_or_else(|| PyValueError::new_err("the stream is closed"))
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -111,7 +124,10 @@ impl Stream {
     /// Returns the next tensor; None after the last. A signal handler can raise an exception meanwhile,
     /// after which the stream can go on.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
-        let stream = self.get()?;
+        let stream = match &*self.state() {
+            State::Open(stream) => Arc::clone(stream),
+            State::Closed(..) => return Err(PyValueError::new_err("the stream is closed")),
+        };
         let mut raised = None;
         let next = py.detach(|| {
             stream.next_while(|| {
@@ -133,15 +149,24 @@ impl Stream {
 
     /// Stops the threads. Tensors stay valid.
     fn close(&self, py: Python<'_>) {
-        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut state = self.state();
+        let State::Open(stream) = &*state else { return };
+        let closed = State::Closed(Box::new(stream.report()), stream.digests());
+        // Another thread may wait for a tensor.
+        stream.stop();
+        let open = std::mem::replace(&mut *state, closed);
+        drop(state);
         // Dropping it waits for its threads.
-        py.detach(|| drop(stream));
+        py.detach(|| drop(open));
     }
 
     /// The numbers of the stream by name.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let report = self.get()?.report();
+        let report = match &*self.state() {
+            State::Open(stream) => stream.report(),
+            State::Closed(report, _) => (**report).clone(),
+        };
         let stats = PyDict::new(py);
         for (name, value) in [
             ("tensors", report.selected_tensors),
@@ -162,7 +187,11 @@ impl Stream {
     #[getter]
     fn digests<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let files = PyDict::new(py);
-        for (path, of_file) in self.get()?.digests() {
+        let digests = match &*self.state() {
+            State::Open(stream) => stream.digests(),
+            State::Closed(_, digests) => digests.clone(),
+        };
+        for (path, of_file) in digests {
             let digests = PyDict::new(py);
             for (kind, digest) in of_file {
                 digests.set_item(kind.to_string(), digest)?;

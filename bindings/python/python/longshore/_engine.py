@@ -152,8 +152,8 @@ class _CountedOpened(_Opened):
         self._whole, self._buffer, self._loads, self._lent = True, buffer, 1, True
         self.reader.count(attached=buffer.nbytes)
 
-    def reads_rows(self) -> bool:
-        return not self._lent and super().reads_rows()
+    def reads_parts(self) -> bool:
+        return not self._lent and super().reads_parts()
 
     def _load(self, name: str | None, rows: tuple[int, int] | None = None) -> _core.Buffer:
         # The program let go of the whole buffer, and wants a tensor again.

@@ -8,7 +8,7 @@ from threading import RLock
 from longshore import _core, _forks
 from longshore._frameworks import framework_of
 from longshore._load import load_only
-from longshore._slice import check_index, rows_of
+from longshore._slice import check_index, part_of
 from longshore._source import check_unchanged
 from longshore.errors import SafetensorError
 
@@ -34,9 +34,9 @@ class safe_open:  # noqa: N801, the name in `safetensors`
     after the end of the `with` block. If only a few tensors are needed, `whole=False` loads each by
     itself, and each lives by itself.
 
-    A slice that has only some of the rows (indices of the first dimension) of its tensor reads only these
-    rows, unless the file is in memory. Slices of other dimensions are cut from whole rows. With `verify`,
-    whose checksums are of whole files, the file is loaded.
+    A slice of some rows (indices of the first dimension) reads only these rows, and any other part of a
+    tensor only that tensor, unless the file is in memory. With `verify`, whose checksums are of whole files,
+    the file is loaded.
 
     The open file keeps the buffer until every tensor was requested, so a program that converts the
     tensors of many open files one by one needs the memory of one file at a time. If a tensor is
@@ -185,10 +185,10 @@ class PySafeSlice:
     def __getitem__(self, index: Any) -> Any:
         if self._framework.checks_index:
             index = check_index(index, self._info.shape, self._info.dtype)
-        rows = rows_of(index, self._info.shape, self._info.dtype)
-        if rows is not None and self._opened.reads_rows():
-            part = self._opened.rows(self._name, rows[0])
-            return self._framework.part(part, rows[1])
+        part = part_of(index, self._info.shape, self._info.dtype)
+        if part is not None and self._opened.reads_parts():
+            rows, within = part
+            return self._framework.part(self._opened.part(self._name, rows), within)
         return self._opened.use(
             self._name, lambda tensor: self._framework.part(tensor, index)
         )
@@ -269,16 +269,16 @@ class _Opened:
                 self._buffer._let_go()
         return result
 
-    def reads_rows(self) -> bool:
-        """Return True if rows of a tensor are read alone, because the file is not in memory."""
+    def reads_parts(self) -> bool:
+        """Return True if parts of a tensor are read alone, because the file is not in memory."""
         # The checksums are of whole files.
         if self._options.get("verify") is not None:
             return False
         with self._lock:
             return self._buffer is None or not self._buffer._is_alive()
 
-    def rows(self, name: str, rows: tuple[int, int]) -> _core.Tensor:
-        """Load only these rows of the tensor of that name."""
+    def part(self, name: str, rows: tuple[int, int] | None) -> _core.Tensor:
+        """Load only these rows of the tensor of that name, or all of them, but no other tensor."""
         part = self._load(name, rows).tensors[name]
         with self._lock:
             self._unused.discard(name)

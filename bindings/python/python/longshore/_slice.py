@@ -30,16 +30,23 @@ def check_index(index: Any, shape: Sequence[int], dtype: str) -> Index:
     return tuple(entries)
 
 
-def rows_of(index: Any, shape: Sequence[int], dtype: str) -> tuple[tuple[int, int], Any] | None:
+def part_of(
+    index: Any, shape: Sequence[int], dtype: str
+) -> tuple[tuple[int, int] | None, Any] | None:
     """Return the rows (indices of the first dimension) that an index selects from, as the first and the one
-    after the last, and the index that selects the same from these rows.
+    after the last, and the index that selects the same from these rows. Return None if the index selects the
+    whole tensor.
 
-    Return None if these are all rows, and for an index or a type of elements for which they are not known.
+    The rows are None if they are all, or if they are not known before: for other indices than integers and
+    slices, and for elements that are smaller than a byte.
     """
     entries = index if isinstance(index, tuple) else (index,)
-    if not entries or not shape or BITS.get(dtype, 8) % 8:
+    whole = (slice(None), slice(None, None, 1))
+    if all(entry is Ellipsis or isinstance(entry, slice) and entry in whole for entry in entries):
         return None
     first, rest = entries[0], entries[1:]
+    if not shape or BITS.get(dtype, 8) % 8:
+        return None, index
     within: int | slice
     if type(first) is int and -shape[0] <= first < shape[0]:
         start = first % shape[0]
@@ -48,16 +55,17 @@ def rows_of(index: Any, shape: Sequence[int], dtype: str) -> tuple[tuple[int, in
         try:
             start, stop, step = first.indices(shape[0])
         except (TypeError, ValueError):
-            return None
+            return None, index
         if step < 1:
-            return None
+            return None, index
         stop = max(start, stop)
         within = slice(0, stop - start, step)
     else:
-        return None
-    if (start, stop) == (0, shape[0]):
-        return None
-    return (start, stop), (within, *rest)
+        return None, index
+    if (start, stop) != (0, shape[0]):
+        return (start, stop), (within, *rest)
+    is_whole = step == 1 and not rest if isinstance(within, slice) else False
+    return None if is_whole else (None, index)
 
 
 def _entries(index: Any, shape: Sequence[int]) -> list[int | slice]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+from collections.abc import Mapping
 
 from longshore import _core
 from longshore._load import verification
@@ -12,7 +13,7 @@ from longshore._source import named
 
 TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Any, Literal, Self, TypedDict
 
@@ -121,9 +122,11 @@ def stream(
             one. None selects all.
         files: Select only the tensors of these files, by path or by name.
         rows: The rows of each tensor, indices of its first dimension: a slice, or (rank, ranks) for one of
-            several equal parts, or a mapping of names to these, for some tensors.
+            several parts, whose lengths differ by at most one row; or a mapping of names (not patterns) to
+            these, for some tensors.
         memory: The memory for tensors of 1 MiB and more, in bytes, or as text such as "2GiB". It must hold
-            the largest. None: 1 GiB, or more if the largest tensor needs it.
+            the largest; a `for` loop that does not delete its variable needs room for two. None: 1 GiB, or
+            twice the largest tensor and 128 MiB, if that is more.
         order: "file": by file and offset, so that the tensors of a layer stay together; "completion": as
             their reads are complete.
         wait: The seconds to wait for other threads if the program holds so many tensors that the next one
@@ -147,14 +150,20 @@ def stream(
     wanted = [select] if isinstance(select, str) else list(select or ())
     if select is not None and not wanted:
         raise ValueError("select is empty: pass None for all tensors")
-    patterns = [name for name in wanted if "*" in name or "?" in name]
     in_files = [files] if isinstance(files, (str, os.PathLike)) else list(files or ())
+    if files is not None and not in_files:
+        raise ValueError("files is empty: pass None for all files")
+    patterns = [name for name in wanted if "*" in name or "?" in name]
     rows_of: dict[str, Any] = {}
     rows_of_all = None
     if isinstance(rows, (slice, tuple)):
         rows_of_all = _rows(rows)
-    elif rows is not None:
+    elif isinstance(rows, Mapping):
         rows_of = {name: _rows(of_tensor) for name, of_tensor in rows.items()}
+    elif rows is not None:
+        raise TypeError(f"rows={rows!r}: expected a slice, a pair (rank, ranks), or a mapping of names to these")
+    if not wait >= 0:
+        raise ValueError(f"wait={wait} is not a number of seconds")
     digests, manifest = verification(verify)
     with named(path_or_paths, format) as (names, kind):
         return TensorStream(
