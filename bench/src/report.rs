@@ -31,13 +31,20 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::harness::Bench;
-use crate::{access, bounce, iov, load, pagetable, programs};
+use crate::{access, bounce, iov, load, node, pagetable, programs};
 use contents::Contents;
 use figures::Figures;
 
 /// The benches in the order of the page.
-const BENCHES: [Bench; 6] =
-    [load::BENCH, programs::BENCH, iov::BENCH, pagetable::BENCH, access::BENCH, bounce::BENCH];
+const BENCHES: [Bench; 7] = [
+    load::BENCH,
+    programs::BENCH,
+    node::BENCH,
+    iov::BENCH,
+    pagetable::BENCH,
+    access::BENCH,
+    bounce::BENCH,
+];
 
 /// Makes one HTML page of every bench: published tables beside ours, peers, goals, machines.
 ///
