@@ -8,7 +8,7 @@ use longshore_sys::{beneath, directory, effective_uid};
 
 use super::access::{Access, CopyAccess};
 use super::record::{self, Record};
-use super::tree::{Tree, open_error, write_error};
+use super::tree::{Tree, TreeFile, open_error, write_error};
 use crate::error::Result;
 
 /// The access to a file that only the publisher may read.
@@ -25,7 +25,9 @@ const CLOSED_FOLDER: CopyAccess = CopyAccess { mode: 0o700, group: None, user: N
 /// [`Error::Write`](crate::Error::Write).
 pub(crate) fn refresh(tree: &Tree, model: BorrowedFd<'_>, mode: Option<u32>) -> Result<bool> {
     let mut is_changed = false;
-    each(tree, model, mode, |copy, wanted| {
+    // Only the file that was published may give its copy permissions.
+    let find = |file: &TreeFile| tree.find(file);
+    each(tree, model, mode, find, |copy, wanted| {
         if !wanted.is_of(copy)? {
             wanted.give(copy)?;
             is_changed = true;
@@ -47,7 +49,9 @@ pub(crate) fn limit(
     model: BorrowedFd<'_>,
     mode: Option<u32>,
 ) -> Result<()> {
-    let limited = each(tree, model, mode, |copy, wanted| wanted.limit(copy));
+    // The file that has this path now: one that a program writes to is another version at each look.
+    let find = |file: &TreeFile| tree.locate(Path::new(&file.path));
+    let limited = each(tree, model, mode, find, |copy, wanted| wanted.limit(copy));
     let is_kept =
         |path: &str| tree.files.binary_search_by(|file| file.path.as_str().cmp(path)).is_ok();
     let close = |path: &Path, found: io::Result<OwnedFd>, closed: CopyAccess| {
@@ -81,6 +85,7 @@ fn each(
     tree: &Tree,
     model: BorrowedFd<'_>,
     mode: Option<u32>,
+    find: impl Fn(&TreeFile) -> Result<OwnedFd>,
     mut step: impl FnMut(&OwnedFd, CopyAccess) -> io::Result<()>,
 ) -> Result<()> {
     if !is_own(model).map_err(write_error(tree.root()))? {
@@ -103,8 +108,7 @@ fn each(
                 continue;
             }
         };
-        // The file that has this path now: one that a program writes to is another version at each look.
-        let wanted = tree.locate(path).and_then(|source| {
+        let wanted = find(file).and_then(|source| {
             let group = directory::attributes(&copy).map_err(write_error(&full))?.group;
             access.of_file(source.as_fd(), model, group).map_err(open_error(&full))
         });
