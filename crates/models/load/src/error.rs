@@ -196,9 +196,9 @@ pub enum Error {
     /// The memory of a stream is full of tensors that the consumers hold. The next call may succeed after
     /// some were dropped.
     #[error(
-        "no tensor was dropped for {:?}, and the next one does not fit in the stream's {}: tensors of {} are \
+        "no tensor was dropped for {:.1} s, and the next one does not fit in the stream's {}: tensors of {} are \
          held, the oldest is {oldest}; drop tensors before you ask for others, or give the stream more memory",
-        rounded(*waited), ByteSize(*limit_bytes), ByteSize(*held_bytes)
+        waited.as_secs_f64(), ByteSize(*limit_bytes), ByteSize(*held_bytes)
     )]
     StreamFull {
         /// The number of bytes that the held tensors take.
@@ -227,9 +227,4 @@ impl Error {
         let (format, reason) = (error.format(), FormatProblem::Content(error));
         Self::Format { path: path.to_owned(), format, reason }
     }
-}
-
-/// Rounds a time for a message.
-fn rounded(time: Duration) -> Duration {
-    Duration::from_millis(time.as_millis() as u64)
 }
