@@ -163,7 +163,7 @@ pub enum Error {
         /// The problem.
         reason: FormatProblem,
     },
-    /// An alignment of tensors was requested, but the format of the file has no tensors.
+    /// Tensors of a file were requested, to align or to stream them, but its format has none.
     #[error("no tensors are known in {}", path.display())]
     NoTensors {
         /// The file.

@@ -74,8 +74,8 @@ impl CopyAccess {
         directory::set_access(copy, self.mode, self.user)
     }
 
-    /// Takes the permissions from a file or directory that are not among these. Those of a group or a user
-    /// that is not the same now are taken whole.
+    /// Takes the permissions from a file or directory that are not among these. Those of a group that is not the
+    /// same now are taken whole, and a user that was not listed gets no more than it had.
     ///
     /// # Errors
     /// Those of `fchmod(2)`, `setxattr(2)` and `removexattr(2)`.
