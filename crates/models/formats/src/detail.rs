@@ -148,7 +148,7 @@ fn while_reading(format: Format, reason: &Reason) -> &'static str {
     };
     match format {
         Format::Safetensors if in_json => "its header cannot be read: ",
-        Format::SafetensorsIndex if in_json => "it cannot be read: ",
+        Format::SafetensorsIndex | Format::Pipeline if in_json => "it cannot be read: ",
         _ => "",
     }
 }

@@ -12,6 +12,8 @@ pub enum Format {
     SafetensorsIndex,
     /// GGUF.
     Gguf,
+    /// The `model_index.json` of a diffusers model, which names its components.
+    Pipeline,
 }
 
 /// Writes the name of the format in messages.
@@ -21,6 +23,7 @@ impl fmt::Display for Format {
             Self::Safetensors => "safetensors",
             Self::SafetensorsIndex => "safetensors index",
             Self::Gguf => "GGUF",
+            Self::Pipeline => "diffusers index",
         })
     }
 }

@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod directory;
 pub mod gguf;
 pub mod index;
 pub mod reason;
@@ -28,6 +29,7 @@ mod format;
 mod header;
 mod image;
 mod json;
+mod pattern;
 mod quoted;
 
 pub use dtype::Dtype;
@@ -35,4 +37,5 @@ pub use error::{Error, Result};
 pub use format::Format;
 pub use header::{Header, TensorView};
 pub use image::{Image, Part};
+pub use pattern::matches_pattern;
 pub use quoted::{QuotedName, printable, quoted};
