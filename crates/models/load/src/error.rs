@@ -5,11 +5,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use longshore_formats::directory::DirectoryProblem;
 use longshore_formats::{Format, QuotedName};
 use longshore_heap as heap;
 use longshore_mem::ByteSize;
 
 use crate::digest_kind::DigestKind;
+use crate::find::HubProblem;
 use crate::mode::ReadMode;
 use crate::publish::PublishProblem;
 use crate::reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimit, ModeProblem};
@@ -162,6 +164,22 @@ pub enum Error {
         format: Format,
         /// The problem.
         reason: FormatProblem,
+    },
+    /// A directory contains no model, or several.
+    #[error("{}: {reason}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The problem.
+        reason: DirectoryProblem,
+    },
+    /// A repository of the Hugging Face Hub was not found.
+    #[error("{name}: {reason}")]
+    Hub {
+        /// The name of the repository or file.
+        name: String,
+        /// The reason.
+        reason: HubProblem,
     },
     /// Tensors of a file were requested, to align or to stream them, but its format has none.
     #[error("no tensors are known in {}", path.display())]

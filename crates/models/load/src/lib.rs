@@ -25,6 +25,7 @@ mod budget;
 mod digest_kind;
 mod error;
 mod fill;
+mod find;
 mod into_slice;
 mod loader;
 mod mode;
@@ -43,6 +44,9 @@ mod version;
 pub use atomic_file::AtomicFile;
 pub use digest_kind::{DigestKind, ParseDigestKindError};
 pub use error::{Error, Result};
+pub use find::{
+    HubCache, HubName, HubProblem, ParseHubNameError, RepositoryKind, find_files, locate,
+};
 pub use loader::{Loaded, LoadedFile, Loader, POPULATE_AHEAD_DEFAULT_BYTES};
 pub use mode::{ParseReadModeError, ReadMode};
 pub use open::{

@@ -36,9 +36,7 @@ impl FileKind {
 
     pub(crate) fn hint(self) -> &'static str {
         match self {
-            Self::Directory => {
-                "; name its model.safetensors.index.json, or the files in it one by one"
-            }
+            Self::Directory => "; name the files in it one by one",
             Self::Fifo => "; copy it into a file first",
             _ => "",
         }

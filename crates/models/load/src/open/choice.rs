@@ -5,6 +5,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use longshore_formats::gguf::MAGIC;
+use longshore_formats::safetensors::HEADER_LEN_MAX_BYTES;
 
 use super::header::read_exact;
 use crate::error::Result;
@@ -15,8 +16,9 @@ use crate::source::SourceFile;
 #[non_exhaustive]
 pub enum FormatChoice {
     /// The format that the file name implies: `*.safetensors` is safetensors, `*.safetensors.index.json`
-    /// is the index of shards that are opened in its place, `*.gguf` is GGUF, and any other file is raw.
-    /// If a GGUF file is the first of several splits, all splits are opened.
+    /// is the index of shards that are opened in its place, and `*.gguf` is GGUF. If a GGUF file is the
+    /// first of several splits, all splits are opened. The format of a file without an extension, such as
+    /// a blob of the Hugging Face Hub's cache, is recognised by its first bytes. Any other file is raw.
     #[default]
     Auto,
     /// Raw bytes, for any name.
@@ -34,11 +36,10 @@ impl FormatChoice {
     /// # Errors
     /// [`Error::Read`](crate::Error::Read), [`Error::Truncated`](crate::Error::Truncated).
     pub fn from_content(source: &SourceFile) -> Result<Self> {
-        let mut first = [0; MAGIC.len()];
-        if source.len() >= first.len() as u64 {
-            read_exact(source, &mut first, 0)?;
-        }
-        Ok(if first == MAGIC { Self::Gguf } else { Self::Safetensors })
+        Ok(match Content::of(source)? {
+            Content::Gguf => Self::Gguf,
+            Content::Safetensors | Content::Unknown => Self::Safetensors,
+        })
     }
 }
 
@@ -73,9 +74,58 @@ impl fmt::Display for FormatChoice {
     }
 }
 
+/// The number of first bytes by which a file is recognised: the length of a safetensors header, and its
+/// first character.
+const RECOGNISED_BY_BYTES: usize = 9;
+
+/// The format of a file according to its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    Gguf,
+    Safetensors,
+    Unknown,
+}
+
+impl Content {
+    /// Reads the first bytes.
+    pub(super) fn of(source: &SourceFile) -> Result<Self> {
+        let mut first = [0; RECOGNISED_BY_BYTES];
+        let first = &mut first[..source.len().min(RECOGNISED_BY_BYTES as u64) as usize];
+        read_exact(source, first, 0)?;
+        Ok(Self::of_beginning(first))
+    }
+
+    /// Safetensors has no magic number: a file of this format begins with the length of its header, as a
+    /// number of 64 bits, and the header begins with `{`.
+    pub(super) fn of_beginning(beginning: &[u8]) -> Self {
+        if beginning.starts_with(&MAGIC) {
+            return Self::Gguf;
+        }
+        match beginning.first_chunk::<RECOGNISED_BY_BYTES>() {
+            Some([header_len @ .., b'{'])
+                if u64::from_le_bytes(*header_len) <= HEADER_LEN_MAX_BYTES =>
+            {
+                Self::Safetensors
+            }
+            _ => Self::Unknown,
+        }
+    }
+
+    /// Returns the kind of a file with this content and without an extension.
+    pub(super) fn kind(self) -> Kind {
+        match self {
+            Self::Gguf => Kind::Gguf,
+            Self::Safetensors => Kind::Safetensors,
+            Self::Unknown => Kind::Raw,
+        }
+    }
+}
+
 /// The kind of file that a path is opened as.
 pub(super) enum Kind {
     Raw,
+    /// The name has no extension, so the content determines the format.
+    Unnamed,
     Safetensors,
     Index,
     Gguf,
@@ -96,6 +146,7 @@ impl Kind {
             FormatChoice::Safetensors => Self::Safetensors,
             FormatChoice::Auto if name.ends_with(".safetensors") => Self::Safetensors,
             FormatChoice::Auto if name.ends_with(".gguf") => Self::Gguf,
+            FormatChoice::Auto if Path::new(&*name).extension().is_none() => Self::Unnamed,
             FormatChoice::Auto => Self::Raw,
         }
     }
@@ -111,6 +162,7 @@ mod tests {
         let kinds = |name: &str| {
             [Auto, Raw, Safetensors, Gguf].map(|choice| match Kind::of(Path::new(name), choice) {
                 Kind::Raw => 'r',
+                Kind::Unnamed => 'u',
                 Kind::Safetensors => 's',
                 Kind::Index => 'i',
                 Kind::Gguf => 'g',
@@ -126,11 +178,29 @@ mod tests {
             ("model-00002-of-00003.gguf", "grsg"),
             ("model.gguf.part", "rrsg"),
             (".safetensors", "srsg"),
-            ("model.safetensors/blob", "rrsg"),
-            ("/", "rrsg"),
+            ("model.safetensors/blob", "ursg"),
+            ("blobs/0f1e", "ursg"),
+            ("model.bin", "rrsg"),
+            ("/", "ursg"),
         ] {
             assert_eq!(kinds(name).iter().collect::<String>(), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn the_first_bytes_determine_the_format_of_a_file_without_an_extension() {
+        let safetensors = |header_len: u64, first: u8| {
+            let mut beginning = header_len.to_le_bytes().to_vec();
+            beginning.push(first);
+            Content::of_beginning(&beginning)
+        };
+        assert_eq!(safetensors(2, b'{'), Content::Safetensors);
+        assert_eq!(safetensors(100_000_000, b'{'), Content::Safetensors);
+        assert_eq!(safetensors(100_000_001, b'{'), Content::Unknown);
+        assert_eq!(safetensors(2, b'['), Content::Unknown);
+        assert_eq!(Content::of_beginning(b"GGUF"), Content::Gguf);
+        assert_eq!(Content::of_beginning(b"GGU"), Content::Unknown);
+        assert_eq!(Content::of_beginning(&[0; 8]), Content::Unknown);
     }
 
     #[test]

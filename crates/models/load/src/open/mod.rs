@@ -5,6 +5,7 @@
 //!                    ├─ model.safetensors.index.json  shards found and checked ─┤
 //!                    ├─ model.gguf                    header read and checked ──┼─► Opened
 //!                    ├─ model-00001-of-00003.gguf     splits found and checked ─┤   │
+//!                    ├─ a name without extension      the first bytes decide   ─┤   │
 //!                    └─ any other file                raw                      ─┘   │
 //!                                                                  Loader::load(&opened.plan)
 //! ```
@@ -15,16 +16,19 @@
 //!
 //! The formats themselves are in [`longshore_formats`].
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use longshore_formats::directory::ModelFilter;
 use longshore_formats::{Header, Image, TensorView, gguf, safetensors};
 use longshore_mem::Granule;
 
 use crate::error::{Error, Result};
+use crate::find::find_files;
 use crate::plan::{Plan, PlannedFile};
 use crate::source::{Opener, SourceFile};
-use choice::Kind;
+use choice::{Content, Kind};
 
 mod choice;
 mod header;
@@ -69,7 +73,9 @@ pub struct PlacedTensor<'a> {
     pub buffer_range: Range<u64>,
 }
 
-/// Opens files, reads their headers, and plans to load all files whole, one behind the other.
+/// Opens files, reads their headers, and plans to load all files whole, one behind the other. A directory
+/// stands for the files of its model, and `hf://ORG/NAME` for those of a repository in the local cache
+/// of the Hugging Face Hub, as in [`find_files`].
 ///
 /// ```no_run
 /// use longshore_load::{FormatChoice, Loader};
@@ -85,12 +91,20 @@ pub struct PlacedTensor<'a> {
 /// # Errors
 /// Those of [`SourceFile::open`], [`read_safetensors_header`], [`read_gguf_header`] and [`Plan::push`];
 /// [`Error::Format`] if a file of a model is missing or contradicts the index or the other splits, or
-/// if the headers of all files of a model together have more than 128 MiB.
+/// if the headers of all files of a model together have more than 128 MiB; those of [`find_files`].
 pub fn open(paths: &[impl AsRef<Path>], choice: FormatChoice) -> Result<Opened> {
-    open_by(paths, choice, &|path: &Path| SourceFile::open(path))
+    let filter = ModelFilter::new();
+    let mut files = Vec::new();
+    for path in paths {
+        files.extend(find_files(path, choice, &filter)?);
+    }
+    open_by(&files, choice, &|path: &Path| SourceFile::open(path))
 }
 
-/// Opens files like [`open`], each through `by`, which can for example restrict them to a folder.
+/// Opens files like [`open`], each through `by`, which can for example restrict them to a folder. A
+/// directory is not searched for a model.
+///
+/// A file that an index or a first split has named before is not opened again.
 ///
 /// # Errors
 /// Those of [`open`] and of `by`.
@@ -100,28 +114,36 @@ pub fn open_by(
     by: &dyn Opener,
 ) -> Result<Opened> {
     let mut opened = Opened { plan: Plan::new(), tensors: Vec::new() };
-    // A glob pattern names all splits, but opening the first one has opened the others already.
-    let mut splits: Vec<PathBuf> = Vec::new();
+    // A pattern of a shell names all splits, but opening the first one has opened the others already.
+    let mut others: HashSet<PathBuf> = HashSet::new();
     for path in paths {
         let path = path.as_ref();
-        if splits.iter().any(|split| split == path) {
+        if others.contains(path) {
             continue;
         }
         match Kind::of(path, choice) {
             Kind::Raw => opened.plan.push(by.open(path)?)?,
-            Kind::Safetensors => {
+            Kind::Unnamed => {
                 let source = by.open(path)?;
-                let header = header::safetensors_header(&source, by)?;
-                opened.push(source, Header::Safetensors(header))?;
+                match Content::of(&source)? {
+                    Content::Gguf => {
+                        let header = header::gguf_header(&source, by)?;
+                        opened.push(source, Header::Gguf(header))?;
+                    }
+                    Content::Safetensors => opened.push_safetensors(source, by)?,
+                    Content::Unknown => opened.plan.push(source)?,
+                }
             }
+            Kind::Safetensors => opened.push_safetensors(by.open(path)?, by)?,
             Kind::Index => {
                 for (source, header) in shards::open(&by.open(path)?, by)? {
+                    others.insert(source.path().to_owned());
                     opened.push(source, Header::Safetensors(header))?;
                 }
             }
             Kind::Gguf => {
                 for (source, header) in splits::open(path, by)? {
-                    splits.push(source.path().to_owned());
+                    others.insert(source.path().to_owned());
                     opened.push(source, Header::Gguf(header))?;
                 }
             }
@@ -135,7 +157,7 @@ pub fn names_others(path: &Path, choice: FormatChoice) -> bool {
     match Kind::of(path, choice) {
         Kind::Index => true,
         Kind::Gguf => splits::is_first_of_several(path),
-        Kind::Raw | Kind::Safetensors => false,
+        Kind::Raw | Kind::Safetensors | Kind::Unnamed => false,
     }
 }
 
@@ -165,7 +187,7 @@ pub fn others_of(path: &Path, choice: FormatChoice, by: &dyn Opener) -> Result<V
             Ok(shards::paths(source.path(), &shards::read_index(&source, by)?))
         }
         Kind::Gguf => splits::others(path, by),
-        Kind::Raw | Kind::Safetensors => Ok(Vec::new()),
+        Kind::Raw | Kind::Safetensors | Kind::Unnamed => Ok(Vec::new()),
     }
 }
 
@@ -176,8 +198,12 @@ pub fn others_of(path: &Path, choice: FormatChoice, by: &dyn Opener) -> Result<V
 /// [`Error::Format`].
 pub fn parse_header(path: &Path, content: &[u8], choice: FormatChoice) -> Result<Option<Header>> {
     let len_bytes = content.len() as u64;
-    let header = match Kind::of(path, choice) {
-        Kind::Raw => return Ok(None),
+    let kind = match Kind::of(path, choice) {
+        Kind::Unnamed => Content::of_beginning(content).kind(),
+        kind => kind,
+    };
+    let header = match kind {
+        Kind::Raw | Kind::Unnamed => return Ok(None),
         Kind::Gguf => gguf::Header::parse(content, len_bytes).map(Header::Gguf),
         // In place of an index, its shards are in memory.
         Kind::Safetensors | Kind::Index => {
@@ -230,6 +256,11 @@ impl Opened {
             plan.push_image(source, image)?;
         }
         Ok(Self { plan, tensors })
+    }
+
+    fn push_safetensors(&mut self, source: SourceFile, by: &dyn Opener) -> Result<()> {
+        let header = header::safetensors_header(&source, by)?;
+        self.push(source, Header::Safetensors(header))
     }
 
     fn push(&mut self, source: SourceFile, header: Header) -> Result<()> {

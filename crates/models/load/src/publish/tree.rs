@@ -13,6 +13,7 @@ use longshore_sys::file::{self, Kind};
 use super::problem::PublishProblem;
 use super::record::{self, DEPTH_MAX, ENTRIES_MAX};
 use crate::error::{Error, Result};
+use crate::find::locate;
 use crate::open::{FormatChoice, others_of};
 use crate::reason::{Change, FileKind};
 use crate::source::SourceFile;
@@ -63,11 +64,20 @@ pub(crate) struct TreeFile {
 }
 
 impl Tree {
-    /// Finds the files of the model at `source`.
+    /// Finds the files of the model at `source`, which is a path, or a name of the Hugging Face Hub if
+    /// links are followed.
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::NotRegular`], [`Error::Publish`], and those of [`others_of`].
+    /// [`Error::Open`], [`Error::NotRegular`], [`Error::Publish`], and those of [`others_of`] and [`locate`].
     pub(crate) fn of(source: &Path, links: Links) -> Result<Self> {
+        let located;
+        let source = match links {
+            Links::Followed => {
+                located = locate(source)?;
+                &located
+            }
+            Links::Refused => source,
+        };
         let failed = |error| Error::Open { path: source.to_owned(), source: error };
         let kind = file::kind_at_source(source, links == Links::Refused).map_err(|error| {
             match beneath::is_loop(&error) {

@@ -1,0 +1,114 @@
+//! The local cache of the Hugging Face Hub.
+//!
+//! The cache has the layout of the Python package `huggingface_hub`:
+//!
+//! ```text
+//!   models--ORG--NAME/refs/main            the commit of a branch, as text
+//!                    /snapshots/COMMIT/…   the files of a commit: links to the blobs
+//!                    /blobs/…              the files, by their checksums
+//! ```
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::hub_name::{HubName, RepositoryKind, SCHEME};
+use super::hub_problem::HubProblem;
+use crate::error::{Error, Result};
+
+/// The most bytes of a file in `refs`, which has a commit of 40 digits.
+const REF_LEN_MAX: u64 = 256;
+
+/// The local cache of the Hugging Face Hub. It is only read.
+#[derive(Clone, Debug)]
+pub struct HubCache {
+    directory: PathBuf,
+}
+
+impl HubCache {
+    /// Returns the cache that the environment names, as for `huggingface_hub`: `HF_HUB_CACHE`, else
+    /// `HF_HOME/hub`, else `XDG_CACHE_HOME/huggingface/hub`, else `~/.cache/huggingface/hub`.
+    ///
+    /// # Errors
+    /// [`Error::Hub`] if none of these is set.
+    pub fn from_env() -> Result<Self> {
+        let set =
+            |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let home = |path: PathBuf| match path.strip_prefix("~") {
+            Ok(rest) => env::home_dir().map_or(path.clone(), |home| home.join(rest)),
+            Err(_) => path,
+        };
+        let directory = set("HF_HUB_CACHE")
+            .or_else(|| set("HUGGINGFACE_HUB_CACHE"))
+            .or_else(|| Some(set("HF_HOME")?.join("hub")))
+            .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface/hub")))
+            .or_else(|| Some(env::home_dir()?.join(".cache/huggingface/hub")));
+        let none = || Error::Hub { name: SCHEME.to_owned(), reason: HubProblem::NoCache };
+        Ok(Self { directory: home(directory.ok_or_else(none)?) })
+    }
+
+    /// Makes a cache from its directory, which contains directories such as `models--ORG--NAME`.
+    pub fn at(directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into() }
+    }
+
+    /// Returns the path of a repository's revision, or of a file in it. The Hub is not asked, so a branch
+    /// is at the commit of the last download.
+    ///
+    /// # Errors
+    /// [`Error::Hub`] if the cache does not have it.
+    pub fn locate(&self, name: &HubName) -> Result<PathBuf> {
+        let failed = |reason| Error::Hub { name: name.to_string(), reason };
+        let readings = name.readings();
+        let prefix = match name.kind {
+            RepositoryKind::Model => "models",
+            RepositoryKind::Dataset => "datasets",
+            RepositoryKind::Space => "spaces",
+        };
+        let directory = |repository: &str| {
+            self.directory.join(format!("{prefix}--{}", repository.replace('/', "--")))
+        };
+        let found = readings.iter().find(|(repository, _)| directory(repository).is_dir());
+        let Some((repository, file)) = found else {
+            let (repository, cache) = (name.repository.clone(), self.directory.clone());
+            return Err(failed(HubProblem::NotCached { repository, cache }));
+        };
+        let revision = name.revision.as_deref().unwrap_or("main");
+        let snapshot = snapshot(&directory(repository), revision).ok_or_else(|| {
+            failed(HubProblem::NoRevision {
+                repository: repository.clone(),
+                revision: revision.to_owned(),
+                cache: self.directory.clone(),
+            })
+        })?;
+        let Some(file) = file else { return Ok(snapshot) };
+        let path = snapshot.join(file);
+        if !path.exists() {
+            let (repository, file) = (repository.clone(), file.clone());
+            return Err(failed(HubProblem::NoFile { repository, file, snapshot }));
+        }
+        Ok(path)
+    }
+}
+
+/// Returns the directory of the revision of a repository in the cache, if it exists.
+fn snapshot(repository: &Path, revision: &str) -> Option<PathBuf> {
+    let of_commit = |commit: &str| {
+        let is_one = commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let path = repository.join("snapshots").join(commit);
+        (is_one && path.is_dir()).then_some(path)
+    };
+    let of_ref = || {
+        let path = repository.join("refs").join(revision);
+        let is_short = path.metadata().is_ok_and(|it| it.is_file() && it.len() <= REF_LEN_MAX);
+        let commit = is_short.then(|| fs::read_to_string(path).ok()).flatten()?;
+        of_commit(commit.trim())
+    };
+    of_commit(revision).or_else(of_ref)
+}
+
+/// Returns the `main` revision if `path` is the directory of a repository in a cache.
+pub(super) fn snapshot_of_repository(path: &Path) -> Option<PathBuf> {
+    let is_repository = path.join("snapshots").is_dir() && path.join("refs").is_dir();
+    is_repository.then(|| snapshot(path, "main")).flatten()
+}
