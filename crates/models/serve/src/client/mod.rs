@@ -12,8 +12,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use longshore_load::FormatChoice;
-use longshore_load::{CancelToken, Progress, SourceFile};
+use longshore_formats::QuotedName;
+use longshore_formats::directory::{DirectoryProblem, ModelFilter};
+use longshore_load::{
+    self as load, CancelToken, FormatChoice, HubName, Progress, SourceFile, find_files,
+};
 use longshore_mem::Granule;
 use longshore_sys::{beneath, file, packet_socket};
 
@@ -38,11 +41,12 @@ const LINES_MAX: usize = 100_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wanted {
-    /// The file at this path.
+    /// The file at this path, or the model in this directory.
     Path(PathBuf),
     /// The model that the server has under this number.
     Id(u64),
-    /// A name as people write it: a path; else a name beneath a served directory; else a number; else
+    /// A name as people write it: a path, or `hf://ORG/NAME` for a repository in the local cache of the
+    /// Hugging Face Hub; else a name beneath a served directory; else a number; else
     /// the end of the path of a model in memory, which must not be the end of the path of another one.
     /// The files of the model, and links to them, must then belong to root, to this user or to the user
     /// that runs the server.
@@ -176,6 +180,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NotFound`], [`Error::Ambiguous`], [`Error::OtherUser`],
+    /// [`Error::Load`] if a directory has no model, several, or one that no single file names,
     /// [`Error::Refused`], [`Error::Cancelled`], [`Error::ServerGone`], [`Error::TimedOut`],
     /// [`Error::Untrustworthy`]. The model is not attached then.
     pub fn attach(
@@ -184,7 +189,7 @@ impl Client {
         format: FormatChoice,
         observe: &mut dyn FnMut(Progress),
     ) -> Result<Attachment> {
-        let located = self.locate(wanted)?;
+        let located = self.locate(wanted, format)?;
         let Located { path, target, file, .. } = &located;
         located.check_owner(path, file, self.server_uid)?;
         let align_bytes = self.align.map_or(0, Granule::bytes);
@@ -240,9 +245,9 @@ impl Client {
     }
 
     /// Opens the file, and returns it with its path and the target of the request.
-    fn locate(&mut self, wanted: &Wanted) -> Result<Located> {
+    fn locate(&mut self, wanted: &Wanted, format: FormatChoice) -> Result<Located> {
         let of_path = |path: &Path| {
-            let path = resolved(path)?;
+            let path = resolved(&only_file(path, format)?)?;
             let file = opened(&path)?;
             Ok(Located { path: path.clone(), target: Target::Path(path), file, by_end: None })
         };
@@ -254,7 +259,7 @@ impl Client {
             }
             Wanted::Word(word) => {
                 let path = Path::new(word);
-                if path.is_absolute() || path.exists() {
+                if path.is_absolute() || HubName::is_one(path) || path.exists() {
                     return of_path(path);
                 }
                 let listing = self.list_to_choose_from()?;
@@ -324,6 +329,20 @@ fn out_of_turn() -> Error {
 /// Opens a file to show. Another user may have changed where its path leads.
 fn opened(path: &Path) -> Result<OwnedFd> {
     beneath::open_regular(path).map_err(|source| Error::Open { path: path.to_owned(), source })
+}
+
+/// Returns the file that names all files of the model at `path`.
+fn only_file(path: &Path, format: FormatChoice) -> Result<PathBuf> {
+    let mut files = find_files(path, format, &ModelFilter::new())?;
+    if files.len() > 1 {
+        let shown = files.iter().take(20).map(|file| QuotedName::new(&file.to_string_lossy()));
+        let reason = DirectoryProblem::Several { candidates: shown.collect(), count: files.len() };
+        return Err(load::Error::Directory { path: path.to_owned(), reason }.into());
+    }
+    files.pop().ok_or_else(|| Error::Open {
+        path: path.to_owned(),
+        source: std::io::ErrorKind::NotFound.into(),
+    })
 }
 
 /// Returns the absolute path of a file, without symbolic links except in its own name: the path decides
