@@ -19,6 +19,7 @@ use crate::pt::args::PtArgs;
 use crate::publish::PublishArgs;
 use crate::repack::RepackArgs;
 use crate::serve::ServeArgs;
+use crate::sources::FilterArgs;
 use crate::units::{Alignment, Size};
 
 /// Load files at the disk's speed into memory that devices and other processes share.
@@ -67,14 +68,21 @@ Examples:
     longshore load model.safetensors --align 64 --hold
   Load all shards of a model and verify them with the output of sha256sum:
     longshore load model.safetensors.index.json --manifest SHA256SUMS
-  Load all splits of a llama.cpp model:
-    longshore load model-00001-of-00003.gguf
+  Load the model in a directory, and one of the GGUF models in another:
+    longshore load ./llama
+    longshore load ./llama-gguf --variant Q4_K_M
+  Load a model that 'hf download' has fetched:
+    longshore load hf://Qwen/Qwen3-0.6B
 ")]
 pub(crate) struct LoadArgs {
-    /// The files to load, in this order; a `*.safetensors.index.json` stands for its shards, and
-    /// `*-00001-of-NNNNN.gguf` for all splits.
-    #[arg(required = true, value_name = "FILE")]
+    /// The files to load, in this order; a directory stands for the model in it, hf://ORG/NAME for a
+    /// repository in the local cache of the Hugging Face Hub, a `*.safetensors.index.json` for its
+    /// shards, and `*-00001-of-NNNNN.gguf` for all splits.
+    #[arg(required = true, value_name = "SOURCE")]
     pub(crate) files: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) filter: FilterArgs,
 
     /// The source of the memory; `dma-heap:NAME` names a dma-heap.
     #[arg(long, default_value = "auto", value_parser = choices::HEAPS)]
@@ -84,8 +92,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, default_value = "auto", value_parser = choices::MODES)]
     pub(crate) mode: ReadMode,
 
-    /// The format of the files; auto: by their names. The header of a file is checked before its data
-    /// is read.
+    /// The format of the files; auto: by their names, and by their first bytes if a name has no
+    /// extension. The header of a file is checked before its data is read.
     #[arg(long, default_value = "auto", value_parser = choices::FORMATS)]
     pub(crate) format: FormatChoice,
 
@@ -139,12 +147,16 @@ pub(crate) struct LoadArgs {
     pub(crate) exec: Vec<OsString>,
 }
 
-/// Show the tensors and metadata of a model file as a table.
+/// Show the tensors and metadata of a model as tables.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
-    /// A safetensors file, the index of a sharded model, or a GGUF file.
-    #[arg(value_name = "FILE")]
+    /// A safetensors file, the index of a sharded model, a GGUF file, a directory with a model, or
+    /// hf://ORG/NAME for a repository in the local cache of the Hugging Face Hub.
+    #[arg(value_name = "SOURCE")]
     pub(crate) file: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) filter: FilterArgs,
 
     /// Print one JSON object.
     #[arg(long)]

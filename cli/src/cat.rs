@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::choices;
 use crate::exit::failure;
 use crate::progress::Display;
+use crate::sources::FilterArgs;
 use crate::units::{Decimal, Size};
 
 /// Write the bytes of tensors to standard output.
@@ -31,9 +32,13 @@ Examples:
     longshore cat model.gguf --tensor token_embd.weight --rows 0..1 | od -A d -t f4 | head
 ")]
 pub(crate) struct CatArgs {
-    /// The model: a safetensors or GGUF file, the index of a sharded model, or the first of several splits.
-    #[arg(required = true, value_name = "MODEL")]
+    /// The model: a safetensors or GGUF file, the index of a sharded model, the first of several splits, a
+    /// directory with a model, or hf://ORG/NAME for a repository in the local cache of the Hugging Face Hub.
+    #[arg(required = true, value_name = "SOURCE")]
     pub(crate) files: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) filter: FilterArgs,
 
     /// The name of a tensor, or a pattern, in which * stands for any characters and ? for one. May be
     /// repeated. Without it, all tensors are written.
@@ -53,7 +58,7 @@ pub(crate) struct CatArgs {
     #[arg(long, default_value = "auto", value_parser = choices::MODES)]
     pub(crate) mode: ReadMode,
 
-    /// The format of the files; auto: by their names.
+    /// The format of the files; auto: by their names, and by their first bytes if a name has no extension.
     #[arg(long, default_value = "auto", value_parser = choices::FORMATS)]
     pub(crate) format: FormatChoice,
 
@@ -86,7 +91,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<()> {
         return Err(failure(2, text.to_owned()));
     }
     // No handler of signals: it would not end a write to a program that does not read.
-    let opened = longshore::load::open(&args.files, args.format)?;
+    let opened = args.filter.open(&args.files, args.format)?;
     let mut selection = args.tensor.iter().fold(Selection::all(), |selection, name| {
         match name.contains(['*', '?']) {
             true => selection.pattern(name),

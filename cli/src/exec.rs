@@ -24,7 +24,7 @@ use rustix::io::FdFlags;
 use crate::exit::failure;
 use crate::program::{cannot_run, check_program};
 use crate::progress::Display;
-use crate::signals;
+use crate::{signals, sources};
 
 /// The argument that the path of the model replaces.
 const PLACE: &str = "{}";
@@ -54,7 +54,8 @@ Examples:
     longshore exec ./llama --to /models -- vllm serve {}
 ")]
 pub(crate) struct ExecArgs {
-    /// The model: a directory or a file.
+    /// The model: a directory, a file, or hf://ORG/NAME for a repository in the local cache of the Hugging
+    /// Face Hub.
     #[arg(value_name = "SOURCE")]
     source: PathBuf,
 
@@ -108,7 +109,7 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
     check_program(&args.command)?;
     let cancel = signals::cancel_token()?;
     let manifest = args.manifest.as_ref().map(Manifest::open).transpose()?;
-    let source = std::path::absolute(&args.source)?;
+    let source = sources::to_publish(&args.source)?;
     let mut display = Display::new(args.quiet);
     let observe = |progress| display.show(progress);
     let placed = place(args, &source, manifest.as_ref(), &cancel, observe)?;

@@ -3,7 +3,8 @@
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
-use longshore::load::{Error, PublishProblem};
+use longshore::formats::directory::DirectoryProblem;
+use longshore::load::{Error, HubProblem, PublishProblem};
 use longshore::{heap, serve};
 use serde_json::json;
 
@@ -23,7 +24,7 @@ Exit codes:
    14  the file changed or shrank     126  the program cannot be run
    15  not a valid file of its format 127  the program was not found
    16  a checksum differs             130  Ctrl-C (128 + the signal's number)
-   17  the file is empty, or the directory has no files
+   17  the file is empty, or the directory has no files or no model
    18  the address is not mapped
    19  the name of the model exists already
 
@@ -188,6 +189,11 @@ fn code_of_loading(error: &Error) -> u8 {
         Error::Mismatch { .. } => 16,
         Error::NotEnoughMemory { .. } | Error::StreamFull { .. } => 20,
         Error::Stream { .. } => 2,
+        Error::Directory { reason, .. } => code_of_directory(reason),
+        Error::Hub { reason, .. } => match reason {
+            HubProblem::Name(_) => 2,
+            _ => 10,
+        },
         Error::Heap(heap::Error::TmpfsFull { .. }) => 20,
         Error::Publish { reason, .. } => code_of_publishing(reason),
         Error::Heap(heap::Error::OutOfMemory { .. } | heap::Error::TooLong { .. }) => 20,
@@ -200,6 +206,14 @@ fn code_of_loading(error: &Error) -> u8 {
         Error::ModeUnavailable { .. } => 22,
         Error::Cancelled { .. } => signals::received().map_or(130, |signal| 128 + signal),
         _ => 1,
+    }
+}
+
+fn code_of_directory(problem: &DirectoryProblem) -> u8 {
+    match problem {
+        DirectoryProblem::Several { .. } => 2,
+        DirectoryProblem::Incomplete { .. } => 15,
+        _ => 17,
     }
 }
 

@@ -1,6 +1,7 @@
 //! `longshore inspect`.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use anyhow::Context;
 use longshore::SourceFile;
@@ -15,13 +16,12 @@ use crate::output::print;
 use crate::units::Decimal;
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<()> {
-    let name = args.file.to_string_lossy();
-    let choice = if [".index.json", ".gguf"].iter().any(|end| name.ends_with(end)) {
-        FormatChoice::Auto
-    } else {
-        FormatChoice::from_content(&SourceFile::open(&args.file)?)?
+    let files = args.filter.files(std::slice::from_ref(&args.file), FormatChoice::Auto)?;
+    let choice = match files.as_slice() {
+        [file] if !has_known_ending(file) => FormatChoice::from_content(&SourceFile::open(file)?)?,
+        _ => FormatChoice::Auto,
     };
-    let opened = longshore::load::open(std::slice::from_ref(&args.file), choice)?;
+    let opened = longshore::load::open(&files, choice)?;
     let text = if args.json {
         format!("{}\n", as_json(&opened))
     } else {
@@ -32,6 +32,12 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<()> {
         text
     };
     print(&text)
+}
+
+/// Returns `true` if the name of the file determines its format.
+fn has_known_ending(file: &Path) -> bool {
+    let name = file.to_string_lossy();
+    [".json", ".gguf"].iter().any(|end| name.ends_with(end))
 }
 
 fn table(opened: &Opened, file: &FileTensors, text: &mut String) -> std::fmt::Result {

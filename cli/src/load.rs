@@ -34,7 +34,7 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         let refused = longshore::heap::Error::CannotSealContent { heap };
         return Err(longshore::load::Error::from(refused).into());
     }
-    let mut opened = longshore::load::open(&args.files, args.format)?;
+    let mut opened = args.filter.open(&args.files, args.format)?;
     if let Some(Alignment(alignment)) = args.align {
         if opened.tensors.is_empty() {
             let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
@@ -76,7 +76,8 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         let json = as_json(&report, &files, &opened, &shared, stays);
         print_result(&format!("{json}\n"), executes)?;
     } else if !args.quiet {
-        let summary = summary(args, &report, &files, &shared).context("writing the summary")?;
+        let summary =
+            summary(args, &report, &files, &opened, &shared).context("writing the summary")?;
         print_result(&summary, executes)?;
     }
     if args.hold {
@@ -95,6 +96,7 @@ fn summary(
     args: &LoadArgs,
     report: &Report,
     files: &[longshore::load::LoadedFile],
+    opened: &Opened,
     shared: &SharedBuffer,
 ) -> Result<String, fmt::Error> {
     let mut text = String::new();
@@ -127,6 +129,7 @@ fn summary(
     let stays = args.hold || !args.exec.is_empty();
     let second_copy = || notes::second_copy(report.content_bytes, notes::memory_left());
     let notes = [
+        notes::unrecognised(opened, args.format),
         notes::mapping(&report.pages, shmem_enabled.as_deref()),
         notes::prefaulting(report),
         stays.then(second_copy).flatten(),

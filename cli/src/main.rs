@@ -25,6 +25,7 @@ mod serve;
 mod serve_log;
 mod serve_publishing;
 mod signals;
+mod sources;
 mod units;
 
 use std::process::ExitCode;

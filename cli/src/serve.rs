@@ -18,6 +18,7 @@ use crate::rate_limit::{RateLimit, Verdict};
 use crate::serve_log::{Line, Log, LogHandle};
 use crate::serve_publishing::{self, PublishingArgs};
 use crate::signals::{self, ServerSignal};
+use crate::sources::FilterArgs;
 use crate::units::{Alignment, Period, Size};
 
 /// Load models into memory once, and share them with all processes of this machine.
@@ -64,9 +65,14 @@ Under systemd, a .socket unit with ListenSequentialPacket= passes its socket to 
 The exit codes are listed by 'longshore --help'.
 ")]
 pub(crate) struct ServeArgs {
-    /// A file to load at the start and to keep; the index of a model loads all its shards.
+    /// A file to load at the start and to keep; the index of a model loads all its shards. A directory
+    /// stands for the model in it, and hf://ORG/NAME for a repository in the local cache of the Hugging
+    /// Face Hub.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
+
+    #[command(flatten)]
+    filter: FilterArgs,
 
     /// Let clients attach files in this directory and below. May be repeated. A file system that is
     /// mounted below it is not entered: name its mount point, too.
@@ -237,7 +243,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         .heap(args.heap)
         .memory_mode(args.memory_mode.0);
     options.roots = args.root;
-    options.files = args.files;
+    options.files = args.filter.files(&args.files, args.format)?;
     let server = Server::new(listener, options, stop.clone())?;
     let managing = manager.map(|manager| {
         let stop = stop.clone();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use longshore::load::Manifest;
+use longshore::load::{Manifest, locate};
 use longshore::serve::{Keep, PublishEvent, PublishManager, PublishOptions, Stop};
 use serde_json::{Value, json};
 
@@ -77,7 +77,10 @@ pub(crate) fn manager(
         publish::mount(directory, args.mount_size)?;
     }
     let mut options = PublishOptions::new(directory);
-    options.preload.clone_from(&args.preload);
+    // A name of the Hub is resolved once, because a user who can write the cache could change where it
+    // leads.
+    let preload = args.preload.iter().map(locate);
+    options.preload = preload.collect::<Result<_, _>>()?;
     options.keep = args.keep_alive.0;
     options.mode = args.preload_mode;
     options.manifest = manifest;

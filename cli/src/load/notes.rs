@@ -1,8 +1,9 @@
 //! Notes of the summary: limits of the machine that concern this load, or the programs that map its
 //! memory.
 
+use longshore::formats::printable;
 use longshore::heap::PageReport;
-use longshore::load::Report;
+use longshore::load::{FormatChoice, Opened, Report};
 use longshore_sys::memory::{self, Available};
 
 use crate::units::Decimal;
@@ -21,6 +22,23 @@ pub(super) fn mapping(pages: &PageReport, shmem_enabled: Option<&str>) -> Option
     Some(format!(
         "programs map it in 4 KiB pages, unless they map it at a multiple of 2 MiB (shmem_enabled is \
          {setting}: see longshore doctor)"
+    ))
+}
+
+/// Returns a note if a file without an extension was loaded as raw bytes, because its content is that of no
+/// known format.
+pub(super) fn unrecognised(opened: &Opened, format: FormatChoice) -> Option<String> {
+    let is_known = |index: usize| opened.tensors.iter().any(|file| file.file_index == index);
+    let mut files = opened.plan.files().iter().enumerate();
+    let (_, file) = files.find(|(index, file)| {
+        format == FormatChoice::Auto
+            && file.source().path().extension().is_none()
+            && !is_known(*index)
+    })?;
+    let path = file.source().path().to_string_lossy();
+    Some(format!(
+        "{} is neither safetensors nor GGUF: it was loaded as raw bytes",
+        printable(&path)
     ))
 }
 
