@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use longshore_heap::Heap;
 use longshore_mem::Granule;
+use longshore_sys::fork::Process;
 use longshore_sys::huge_pages::{self, Pool};
 use longshore_sys::memory::{self, Available};
 
@@ -18,21 +19,36 @@ const OVERHEAD_BYTES: u64 = (16 << 20) + STAGING_MAX_BYTES;
 /// The memory that all running loads of this process will still take.
 static TO_COME: ToCome = ToCome(AtomicU64::new(0));
 
-/// A number of bytes that the kernel counts as available, but that running loads have claimed. It is not
-/// behind a mutex, because a child that is forked while a mutex is locked can never lock it.
+/// A number of bytes that the kernel counts as available, but that running loads have claimed. The upper 16
+/// bits are those of the process: a child of `fork(2)` has none of its parent's loads. It is not behind a
+/// mutex, because a child that is forked while a mutex is locked can never lock it.
 #[derive(Debug, Default)]
 struct ToCome(AtomicU64);
+
+/// The bits of [`ToCome`] that are a number of bytes.
+const BYTES_MASK: u64 = (1 << 48) - 1;
 
 /// The memory that one load will still take. Dropping the claim releases it.
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
     all: &'a ToCome,
     bytes: u64,
+    process: u64,
 }
 
 impl ToCome {
     fn claim(&self) -> Claim<'_> {
-        Claim { all: self, bytes: 0 }
+        Claim { all: self, bytes: 0, process: Self::process() }
+    }
+
+    /// Returns the bits of this process.
+    fn process() -> u64 {
+        Process::current().number() << BYTES_MASK.count_ones()
+    }
+
+    /// Returns the claimed bytes in `packed`; none if another process has claimed them.
+    fn bytes(packed: u64) -> u64 {
+        if packed & !BYTES_MASK == Self::process() { packed & BYTES_MASK } else { 0 }
     }
 }
 
@@ -40,8 +56,13 @@ impl Claim<'_> {
     /// Lowers the claim to `bytes`. It is never raised.
     pub(crate) fn lower_to(&mut self, bytes: u64) {
         let less = self.bytes.saturating_sub(bytes);
-        self.all.0.fetch_sub(less, Ordering::Relaxed);
         self.bytes -= less;
+        let process = ToCome::process();
+        if process == self.process {
+            let lower = |all| Some(process | ToCome::bytes(all).saturating_sub(less));
+            // This always returns a number.
+            let _ = self.all.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
+        }
     }
 
     /// Sets the claim to `bytes` if `check` succeeds, which gets the claims of the other loads. If those
@@ -49,10 +70,11 @@ impl Claim<'_> {
     fn set_if(&mut self, bytes: u64, check: impl Fn(u64) -> Result<()>) -> Result<()> {
         let mut all = self.all.0.load(Ordering::Relaxed);
         loop {
-            let others = all - self.bytes;
+            let others = ToCome::bytes(all).saturating_sub(self.bytes);
             check(others)?;
-            let sum = others.saturating_add(bytes);
-            match self.all.0.compare_exchange(all, sum, Ordering::Relaxed, Ordering::Relaxed) {
+            let sum = others.saturating_add(bytes).min(BYTES_MASK);
+            let new = ToCome::process() | sum;
+            match self.all.0.compare_exchange(all, new, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => {
                     self.bytes = sum - others;
                     return Ok(());
@@ -217,10 +239,26 @@ mod tests {
         assert_eq!(second.bytes, 0);
         first.lower_to(GIB / 2);
         check(&mut second, GIB + GIB / 2).unwrap();
-        assert_eq!(all.0.load(Ordering::Relaxed), 2 * GIB);
+        let claimed = || ToCome::bytes(all.0.load(Ordering::Relaxed));
+        assert_eq!(claimed(), 2 * GIB);
         drop(first);
         drop(second);
-        assert_eq!(all.0.load(Ordering::Relaxed), 0);
+        assert_eq!(claimed(), 0);
+    }
+
+    #[test]
+    fn a_child_has_no_claims_of_its_parent() {
+        let (process, mask) = (ToCome::process(), !BYTES_MASK);
+        let all = ToCome(AtomicU64::new((process ^ mask) & mask | GIB));
+        let of_parent = Claim { all: &all, bytes: GIB, process: process ^ mask };
+        let mut own = all.claim();
+        own.set_if(5, |others| {
+            assert_eq!(others, 0);
+            Ok(())
+        })
+        .unwrap();
+        drop(of_parent);
+        assert_eq!(ToCome::bytes(all.0.load(Ordering::Relaxed)), 5);
     }
 
     #[test]
