@@ -23,6 +23,18 @@ impl Dtype {
             Self::Ggml(dtype) => dtype.name(),
         }
     }
+
+    /// Returns the number of elements in a block, which cannot be divided: 1 unless the type is quantized, as
+    /// many types of GGUF files are, or smaller than a byte.
+    pub const fn block_elements(self) -> u64 {
+        match self {
+            // 2 elements of 4 bits in a byte, and 4 of 6 bits in 3 bytes.
+            Self::Safetensors(safetensors::Dtype::F4) => 2,
+            Self::Safetensors(safetensors::Dtype::F6E2m3 | safetensors::Dtype::F6E3m2) => 4,
+            Self::Safetensors(_) => 1,
+            Self::Ggml(dtype) => dtype.block_elements(),
+        }
+    }
 }
 
 impl fmt::Display for Dtype {

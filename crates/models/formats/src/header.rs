@@ -37,7 +37,12 @@ pub struct TensorView<'a> {
     pub data: Range<u64>,
 }
 
-impl TensorView<'_> {
+impl<'a> TensorView<'a> {
+    /// Makes a view from the parts of a tensor's description.
+    pub const fn new(name: &'a str, dtype: Dtype, shape: &'a [u64], data: Range<u64>) -> Self {
+        Self { name, dtype, shape, data }
+    }
+
     /// Returns the length of the data in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.data.end - self.data.start

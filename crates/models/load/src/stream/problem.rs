@@ -38,16 +38,19 @@ pub enum StreamProblem {
         /// The number of rows of the tensor.
         of_rows: u64,
     },
-    /// The selected rows begin or end within a byte.
+    /// The selected rows begin or end within a block of elements, which cannot be divided.
     #[error(
-        "rows {} to {} of tensor {tensor} begin or end within a byte; select others",
+        "rows {} to {} of tensor {tensor} begin or end within a block; begin and end at a multiple of \
+         {block_rows}",
         rows.start, rows.end
     )]
-    PartialByte {
+    PartialBlock {
         /// The name of the tensor.
         tensor: QuotedName,
         /// The selected rows.
         rows: Range<u64>,
+        /// The number of rows in whole blocks.
+        block_rows: u64,
     },
     /// There is no such part of the rows.
     #[error("part {index} of {count} is selected, but parts are counted from 0 to {count} - 1")]

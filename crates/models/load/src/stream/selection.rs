@@ -65,7 +65,8 @@ impl Rows {
     /// Returns the place of these rows of a tensor; `None` for a scalar, which each part has.
     ///
     /// # Errors
-    /// [`Error::Stream`] if the tensor does not have these rows, or if they do not consist of whole bytes.
+    /// [`Error::Stream`] if the tensor does not have these rows, or if they do not consist of whole blocks of
+    /// its type. A share is rounded to whole blocks instead.
     pub fn of(&self, tensor: &TensorView<'_>) -> Result<Option<RowsOfTensor>> {
         let name = || QuotedName::new(tensor.name);
         if let Self::Share { index, count } = self
@@ -73,6 +74,7 @@ impl Rows {
         {
             return Err(StreamProblem::NoSuchShare { index: *index, count: *count }.into());
         }
+        let block_rows = block_rows(tensor);
         let rows = match (self, tensor.shape.first()) {
             (Self::Share { .. }, None) => return Ok(None),
             (Self::Range(_), None) => return Err(StreamProblem::Scalar { tensor: name() }.into()),
@@ -86,24 +88,38 @@ impl Rows {
             (Self::Share { index, count }, Some(&of_rows)) => {
                 // A part of the rows has no more rows than the tensor.
                 let at = |index: u64| {
-                    (u128::from(of_rows) * u128::from(index) / u128::from(*count)) as u64
+                    let row = u128::from(of_rows) * u128::from(index) / u128::from(*count);
+                    let row = row as u64;
+                    if row == of_rows { row } else { row - row % block_rows }
                 };
                 at(*index)..at(index + 1)
             }
         };
-        let of_rows = u128::from(tensor.shape.first().copied().unwrap_or(1).max(1));
+        let of_rows = tensor.shape.first().copied().unwrap_or(1).max(1);
+        let is_whole = |row: u64| row == of_rows || row.is_multiple_of(block_rows);
+        if !is_whole(rows.start) || !is_whole(rows.end) {
+            return Err(StreamProblem::PartialBlock { tensor: name(), rows, block_rows }.into());
+        }
         let len_bytes = tensor.data.end.saturating_sub(tensor.data.start);
-        // The bytes before a row, if they are a whole number.
-        let before = |row: u64| {
-            let bytes = u128::from(len_bytes) * u128::from(row);
-            bytes.is_multiple_of(of_rows).then(|| (bytes / of_rows) as u64)
-        };
-        let (Some(start), Some(end)) = (before(rows.start), before(rows.end)) else {
-            return Err(StreamProblem::PartialByte { tensor: name(), rows }.into());
-        };
-        let data = tensor.data.start + start..tensor.data.start + end;
+        let before =
+            |row: u64| (u128::from(len_bytes) * u128::from(row) / u128::from(of_rows)) as u64;
+        let data = tensor.data.start + before(rows.start)..tensor.data.start + before(rows.end);
         Ok(Some(RowsOfTensor { rows, data }))
     }
+}
+
+/// Returns the smallest number of rows of the tensor that are whole blocks of its type.
+fn block_rows(tensor: &TensorView<'_>) -> u64 {
+    let (mut block, inner) = (tensor.dtype.block_elements(), tensor.shape.iter().skip(1));
+    // Divide by the greatest common divisor with each dimension of a row.
+    for &len in inner {
+        let (mut divisor, mut rest) = (block, len);
+        while rest > 0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        block /= divisor;
+    }
+    block
 }
 
 impl Selection {
@@ -237,5 +253,44 @@ impl Selection {
         pick.data = data;
         pick.rows = (rows != (0..of_rows)).then_some(rows);
         Ok(pick)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longshore_formats::{gguf, safetensors};
+
+    use super::*;
+
+    #[test]
+    fn rows_are_whole_blocks_of_quantized_types() {
+        let q8 = Dtype::Ggml(gguf::Dtype::from_name("Q8_0").unwrap());
+        let f4 = Dtype::Safetensors(safetensors::Dtype::F4);
+        let rows = |dtype, shape: &[u64], len: u64, rows: &Rows| {
+            let of = rows.of(&TensorView::new("t", dtype, shape, 100..100 + len));
+            of.map(|it| it.map(|it| (it.rows, it.data.start - 100..it.data.end - 100)))
+        };
+        // A block of Q8_0 has 32 elements in 34 bytes.
+        assert_eq!(rows(q8, &[96], 102, &Rows::Range(32..96)).unwrap(), Some((32..96, 34..102)));
+        assert_eq!(rows(q8, &[6, 32], 204, &Rows::Range(1..2)).unwrap(), Some((1..2, 34..68)));
+        assert_eq!(rows(q8, &[8, 4, 4], 136, &Rows::Range(2..8)).unwrap(), Some((2..8, 34..136)));
+        assert_eq!(rows(f4, &[5, 2], 5, &Rows::Range(1..3)).unwrap(), Some((1..3, 1..3)));
+        for (dtype, shape, len, range, block_rows) in [
+            (q8, [96, 1], 102, 16..48, 32),
+            (q8, [96, 1], 102, 0..16, 32),
+            (q8, [8, 16], 136, 1..2, 2),
+            (f4, [6, 1], 3, 0..3, 2),
+        ] {
+            let refused = rows(dtype, &shape, len, &Rows::Range(range)).unwrap_err();
+            let text = refused.to_string();
+            assert!(text.contains(&format!("at a multiple of {block_rows}")), "{text}");
+        }
+        // The shares of all ranks are the whole tensor.
+        let share = |index| rows(q8, &[96], 102, &Rows::Share { index, count: 2 }).unwrap();
+        assert_eq!([share(0), share(1)], [Some((0..32, 0..34)), Some((32..96, 34..102))]);
+        assert_eq!(
+            rows(q8, &[0], 0, &Rows::Share { index: 0, count: 2 }).unwrap(),
+            Some((0..0, 0..0))
+        );
     }
 }
