@@ -16,7 +16,7 @@ use crate::plan::{Plan, PlannedFile};
 use crate::progress::Progress;
 use crate::report::{BytesByRoute, Engine, Report};
 use crate::source::SourceFile;
-use crate::verify::Hasher;
+use crate::verify::FileHasher;
 
 impl Loader<'_> {
     /// Reads every file of `plan` into `content` through the page cache, on the calling thread. Bytes
@@ -72,27 +72,27 @@ impl Loader<'_> {
         Ok((files, report))
     }
 
-    /// Computes the requested checksums of a file, which are those of the file on the disk: if the
-    /// buffer has an aligned layout in its place, the file is read once more.
+    /// Computes the requested checksums of a file, which are those of the file on the disk: if the buffer
+    /// has an aligned layout in its place, the bytes between its parts are read from the file.
     fn digests_of(&self, file: &PlannedFile, content: &mut [u8]) -> Result<Vec<String>> {
         if self.digests.is_empty() {
             return Ok(Vec::new());
         }
-        let mut whole = Vec::new();
-        let range = file.buffer_range();
-        let mut bytes: &[u8] = place(content, range.start, range.end - range.start);
-        if file.is_image() {
-            let (start, len_bytes) = (file.range().start().raw(), file.range().len());
-            whole.resize(len_bytes as usize, 0);
-            read_exact(file.source(), &mut whole, start)?;
-            bytes = &whole;
+        let mut hasher = FileHasher::new(&self.digests, file);
+        let mut aside = Vec::new();
+        let mut reached = file.range().start().raw();
+        let end = reached + file.range().len();
+        for part in file.parts() {
+            aside.resize((part.file_offset - reached) as usize, 0);
+            read_exact(file.source(), &mut aside, reached)?;
+            hasher.update(&aside);
+            hasher.update(place(content, part.buffer_offset, part.len_bytes));
+            reached = part.file_offset + part.len_bytes;
         }
-        let digests = self.digests.iter().map(|kind| {
-            let mut hasher = Hasher::new(*kind);
-            hasher.update(bytes);
-            hasher.finish()
-        });
-        Ok(digests.collect())
+        aside.resize((end - reached) as usize, 0);
+        read_exact(file.source(), &mut aside, reached)?;
+        hasher.update(&aside);
+        hasher.finish()
     }
 }
 

@@ -22,6 +22,7 @@
 
 mod atomic_file;
 mod budget;
+mod checksum;
 mod digest_kind;
 mod error;
 mod fill;

@@ -3,11 +3,13 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use longshore_mem::FileOffset;
 use longshore_sys::file::{self, DirectAlignment, Kind};
 use longshore_sys::page_cache;
 
+use crate::checksum::Hasher;
 use crate::error::{Error, Result};
 use crate::reason::{Change, FileKind};
 use crate::version::FileVersion;
@@ -21,6 +23,15 @@ pub struct SourceFile {
     alignment: Option<DirectAlignment>,
     asked_direct: bool,
     version: FileVersion,
+    header: OnceLock<HeaderSeen>,
+}
+
+/// The beginning of a file that was parsed as its header. The checksums of a file are right only if it is also
+/// the beginning of the bytes that they were computed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HeaderSeen {
+    pub(crate) len_bytes: u64,
+    pub(crate) sha256: String,
 }
 
 /// An opener of the files of a model. It can limit the files that are opened, and the bytes of headers
@@ -108,7 +119,8 @@ impl SourceFile {
         };
         let alignment = status.direct;
         let version = FileVersion::from_status(&status);
-        Ok(Self { path, buffered, direct, alignment, asked_direct, version })
+        let header = OnceLock::new();
+        Ok(Self { path, buffered, direct, alignment, asked_direct, version, header })
     }
 
     /// Sets the path that reports and errors show.
@@ -130,6 +142,7 @@ impl SourceFile {
             alignment: self.alignment,
             asked_direct: self.asked_direct,
             version: self.version,
+            header: self.header.clone(),
         })
     }
 
@@ -151,6 +164,23 @@ impl SourceFile {
     /// Returns the identity, length and modification time when the file was opened.
     pub fn version(&self) -> FileVersion {
         self.version
+    }
+
+    /// Notes the SHA-256 checksum of the first bytes of the file, which were parsed as its header.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] if other bytes were parsed before.
+    pub(crate) fn note_header(&self, len_bytes: u64, sha256: Hasher) -> Result<()> {
+        let seen = HeaderSeen { len_bytes, sha256: sha256.finish() };
+        if *self.header.get_or_init(|| seen.clone()) == seen {
+            return Ok(());
+        }
+        Err(Error::Changed { path: self.path.clone(), change: Change::Written })
+    }
+
+    /// Returns the header that was parsed.
+    pub(crate) fn header(&self) -> Option<&HeaderSeen> {
+        self.header.get()
     }
 
     /// Returns the descriptor for reads through the page cache.

@@ -2,52 +2,66 @@
 
 use std::path::{Path, PathBuf};
 
-use longshore_iov::crc32c::Crc32c;
-use sha2::{Digest as _, Sha256};
-use xxhash_rust::xxh3::Xxh3;
-
+use crate::checksum::Hasher;
 use crate::digest_kind::DigestKind;
 use crate::error::{Error, Result};
 use crate::open::read_exact;
-use crate::reason::ManifestProblem;
-use crate::source::SourceFile;
+use crate::plan::PlannedFile;
+use crate::reason::{Change, ManifestProblem};
+use crate::source::{HeaderSeen, SourceFile};
 
 /// The limit on the length of a manifest, in bytes: 200,000 lines with paths of 256 bytes.
 const MANIFEST_LEN_MAX_BYTES: u64 = 64 << 20;
 
-/// The state of a checksum.
-pub(crate) enum Hasher {
-    Crc32c(Crc32c),
-    Xxh3(Box<Xxh3>),
-    Sha256(Sha256),
+/// The checksums of a planned file whose bytes pass in their order, and the check of its header.
+pub(crate) struct FileHasher<'a> {
+    file: &'a PlannedFile,
+    hashers: Vec<Hasher>,
+    header: Option<HeaderHasher<'a>>,
 }
 
-impl Hasher {
-    pub(crate) fn new(kind: DigestKind) -> Self {
-        match kind {
-            DigestKind::Crc32c => Self::Crc32c(Crc32c::new()),
-            DigestKind::Xxh3 => Self::Xxh3(Box::new(Xxh3::new())),
-            DigestKind::Sha256 => Self::Sha256(Sha256::new()),
-        }
+/// The check that a file begins with the bytes that were parsed as its header.
+struct HeaderHasher<'a> {
+    expected: &'a HeaderSeen,
+    left_bytes: u64,
+    hasher: Hasher,
+}
+
+impl<'a> FileHasher<'a> {
+    pub(crate) fn new(kinds: &[DigestKind], file: &'a PlannedFile) -> Self {
+        let contains = |seen: &&HeaderSeen| {
+            file.range().start().raw() == 0 && seen.len_bytes <= file.range().len()
+        };
+        let header = file.source().header().filter(contains).map(|expected| HeaderHasher {
+            expected,
+            left_bytes: expected.len_bytes,
+            hasher: Hasher::new(DigestKind::Sha256),
+        });
+        Self { file, hashers: kinds.iter().copied().map(Hasher::new).collect(), header }
     }
 
+    /// Adds the next bytes of the file.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Self::Crc32c(digest) => digest.update(bytes),
-            Self::Xxh3(hasher) => hasher.update(bytes),
-            Self::Sha256(hasher) => hasher.update(bytes),
+        self.hashers.iter_mut().for_each(|hasher| hasher.update(bytes));
+        if let Some(header) = &mut self.header {
+            let len = header.left_bytes.min(bytes.len() as u64);
+            header.hasher.update(&bytes[..len as usize]);
+            header.left_bytes -= len;
         }
     }
 
-    /// Returns the checksum as hexadecimal digits.
-    pub(crate) fn finish(self) -> String {
-        match self {
-            Self::Crc32c(digest) => format!("{:08x}", digest.finish()),
-            Self::Xxh3(hasher) => format!("{:016x}", hasher.digest()),
-            Self::Sha256(hasher) => {
-                hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
-            }
+    /// Returns the checksums as hexadecimal digits, in the order of the kinds.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] if the file did not begin with the header from which its tensors are known.
+    pub(crate) fn finish(self) -> Result<Vec<String>> {
+        if let Some(HeaderHasher { expected, hasher, .. }) = self.header
+            && hasher.finish() != expected.sha256
+        {
+            let (path, change) = (self.file.source().path().to_owned(), Change::Written);
+            return Err(Error::Changed { path, change });
         }
+        Ok(self.hashers.into_iter().map(Hasher::finish).collect())
     }
 }
 

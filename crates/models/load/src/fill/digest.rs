@@ -8,7 +8,7 @@ use super::tracker::Tracker;
 use crate::digest_kind::DigestKind;
 use crate::open::read_exact;
 use crate::plan::{Plan, PlannedFile};
-use crate::verify::Hasher;
+use crate::verify::FileHasher;
 
 /// The number of bytes that are hashed at once. If the hash keeps up with the reads, they are still in
 /// the CPU cache.
@@ -24,8 +24,8 @@ pub(super) fn follow(
 ) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     for file in plan.files() {
-        let mut hashers: Vec<Hasher> = kinds.iter().copied().map(Hasher::new).collect();
-        let mut hash = |bytes: &[u8]| hashers.iter_mut().for_each(|hasher| hasher.update(bytes));
+        let mut hasher = FileHasher::new(kinds, file);
+        let mut hash = |bytes: &[u8]| hasher.update(bytes);
         let mut reached = file.range().start().raw();
         for part in file.parts() {
             // An aligned layout does not contain the header of the file and the gaps between tensors.
@@ -50,7 +50,13 @@ pub(super) fn follow(
         if !hash_aside(file, reached..end, tracker, &mut hash) {
             return all;
         }
-        all.push(hashers.into_iter().map(Hasher::finish).collect());
+        match hasher.finish() {
+            Ok(digests) => all.push(digests),
+            Err(error) => {
+                tracker.fail(error);
+                return all;
+            }
+        }
     }
     all
 }

@@ -9,6 +9,8 @@ use longshore_formats::{Format, safetensors};
 use longshore_mem::FileOffset;
 use longshore_sys::file::{self, ReadFlags};
 
+use crate::checksum::Hasher;
+use crate::digest_kind::DigestKind;
 use crate::error::{Error, Result};
 use crate::reason::{FormatProblem, MemoryLimit};
 use crate::source::{Opener, SourceFile};
@@ -47,6 +49,9 @@ pub(super) fn safetensors_header(
     let read_bytes = bytes.len();
     bytes.resize(end, 0);
     read_exact(source, &mut bytes[read_bytes..], read_bytes as u64)?;
+    let mut hasher = Hasher::new(DigestKind::Sha256);
+    hasher.update(&bytes);
+    source.note_header(end as u64, hasher)?;
     safetensors::Header::parse(&bytes, file_len_bytes).map_err(refused)
 }
 
@@ -66,6 +71,7 @@ pub(super) fn gguf_header(source: &SourceFile, by: &dyn Opener) -> Result<gguf::
     let len_max = file_len_bytes.min(gguf::HEADER_LEN_MAX_BYTES) as usize;
     let mut bytes = Vec::new();
     let mut end = GGUF_FIRST_BYTES;
+    let mut hasher = Hasher::new(DigestKind::Sha256);
     loop {
         let wanted = end.max(bytes.len() * 2).min(len_max);
         let read_bytes = bytes.len();
@@ -73,8 +79,12 @@ pub(super) fn gguf_header(source: &SourceFile, by: &dyn Opener) -> Result<gguf::
         reserve(&mut bytes, wanted)?;
         bytes.resize(wanted, 0);
         read_exact(source, &mut bytes[read_bytes..], read_bytes as u64)?;
+        hasher.update(&bytes[read_bytes..]);
         match gguf::Header::parse_beginning(bytes, file_len_bytes) {
-            Ok(Parsed::Complete(header)) => return Ok(header),
+            Ok(Parsed::Complete(header)) => {
+                source.note_header(wanted as u64, hasher)?;
+                return Ok(header);
+            }
             Ok(Parsed::Short { bytes: so_far, end: needed }) => (bytes, end) = (so_far, needed),
             Err(error) => return Err(Error::format(source.path(), error)),
         }

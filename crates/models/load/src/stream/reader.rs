@@ -23,7 +23,7 @@ use crate::fill::{
     self, Fed, Feed, FileRange, FileRouter, Piece, Reads, Route, Routed, TICK, Target, Tuning,
 };
 use crate::report::Engine;
-use crate::verify::{Hasher, Manifest};
+use crate::verify::{FileHasher, Manifest};
 
 /// The number of bytes that are hashed between two looks whether the stream is stopped.
 const STEP_BYTES: u64 = 1 << 20;
@@ -209,70 +209,73 @@ impl Threads<'_> {
     /// its memory.
     fn hash(&self) {
         let core = self.core;
-        let new = || -> Vec<_> { self.settings.digests.iter().copied().map(Hasher::new).collect() };
-        let (mut hashers, mut reached) = (new(), 0);
+        let new =
+            |file: usize| FileHasher::new(&self.settings.digests, &core.opened.plan.files()[file]);
+        let (mut hasher, mut reached) = (None, 0);
         for (index, unit) in core.units.iter().enumerate() {
             let Some(place) = self.hashable(index) else { return };
             let file = &core.opened.plan.files()[unit.file];
-            let hash = |bytes: &[u8], hashers: &mut Vec<Hasher>| {
-                hashers.iter_mut().for_each(|hasher| hasher.update(bytes));
-            };
+            let mut of_file = hasher.take().unwrap_or_else(|| new(unit.file));
+            let mut hash = |bytes: &[u8]| of_file.update(bytes);
             let tracker = &self.target.tracker;
             if !unit.read.is_empty() {
-                let mut aside = |bytes: &[u8]| hash(bytes, &mut hashers);
-                if !fill::hash_aside(
-                    file,
-                    reached..unit.read.start.max(reached),
-                    tracker,
-                    &mut aside,
-                ) {
+                let before = reached..unit.read.start.max(reached);
+                if !fill::hash_aside(file, before, tracker, &mut hash) {
                     return;
                 }
-                // Units share the blocks at their ends.
+                // Units share the blocks at their ends. Each is hashed as far as its last tensor, so that
+                // all bytes of a tensor are hashed where the consumer gets them.
+                let end = core.picks[unit.members.clone()].iter().map(|pick| pick.data.end).max();
+                let end = end.unwrap_or(unit.read.end);
                 let mut at = unit.read.start.max(reached);
-                while at < unit.read.end {
-                    let upto = unit.read.end.min(at + STEP_BYTES);
+                while at < end {
+                    let upto = end.min(at + STEP_BYTES);
                     if tracker.should_stop() {
                         return;
                     }
                     // SAFETY: only this thread has the unit, which is complete, until it is ready.
                     match unsafe { core.bytes(index, place, &(at..upto)) } {
-                        Ok(bytes) => hash(bytes, &mut hashers),
+                        Ok(bytes) => hash(bytes),
                         Err(error) => return tracker.fail(error),
                     }
                     at = upto;
                 }
-                reached = reached.max(unit.read.end);
+                reached = reached.max(end);
             }
             if core.units.get(index + 1).is_none_or(|next| next.file != unit.file) {
-                let mut aside = |bytes: &[u8]| hash(bytes, &mut hashers);
                 let end = file.source().len();
-                if !fill::hash_aside(file, reached..end.max(reached), tracker, &mut aside) {
+                if !fill::hash_aside(file, reached..end.max(reached), tracker, &mut hash)
+                    || !self.finish(unit.file, of_file)
+                {
                     return;
                 }
                 reached = 0;
-                if !self.finish(unit.file, std::mem::replace(&mut hashers, new())) {
-                    return;
-                }
+            } else {
+                hasher = Some(of_file);
             }
             core.state().be_ready(index, place);
             core.notify();
         }
         for &index in &self.settings.empty_files {
-            let (file, mut hashers) = (&core.opened.plan.files()[index], new());
-            let mut hash =
-                |bytes: &[u8]| hashers.iter_mut().for_each(|hasher| hasher.update(bytes));
+            let (file, mut hasher) = (&core.opened.plan.files()[index], new(index));
+            let mut hash = |bytes: &[u8]| hasher.update(bytes);
             let is_read =
                 fill::hash_aside(file, 0..file.source().len(), &self.target.tracker, &mut hash);
-            if !is_read || !self.finish(index, hashers) {
+            if !is_read || !self.finish(index, hasher) {
                 return;
             }
         }
     }
 
     /// Compares the checksums of a file with the manifest, and keeps them. Returns `false` if they differ.
-    fn finish(&self, file: usize, hashers: Vec<Hasher>) -> bool {
-        let digests = hashers.into_iter().map(Hasher::finish);
+    fn finish(&self, file: usize, hasher: FileHasher<'_>) -> bool {
+        let digests = match hasher.finish() {
+            Ok(digests) => digests,
+            Err(error) => {
+                self.target.tracker.fail(error);
+                return false;
+            }
+        };
         let digests: Vec<_> = self.settings.digests.iter().copied().zip(digests).collect();
         let path = self.core.opened.plan.files()[file].source().path();
         if let Some(manifest) = &self.settings.manifest
