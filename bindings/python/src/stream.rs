@@ -79,8 +79,11 @@ pub(crate) fn stream(
     for (name, rows) in rows_of {
         selection = selection.rows_of(name, rows_from(&rows)?);
     }
-    let wait = Duration::try_from_secs_f64(wait)
-        .map_err(|error| PyValueError::new_err(format!("wait={wait}: {error}")))?;
+    let wait = match wait {
+        f64::INFINITY => Duration::MAX,
+        wait => Duration::try_from_secs_f64(wait)
+            .map_err(|error| PyValueError::new_err(format!("wait={wait}: {error}")))?,
+    };
     let order = if by_file { Order::File } else { Order::Completion };
     let on_full = if grow { OnFull::Grow } else { OnFull::Fail };
     let mut options = StreamOptions::new().order(order).wait(wait).on_full(on_full);
@@ -110,6 +113,13 @@ fn rows_from((kind, one, other): &RowsOf) -> PyResult<Rows> {
         "range" => Ok(Rows::Range(*one..*other)),
         "share" => Ok(Rows::Share { index: *one, count: *other }),
         kind => Err(PyValueError::new_err(format!("unknown rows '{kind}'"))),
+    }
+}
+
+impl Drop for Stream {
+    /// Waits for the threads of the stream without holding the GIL.
+    fn drop(&mut self) {
+        Python::attach(|py| self.close(py));
     }
 }
 

@@ -67,7 +67,7 @@ pub use report::{BytesByRoute, Engine, Report};
 pub use source::{Opener, SourceFile};
 pub use stream::{
     OnFull, Order, Rows, RowsOfTensor, Selection, Stream, StreamOptions, StreamProblem,
-    StreamReport, StreamedTensor,
+    StreamReport, StreamedTensor, Tensors,
 };
 pub use verify::Manifest;
 pub use version::FileVersion;

@@ -63,7 +63,8 @@ const END_PATIENCE: Duration = Duration::from_secs(1);
 /// stream, which is free again when the tensor is dropped; a smaller one is a copy. Several threads may call
 /// [`Stream::next_tensor`]: each tensor goes to one of them.
 ///
-/// A child of `fork(2)` keeps a copy of the tensors that it has, and cannot get others.
+/// A child of `fork(2)` keeps a copy of the tensors that it has, and cannot get others. It keeps the memory
+/// and the descriptors of the stream until it ends or executes another program.
 ///
 /// ```no_run
 /// use longshore_load::{FormatChoice, Loader, Selection, StreamOptions};
@@ -144,7 +145,7 @@ impl Loader<'_> {
         if !self.digests.is_empty() {
             check_whole(&picks, &opened)?;
         }
-        let units = units(&picks, &opened.plan);
+        let units = units(&picks, &opened.plan, options.memory_bytes.unwrap_or(u64::MAX));
         let memory_bytes = self.stream_memory_bytes(options, &units, &picks)?;
         let grown_bytes = match options.on_full {
             OnFull::Grow => sum_bytes(&units),
@@ -298,6 +299,10 @@ impl Stream {
             state = core.wait(state);
             drop(state);
             let is_waiting = waits();
+            // It may have forked, and return here in the child.
+            if core.memory.is_forked() {
+                return Err(StreamProblem::Forked.into());
+            }
             state = core.state();
             if !is_waiting {
                 return Err(core.cancelled(&state));
@@ -350,6 +355,11 @@ impl Stream {
             let mut state = self.core.state();
             self.core.failure(&mut state).unwrap_or_else(inconsistent)
         })
+    }
+
+    /// Returns an iterator over the tensors that no consumer has yet.
+    pub fn tensors(&self) -> Tensors<'_> {
+        Tensors { stream: self, has_failed: false }
     }
 
     /// Stops the reads. Calls that wait for a tensor, and later ones, fail with [`Error::Cancelled`].
@@ -410,19 +420,33 @@ fn inconsistent() -> Error {
     Error::Process { operation: "a stream", source }
 }
 
-impl Iterator for Stream {
+/// An iterator over the tensors of a stream: [`Stream::tensors`]. It ends after an error that ends the stream.
+#[derive(Debug)]
+pub struct Tensors<'a> {
+    stream: &'a Stream,
+    has_failed: bool,
+}
+
+impl Iterator for Tensors<'_> {
     type Item = Result<StreamedTensor>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.next_tensor().transpose()
+        if self.has_failed {
+            return None;
+        }
+        let next = self.stream.next_tensor();
+        self.has_failed =
+            next.as_ref().is_err_and(|error| !matches!(error, Error::StreamFull { .. }));
+        next.transpose()
     }
 }
 
-impl Iterator for &Stream {
+impl<'a> IntoIterator for &'a Stream {
     type Item = Result<StreamedTensor>;
+    type IntoIter = Tensors<'a>;
 
-    fn next(&mut self) -> Option<Self::Item> {
-        self.next_tensor().transpose()
+    fn into_iter(self) -> Tensors<'a> {
+        self.tensors()
     }
 }
 

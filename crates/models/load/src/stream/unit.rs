@@ -11,7 +11,7 @@ use crate::plan::{Plan, PlannedFile};
 /// The length from which a tensor stays in the memory of the stream. Shorter ones are copied.
 pub(super) const LARGE_BYTES: u64 = 1 << 20;
 
-/// The maximum length of a unit of several tensors.
+/// The maximum length of a unit of several tensors. It is shorter if the memory of the stream is small.
 const GROUP_MAX_BYTES: u64 = 4 << 20;
 
 /// The longest gap between two tensors of a unit, which is read, too.
@@ -52,8 +52,9 @@ impl Unit {
     }
 }
 
-/// Divides tensors, which are sorted by file and offset, into units.
-pub(super) fn units(picks: &[Pick], plan: &Plan) -> Vec<Unit> {
+/// Divides tensors, which are sorted by file and offset, into units for a stream with `memory_bytes`.
+pub(super) fn units(picks: &[Pick], plan: &Plan, memory_bytes: u64) -> Vec<Unit> {
+    let group_max_bytes = GROUP_MAX_BYTES.min(memory_bytes / 4);
     let mut units = Vec::new();
     let mut at = 0;
     while at < picks.len() {
@@ -66,7 +67,7 @@ pub(super) fn units(picks: &[Pick], plan: &Plan) -> Vec<Unit> {
             && is_small(pick)
             && pick.file == first.file
             && pick.data.start <= end + GAP_MAX_BYTES
-            && pick.data.end - first.data.start <= GROUP_MAX_BYTES
+            && pick.data.end - first.data.start <= group_max_bytes
         {
             end = end.max(pick.data.end);
             next += 1;
