@@ -4,8 +4,9 @@ use std::io;
 use std::path::Path;
 
 use longshore_formats::Format;
+use longshore_formats::directory::DirectoryProblem;
 use longshore_heap as heap;
-use longshore_load::Error;
+use longshore_load::{Error, HubProblem};
 use longshore_serve::{self as serve, Reason};
 use pyo3::prelude::*;
 
@@ -86,6 +87,13 @@ fn class(error: &Error) -> (&'static str, i32) {
         Error::StreamFull { .. } => ("StreamFullError", libc::EDEADLK),
         Error::Stream { .. } => ("LongshoreError", libc::EINVAL),
         Error::Mismatch { .. } => ("ChecksumError", libc::EBADMSG),
+        Error::Directory { reason, .. } => match reason {
+            DirectoryProblem::Several { .. } => ("LongshoreError", libc::EINVAL),
+            DirectoryProblem::Incomplete { .. } => ("FormatError", libc::EBADMSG),
+            _ => ("NotFoundError", libc::ENOENT),
+        },
+        Error::Hub { reason: HubProblem::Name(_), .. } => ("LongshoreError", libc::EINVAL),
+        Error::Hub { .. } => ("NotFoundError", libc::ENOENT),
         Error::Format { format: Format::Safetensors, .. } => {
             ("SafetensorFormatError", libc::EBADMSG)
         }
@@ -145,6 +153,7 @@ fn path(error: &Error) -> Option<&Path> {
         | Error::Manifest { path, .. }
         | Error::Format { path, .. }
         | Error::NoTensors { path }
+        | Error::Directory { path, .. }
         | Error::Refused { path, .. } => Some(path),
         _ => None,
     }

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
+use longshore_formats::directory::ModelFilter;
 use longshore_load::{self as library, FileVersion, FormatChoice, Opened, SourceFile};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -72,7 +73,15 @@ impl Named {
             let open = self.open.iter().find(|source| source.path() == path);
             open.map_or_else(|| SourceFile::open(path), SourceFile::try_clone)
         };
-        library::open_by(&self.paths, format, &opener)
+        let filter = ModelFilter::new();
+        let mut files = Vec::new();
+        for path in &self.paths {
+            match self.open.iter().any(|source| source.path() == path) {
+                true => files.push(path.clone()),
+                false => files.extend(library::find_files(path, format, &filter)?),
+            }
+        }
+        library::open_by(&files, format, &opener)
     }
 }
 

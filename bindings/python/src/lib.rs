@@ -24,6 +24,7 @@ mod dlpack;
 mod error;
 mod file;
 mod files;
+mod find;
 mod interrupt;
 mod load;
 mod memory;
@@ -43,6 +44,8 @@ mod _core {
     use crate::cancel::CancelToken;
     #[pymodule_export]
     use crate::file::File;
+    #[pymodule_export]
+    use crate::find::find_files;
     #[pymodule_export]
     use crate::interrupt::{defer_interrupt, forget_interrupt, raise_interrupt};
     #[pymodule_export]

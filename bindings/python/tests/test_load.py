@@ -166,6 +166,7 @@ def test_failures_give_a_reason_and_leave_nothing_behind(
     tmp_path: Path, descriptors: Callable[[], set[str]]
 ) -> None:
     (tmp_path / "short.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    (tmp_path / "empty").mkdir()
     before = descriptors()
     with pytest.raises(FileNotFoundError, match="nothing") as caught:
         longshore.load(tmp_path / "nothing")
@@ -176,8 +177,8 @@ def test_failures_give_a_reason_and_leave_nothing_behind(
     assert isinstance(malformed.value, longshore.SafetensorError)
     assert isinstance(malformed.value, ValueError)
     assert malformed.value.errno == errno.EBADMSG
-    with pytest.raises(longshore.LongshoreError, match="directory"):
-        longshore.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no safetensors and no GGUF files"):
+        longshore.load(tmp_path / "empty")
     with pytest.raises(longshore.UnavailableError, match="no dma-heap named 'none'") as heap:
         longshore.load(tmp_path / "short.safetensors", heap="dma-heap:none", format="raw")
     assert heap.value.errno == errno.ENOENT

@@ -21,7 +21,7 @@ from __future__ import annotations
 from longshore import errors
 from longshore._attach import attach
 from longshore._core import Buffer, CancelToken, File, Stats, Tensor, __version__
-from longshore._load import load, load_async
+from longshore._load import find_files, load, load_async
 from longshore._safetensors import safe_open
 from longshore.errors import (
     CancelledError,
@@ -70,6 +70,7 @@ __all__ = [
     "attach",
     "deserialize",
     "errors",
+    "find_files",
     "load",
     "load_async",
     "patch_safetensors",

@@ -19,6 +19,7 @@ __all__ = [
     "__version__",
     "attach",
     "defer_interrupt",
+    "find_files",
     "forget_interrupt",
     "load",
     "open_safetensors",
@@ -216,6 +217,13 @@ def attach(
     trust_uid: Sequence[int],
     cancel: CancelToken | None,
 ) -> Buffer: ...
+def find_files(
+    source: str | os.PathLike[str],
+    *,
+    include: Sequence[str],
+    variant: str | None,
+    format: str,
+) -> list[os.PathLike[str]]: ...
 def load(
     files: Sequence[str | os.PathLike[str] | int] | OpenedFiles,
     *,

@@ -58,7 +58,9 @@ def load(
     Args:
         path_or_paths: The file, or a sequence of files: paths, file descriptors, or file objects, whose
             unwritten data is written first. They are loaded whole, whatever their position. A
-            `*.safetensors.index.json` stands for its shards. Bytes-like objects are copied.
+            `*.safetensors.index.json` stands for its shards, a directory for the model in it, and
+            `hf://ORG/NAME` for a repository in the local cache of the Hugging Face Hub; `find_files`
+            selects a variant. Bytes-like objects are copied.
         heap: The source of the memory: "memfd" with the largest available pages, "memfd:4k",
             "hugetlb", "udmabuf" or "dma-heap:NAME". "auto" takes "memfd", which can be sealed.
         mode: How files are read: "direct", "buffered" or "uncached". "auto" copies resident pages
@@ -71,8 +73,8 @@ def load(
         progress: True shows a progress bar if tqdm is installed, and prints lines on standard error
             if not. A callable is called with the bytes done and the total, about twenty times a
             second.
-        format: The format of the files; "auto" chooses it by their names, and for bytes by the magic
-            number: GGUF, or else safetensors.
+        format: The format of the files; "auto" chooses it by their names, by the first bytes if a name
+            has no extension, and for bytes by the magic number: GGUF, or else safetensors.
         cancel: A token that stops the load from another thread.
         writable: Do not seal the content: this process can write to the arrays, and other processes
             that have the descriptor can write to the memory.
@@ -106,6 +108,42 @@ def load(
         options = {"heap": heap, "mode": mode, "align": align, "format": format, "writable": writable}
         remember(buffer, load, paths, options)
     return buffer
+
+
+def find_files(
+    source: StrPath,
+    *,
+    include: str | Sequence[str] = (),
+    variant: str | None = None,
+    format: Format = "auto",
+) -> list[str]:
+    """Return the files of a model, for `longshore.load`, `longshore.stream` and the others.
+
+    These functions take a directory or a name of the Hugging Face Hub themselves. This one selects a
+    variant or certain files.
+
+    Args:
+        source: A directory with a model; `hf://ORG/NAME[@REVISION][/FILE]`, a repository in the local
+            cache of the Hugging Face Hub; or a file, which is returned as it is. Of a directory, the
+            result is the index of its safetensors files; else `model.safetensors`; else its only
+            safetensors file; else its only GGUF file. A diffusers model has the files of each component.
+        include: One or more patterns, in which `*` stands for any characters and `?` for one: return all
+            files with weights that match, instead of the model.
+        variant: Return the files of this variant: "fp16" is `model.fp16.safetensors`, and "Q4_K_M" a
+            GGUF file with this word in its name.
+        format: Return only files of this format.
+
+    Raises:
+        NotFoundError: There is no model, or the repository is not in the cache.
+        LongshoreError: There are several models. The message lists them.
+
+    >>> import longshore
+    >>> longshore.find_files(example) == [str(example)]
+    True
+    """
+    patterns = [include] if isinstance(include, str) else list(include)
+    found = _core.find_files(source, include=patterns, variant=variant, format=format)
+    return [os.fspath(path) for path in found]
 
 
 async def load_async(

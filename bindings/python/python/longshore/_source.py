@@ -123,7 +123,11 @@ def remember(
 
 def absolute(names: Iterable[Name]) -> list[str] | None:
     """Return absolute paths, or None if there is a descriptor among the names."""
-    paths = [os.path.abspath(name) for name in names if isinstance(name, str)]
+    paths = [
+        name if name.startswith("hf://") else os.path.abspath(name)
+        for name in names
+        if isinstance(name, str)
+    ]
     return paths if len(paths) == len(list(names)) else None
 
 
