@@ -926,8 +926,9 @@ const char *longshore_file_digest(const longshore_file *file, uint32_t kind);
  *
  * The call blocks and uses a few threads of its own. Any number of threads may load at once.
  *
- * @param paths Paths of files. A `*.safetensors.index.json` stands for its shards, and the first of
- *   several GGUF splits for all of them.
+ * @param paths Paths of files. A directory stands for the model in it, `hf://ORG/NAME` for a
+ *   repository in the local cache of the Hugging Face Hub, a `*.safetensors.index.json` for its
+ *   shards, and the first of several GGUF splits for all of them.
  * @param path_count The number of paths, at least 1.
  * @param options How to load, or NULL for the defaults.
  * @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
@@ -1002,7 +1003,8 @@ longshore_code longshore_buffer_stats(const longshore_buffer *buffer,
  * a tensor, the next ones are read, until the memory of the stream is full. Only the selected
  * tensors and rows are read.
  *
- * @param paths Paths of safetensors or GGUF files. A `*.safetensors.index.json` stands for its
+ * @param paths Paths of safetensors or GGUF files. A directory stands for the model in it, `hf://ORG/NAME` for a
+ *   repository in the local cache of the Hugging Face Hub, a `*.safetensors.index.json` for its
  *   shards, and the first of several GGUF splits for all of them.
  * @param path_count The number of paths, at least 1.
  * @param options The selection and the options, or NULL for all tensors and the defaults. Apart

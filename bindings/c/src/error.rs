@@ -147,8 +147,9 @@ impl Failure {
 impl From<load::Error> for Failure {
     fn from(error: load::Error) -> Self {
         use load::Error as E;
-        use load::StreamProblem;
+        use load::{HubProblem, StreamProblem};
         use longshore_code as C;
+        use longshore_formats::directory::DirectoryProblem;
         let (code, nearest) = match &error {
             E::Open { .. } => (C::LONGSHORE_CANNOT_OPEN, libc::ENOENT),
             E::NotRegular { .. } => (C::LONGSHORE_NOT_REGULAR, libc::EINVAL),
@@ -163,6 +164,14 @@ impl From<load::Error> for Failure {
             E::Manifest { .. } | E::Format { .. } | E::NoTensors { .. } | E::Refused { .. } => {
                 (C::LONGSHORE_BAD_FORMAT, libc::EBADMSG)
             }
+            E::Directory { reason: DirectoryProblem::Several { .. }, .. }
+            | E::Hub { reason: HubProblem::Name(_), .. } => {
+                (C::LONGSHORE_INVALID_ARGUMENT, libc::EINVAL)
+            }
+            E::Directory { reason: DirectoryProblem::Incomplete { .. }, .. } => {
+                (C::LONGSHORE_BAD_FORMAT, libc::EBADMSG)
+            }
+            E::Directory { .. } | E::Hub { .. } => (C::LONGSHORE_NOT_FOUND, libc::ENOENT),
             E::Stream { reason: StreamProblem::Failed { .. } } => {
                 (C::LONGSHORE_STREAM_FAILED, libc::EIO)
             }

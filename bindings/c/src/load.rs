@@ -24,8 +24,9 @@ use crate::tensor::{Tensors, of_opened};
 ///
 /// The call blocks and uses a few threads of its own. Any number of threads may load at once.
 ///
-/// @param paths Paths of files. A `*.safetensors.index.json` stands for its shards, and the first of
-///   several GGUF splits for all of them.
+/// @param paths Paths of files. A directory stands for the model in it, `hf://ORG/NAME` for a
+///   repository in the local cache of the Hugging Face Hub, a `*.safetensors.index.json` for its
+///   shards, and the first of several GGUF splits for all of them.
 /// @param path_count The number of paths, at least 1.
 /// @param options How to load, or NULL for the defaults.
 /// @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL

@@ -146,6 +146,14 @@ static void names_may_contain_any_character(void) {
     longshore_buffer_free(buffer);
 }
 
+static void a_directory_stands_for_its_model(void) {
+    longshore_buffer *buffer = loaded(folder, NULL);
+    CHECK(longshore_buffer_file_count(buffer) == 1);
+    CHECK(strcmp(longshore_file_path(longshore_buffer_file(buffer, 0)), safetensors) == 0);
+    CHECK(longshore_buffer_tensor_count(buffer) == 2);
+    longshore_buffer_free(buffer);
+}
+
 static void several_files(void) {
     const char *paths[] = {raw, safetensors, raw};
     longshore_load_options options = LONGSHORE_LOAD_OPTIONS_INIT;
@@ -265,6 +273,7 @@ const struct test content_tests[] = {
     TEST(gguf_tensors),
     TEST(aligned_tensors),
     TEST(names_may_contain_any_character),
+    TEST(a_directory_stands_for_its_model),
     TEST(several_files),
     TEST(manifest),
     TEST(stats),

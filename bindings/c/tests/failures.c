@@ -13,7 +13,10 @@
 static void paths_that_cannot_be_opened(void) {
     in_folder(scratch, "missing");
     refused_file(scratch, NULL, LONGSHORE_CANNOT_OPEN, ENOENT, "cannot open /tmp/longshore-c-");
-    refused_file(folder, NULL, LONGSHORE_NOT_REGULAR, EINVAL, "is a directory");
+    in_folder(scratch, "directory");
+    CHECK(mkdir(scratch, 0700) == 0);
+    refused_file(scratch, NULL, LONGSHORE_NOT_FOUND, ENOENT, "no safetensors and no GGUF files");
+    refused_file("hf://no such/name", NULL, LONGSHORE_INVALID_ARGUMENT, EINVAL, "hf://ORG/NAME");
     in_folder(scratch, "fifo");
     CHECK(mkfifo(scratch, 0600) == 0);
     refused_file(scratch, NULL, LONGSHORE_NOT_REGULAR, EINVAL, "is a FIFO");

@@ -81,7 +81,8 @@ impl longshore_stream {
 /// a tensor, the next ones are read, until the memory of the stream is full. Only the selected
 /// tensors and rows are read.
 ///
-/// @param paths Paths of safetensors or GGUF files. A `*.safetensors.index.json` stands for its
+/// @param paths Paths of safetensors or GGUF files. A directory stands for the model in it, `hf://ORG/NAME` for a
+///   repository in the local cache of the Hugging Face Hub, a `*.safetensors.index.json` for its
 ///   shards, and the first of several GGUF splits for all of them.
 /// @param path_count The number of paths, at least 1.
 /// @param options The selection and the options, or NULL for all tensors and the defaults. Apart
