@@ -4,13 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use longshore::load::DigestKind;
 use longshore::load::FormatChoice;
 use longshore::{Heap, ReadMode};
 
 use crate::attach::AttachArgs;
 use crate::cat::CatArgs;
-use crate::choices;
+use crate::choices::{self, Verify};
 use crate::evict::{EvictArgs, PinArgs};
 use crate::exec::ExecArgs;
 use crate::exit;
@@ -110,9 +109,10 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory_max: Option<Size>,
 
-    /// Compute a checksum of each file. May be repeated.
-    #[arg(long, value_name = "KIND", value_parser = choices::DIGESTS)]
-    pub(crate) verify: Vec<DigestKind>,
+    /// Compute a checksum of each file; hub: fail unless each file has the SHA-256 checksum under which it
+    /// is stored in the cache of the Hugging Face Hub. May be repeated.
+    #[arg(long, value_name = "KIND", value_parser = choices::VERIFY)]
+    pub(crate) verify: Vec<Verify>,
 
     /// Fail unless each file has the checksum in this file, which has the format of sha256sum.
     #[arg(long, value_name = "MANIFEST")]

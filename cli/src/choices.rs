@@ -28,6 +28,29 @@ pub(crate) const HEAPS_OF_SERVER: Choices<Heap> = choices(&["memfd", "memfd:4k",
 pub(crate) const MODES: Choices<ReadMode> = choices(&["auto", "direct", "uncached", "buffered"]);
 pub(crate) const FORMATS: Choices<FormatChoice> = choices(&["auto", "raw", "safetensors", "gguf"]);
 pub(crate) const DIGESTS: Choices<DigestKind> = choices(&["crc32c", "xxh3", "sha256"]);
+pub(crate) const VERIFY: Choices<Verify> = choices(&["crc32c", "xxh3", "sha256", "hub"]);
+
+/// The checksums of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verify {
+    /// Computes this kind.
+    Digest(DigestKind),
+    /// Compares the files with the checksums under which they are stored in the cache of the Hub.
+    Hub,
+}
+
+impl FromStr for Verify {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "hub" => Ok(Self::Hub),
+            word => word.parse().map(Self::Digest).map_err(|_| {
+                format!("unknown checksum '{word}' (expected crc32c, xxh3, sha256 or hub)")
+            }),
+        }
+    }
+}
 
 impl<T> TypedValueParser for Choices<T>
 where
@@ -58,7 +81,7 @@ mod tests {
 
     fn check<T: FromStr>(choices: &Choices<T>)
     where
-        T::Err: Error,
+        T::Err: ToString,
     {
         // The error of the type lists its names.
         let Err(error) = "no such name".parse::<T>() else { panic!("every word is accepted") };
@@ -80,5 +103,6 @@ mod tests {
         check(&MODES);
         check(&FORMATS);
         check(&DIGESTS);
+        check(&VERIFY);
     }
 }

@@ -14,6 +14,7 @@ use longshore_sys::huge_pages;
 use serde_json::{Map, Value, json};
 
 use crate::args::LoadArgs;
+use crate::choices::Verify;
 use crate::exit::failure;
 use crate::output::print_result;
 use crate::program::{become_program, check_program};
@@ -47,7 +48,17 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
         return Err(failure(17, format!("{} is empty: nothing to load", names.join(", "))));
     }
-    let manifest = args.manifest.as_ref().map(Manifest::open).transpose()?;
+    let manifest = match &args.manifest {
+        Some(_) if args.verify.contains(&Verify::Hub) => {
+            return Err(failure(2, "--verify hub and --manifest are two manifests; give one"));
+        }
+        Some(path) => Some(Manifest::open(path)?),
+        None if args.verify.contains(&Verify::Hub) => {
+            let files = opened.plan.files().iter().map(|file| file.source().path());
+            Some(Manifest::of_hub_cache(files)?)
+        }
+        None => None,
+    };
     let mut display = Display::new(args.quiet || args.json);
     let mut loader = Loader::new()
         .heap(heap)
@@ -59,8 +70,10 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     if let Some(limit) = args.memory_max {
         loader = loader.memory_max(limit.0);
     }
-    for kind in &args.verify {
-        loader = loader.digest(*kind);
+    for verify in &args.verify {
+        if let Verify::Digest(kind) = verify {
+            loader = loader.digest(*kind);
+        }
     }
     if let Some(manifest) = &manifest {
         loader = loader.manifest(manifest);

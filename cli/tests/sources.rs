@@ -3,6 +3,7 @@
 mod command;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -122,6 +123,26 @@ fn wrong_sources_have_clear_errors() {
     with_cache(dir.path(), &arguments).expect(10, &["run: hf download org/other"]);
     let noted = with_cache(dir.path(), &["load", "DIR/hub/models--org--name/refs/main"]);
     assert!(noted.stdout.contains("refs/main is neither safetensors nor GGUF"), "{}", noted.stdout);
+}
+
+#[test]
+fn a_load_is_verified_by_the_names_of_the_cache() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let snapshot = cache(dir.path());
+    let load = |extra: &[&str]| {
+        with_cache(dir.path(), &[&["load", "hf://org/name", "--verify", "hub"], extra].concat())
+    };
+    load(&[]).expect(15, &["model.safetensors", "use a manifest"]);
+    let loaded = with_cache(dir.path(), &["load", "--json", "--verify", "sha256", "hf://org/name"]);
+    let sum = loaded.json()["files"][0]["digests"]["sha256"].as_str().unwrap().to_owned();
+    let (file, blobs) = (snapshot.join("model.safetensors"), snapshot.join("../../blobs"));
+    fs::rename(blobs.join("0f1e"), blobs.join(&sum)).unwrap();
+    fs::remove_file(&file).unwrap();
+    symlink(format!("../../blobs/{sum}"), &file).unwrap();
+    load(&[]).expect(0, &[]);
+    load(&["--manifest", "sums"]).expect(2, &["give one"]);
+    fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(b"x").unwrap();
+    load(&["--format", "raw"]).expect(16, &["model.safetensors", "sha256 is"]);
 }
 
 #[test]

@@ -244,6 +244,12 @@ pub enum ManifestProblem {
         /// The number of the line, counted from 1.
         line: usize,
     },
+    /// The file is not stored under its checksum in the cache of the Hugging Face Hub.
+    #[error(
+        "it is not in the cache of the Hugging Face Hub, or the Hub has no SHA-256 checksum of it; use a \
+         manifest"
+    )]
+    NoHubChecksum,
     /// The manifest does not name a file that was loaded.
     #[error("it does not name {}", file.display())]
     NotNamed {

@@ -95,6 +95,32 @@ impl Manifest {
         }
     }
 
+    /// Makes a manifest from the names of files in the cache of the Hugging Face Hub. A large file is stored
+    /// there under its SHA-256 checksum, which the Hub has reported: `blobs/SHA256`, with links to it in
+    /// `snapshots`.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] for a file that is not stored in this way; [`Error::Open`] if a link cannot be
+    /// followed.
+    pub fn of_hub_cache(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
+        let mut entries = Vec::new();
+        for file in files {
+            let file = file.as_ref();
+            let stored = file
+                .canonicalize()
+                .map_err(|source| Error::Open { path: file.to_owned(), source })?;
+            let is_blob = stored.parent().is_some_and(|folder| folder.ends_with("blobs"));
+            let name = stored.file_name().unwrap_or_default().to_string_lossy();
+            let is_sha256 = name.len() == 64 && name.bytes().all(|it| it.is_ascii_hexdigit());
+            if !is_blob || !is_sha256 {
+                let reason = ManifestProblem::NoHubChecksum;
+                return Err(Error::Manifest { path: file.to_owned(), reason });
+            }
+            entries.push((name.to_ascii_lowercase(), DigestKind::Sha256, file.to_owned()));
+        }
+        Ok(Self { path: PathBuf::new(), entries })
+    }
+
     fn parse(path: PathBuf, text: &str) -> Result<Self> {
         let mut entries = Vec::new();
         for (index, line) in text.lines().enumerate() {

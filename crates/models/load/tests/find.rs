@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use longshore_formats::Format;
 use longshore_formats::directory::{DirectoryProblem, ModelFilter};
 use longshore_load::{
-    Error, FormatChoice, HubCache, HubName, HubProblem, Loader, Opened, find_files, open,
+    DigestKind, Error, FormatChoice, HubCache, HubName, HubProblem, Loader, Manifest, Opened,
+    find_files, open,
 };
 use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize};
@@ -241,6 +242,32 @@ fn a_repository_in_the_cache_is_found_by_branch_and_commit() {
     assert!(matches!(reason("hf://org/name/x.gguf"), HubProblem::NoFile { .. }));
     let other = commit.replace('0', "f");
     assert!(matches!(reason(&format!("hf://org/name@{other}")), HubProblem::NoRevision { .. }));
+}
+
+#[test]
+fn files_of_the_cache_are_verified_by_their_names() {
+    let folder = TempDir::new().unwrap();
+    let commit = "f".repeat(40);
+    let cache = cache(folder.path(), &commit);
+    let file = cache.locate(&"hf://org/name/model.safetensors".parse().unwrap()).unwrap();
+    let unnamed = Manifest::of_hub_cache([&file]).unwrap_err();
+    assert!(unnamed.to_string().contains("model.safetensors"), "{unnamed}");
+    // A large file is stored under its SHA-256 checksum.
+    let opened = opened(&file);
+    let loaded = Loader::new().digest(DigestKind::Sha256).load(&opened.plan).unwrap();
+    let sum = loaded.files[0].digests[0].1.clone();
+    let blobs = folder.path().join("models--org--name/blobs");
+    let verified = |name: &str| {
+        fs::rename(fs::canonicalize(&file).unwrap(), blobs.join(name)).unwrap();
+        fs::remove_file(&file).unwrap();
+        symlink(Path::new("../../blobs").join(name), &file).unwrap();
+        let manifest = Manifest::of_hub_cache([&file]).unwrap();
+        Loader::new().manifest(&manifest).load(&opened.plan).map(drop)
+    };
+    verified(&sum).unwrap();
+    let wrong = verified(&sum.replace(|_| true, "0")).unwrap_err();
+    assert!(matches!(&wrong, Error::Mismatch { found, .. } if *found == sum), "{wrong}");
+    assert!(Manifest::of_hub_cache([folder.path().join("none")]).is_err());
 }
 
 #[test]
