@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use crate::file::{self, Identity, Kind};
 use crate::retry_interrupted;
 
-/// The maximum number of symbolic links that are followed from one name, as in the kernel.
-const LINKS_MAX: u32 = 40;
+/// The maximum number of symbolic links that [`locate`] follows from one name, as in the kernel.
+pub const LINKS_MAX: u32 = 40;
 
 /// The files that a name may lead to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,12 +65,26 @@ pub fn locate(directory: impl AsFd, name: &Path, reach: Reach) -> io::Result<Own
     if reach == Reach::Anywhere {
         return find(directory, name, OFlags::empty(), ResolveFlags::NO_MAGICLINKS);
     }
+    locate_counted(directory, name, LINKS_MAX).map(|(located, _)| located)
+}
+
+/// Finds a file as [`locate`] does with [`Reach::Beneath`], through at most `links_max` symbolic links, and
+/// returns the number of them.
+///
+/// # Errors
+/// `ELOOP` if there are more links; those of [`locate`].
+pub fn locate_counted(
+    directory: impl AsFd,
+    name: &Path,
+    links_max: u32,
+) -> io::Result<(OwnedFd, u32)> {
+    let directory = directory.as_fd();
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let mut name = joined(Path::new(""), name)?;
-    for _ in 0..=LINKS_MAX {
+    for links in 0..=links_max {
         let located = find(directory, &name, OFlags::NOFOLLOW, resolve)?;
         if !is_link(located.as_fd())? {
-            return Ok(located);
+            return Ok((located, links));
         }
         // Read the link through its descriptor, because its name may be another file by now.
         let target = rustix::fs::readlinkat(&located, "", Vec::new())?;
@@ -291,6 +305,9 @@ mod tests {
         assert_eq!(found(&last).unwrap(), model);
         let more = found(&format!("link{}", LINKS_MAX + 1)).unwrap_err();
         assert!(is_loop(&more));
+        let counted = |max| locate_counted(&from, Path::new("link2"), max);
+        assert_eq!(counted(2).unwrap().1, 2);
+        assert!(is_loop(&counted(1).unwrap_err()));
     }
 
     #[test]
