@@ -15,6 +15,10 @@ use std::path::Path;
 use longshore_sys::directory::{self, Access as Permissions, Attributes, GivenAccess};
 use longshore_sys::{effective_uid, namespace, tmpfs};
 
+/// The number of times that permissions of all files of a model together are read once more.
+const RETRIES_MAX: u32 = 200;
+/// The number of times that the permissions of each file are read at least, if they change all the time.
+const TRIES_MIN: u32 = 3;
 /// The permission bits of owner, group and others, without write permission.
 const UNWRITABLE: u32 = 0o555;
 
@@ -240,26 +244,31 @@ impl Access {
         *self.users.entry(user).or_insert_with(gets)
     }
 
-    /// Returns the permissions of a file and of all directories above it, as they were together. The tries of
-    /// all files together are limited: each takes time, and a user can change permissions all the time.
+    /// Returns the permissions of a file and of all directories above it, as they were together. The retries of
+    /// all files together are limited, except for a few of each file: each takes time, and a user can change
+    /// permissions all the time. The last one compares only the permissions, because a program that writes to a
+    /// file all the time changes its status, too.
     fn at_one_time(
         &mut self,
         source: BorrowedFd<'_>,
     ) -> io::Result<(Permissions, Vec<Permissions>)> {
-        const RETRIES_MAX: u32 = 200;
         let permissions = |all: &[Permissions]| -> Vec<_> {
             all.iter().map(|it| (it.attributes, it.has_list)).collect()
         };
-        while self.retries < RETRIES_MAX {
+        for tries in 1.. {
+            let is_last = tries >= TRIES_MIN && self.retries >= RETRIES_MAX;
             let attempt = || -> io::Result<_> {
                 let (before, found) = (directory::access(source)?, directory::above(source)?);
                 let (after, again) = (directory::access(source)?, directory::above(source)?);
-                let is_same = before == after && permissions(&found) == permissions(&again);
+                let is_same = (is_last || before.changed == after.changed)
+                    && permissions(&[before]) == permissions(&[after])
+                    && permissions(&found) == permissions(&again);
                 Ok(is_same.then_some((after, again)))
             };
             match attempt() {
                 Ok(Some(found)) => return Ok(found),
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                _ if is_last => break,
                 _ => self.retries += 1,
             }
         }
@@ -276,4 +285,33 @@ fn is_possible(trial: &io::Result<()>) -> bool {
 
 fn unnamed_in(folder: BorrowedFd<'_>) -> io::Result<std::os::fd::OwnedFd> {
     tmpfs::create_unnamed(Path::new(&format!("/proc/self/fd/{}", folder.as_raw_fd())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_written_to_has_permissions_after_all_retries() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = std::fs::File::create(dir.path().join("file")).unwrap();
+        let file = writer.try_clone().unwrap();
+        let folder = directory::open(dir.path()).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    writer.write_all(b" ").unwrap();
+                }
+            });
+            let mut access = Access { retries: RETRIES_MAX, ..Access::default() };
+            let found = (0..1_000).map(|_| access.of_file(file.as_fd(), folder.as_fd(), 0));
+            let failed = found.filter(Result::is_err).count();
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(failed, 0);
+        });
+    }
 }
