@@ -32,6 +32,8 @@ pub(crate) struct CopyAccess {
     /// The owner of the source, and its permission bits, if they differ from those of the group or of
     /// others.
     pub(crate) user: Option<(u32, u32)>,
+    /// The owner of the source, if its permission bits are those of the group and of others.
+    pub(crate) owner: Option<u32>,
 }
 
 /// Determines the permissions of published files and directories.
@@ -93,11 +95,17 @@ impl CopyAccess {
         let has_group = self.group.unwrap_or(group) == group;
         // With another list, the bits of the group in the mode are not those of the group.
         let (mode, user) = given.map_or((mode & 0o707, None), |given| (given.mode, given.user));
-        let user = self.user.map(|(wanted, most)| match user {
-            Some((listed, bits)) if listed == wanted => (wanted, bits & most),
+        let user = match (self.user, user) {
+            (Some((wanted, most)), Some((listed, bits))) if listed == wanted => {
+                Some((wanted, bits & most))
+            }
             // It may be a member of the group, or not.
-            _ => (wanted, mode >> 3 & mode & most),
-        });
+            (Some((wanted, most)), _) => Some((wanted, mode >> 3 & mode & most)),
+            (None, Some((listed, bits))) if self.owner == Some(listed) => {
+                Some((listed, bits & self.mode & 7))
+            }
+            (None, _) => None,
+        };
         let mut kept = mode & self.mode;
         // The members of another group are among the others now.
         if !has_group {
@@ -166,7 +174,7 @@ impl Access {
     pub(crate) fn of_record(&self) -> CopyAccess {
         let is_common = self.common.unwrap_or(0) & 0o044 == 0o044;
         let mode = if is_common { 0o444 } else { 0o400 };
-        CopyAccess { mode, group: None, user: None }
+        CopyAccess { mode, ..CopyAccess::default() }
     }
 
     /// Returns the permissions that give no user more access than the source does. `own` are the bits that
@@ -212,20 +220,21 @@ impl Access {
         }
         let mode = requested(mode);
         let group = gets_group.then_some(group);
+        let found = CopyAccess { mode, group, user: None, owner: None };
         if owner == effective_uid() {
-            return Ok(CopyAccess { mode: mode | own & !0o077, group, user: None });
+            return Ok(CopyAccess { mode: mode | own & !0o077, ..found });
         }
         let user = mode >> 6 & 7;
         let mode = mode & 0o077 | own;
         if mode >> 3 & 7 == user && mode & 7 == user {
-            return Ok(CopyAccess { mode, group, user: None });
+            return Ok(CopyAccess { mode, owner: owner_can_search.then_some(owner), ..found });
         }
         // An owner that may not search a directory above the source, except perhaps as a member of its group,
         // gets the access of the group or of others.
         if owner_can_search && self.gets_user(owner, folder) {
-            return Ok(CopyAccess { mode, group, user: Some((owner, user)) });
+            return Ok(CopyAccess { mode, user: Some((owner, user)), ..found });
         }
-        Ok(CopyAccess { mode: mode & (0o700 | user << 3 | user), group, user: None })
+        Ok(CopyAccess { mode: mode & (0o700 | user << 3 | user), ..found })
     }
 
     /// Returns `true` if a file in the tmpfs can get this group, by trying it.

@@ -12,9 +12,13 @@ use super::tree::{Tree, TreeFile, open_error, write_error};
 use crate::error::Result;
 
 /// The access to a file that only the publisher may read.
-const CLOSED_FILE: CopyAccess = CopyAccess { mode: 0o400, group: None, user: None };
+const CLOSED_FILE: CopyAccess = closed(0o400);
 /// The access to a directory that only the publisher may use.
-const CLOSED_FOLDER: CopyAccess = CopyAccess { mode: 0o700, group: None, user: None };
+const CLOSED_FOLDER: CopyAccess = closed(0o700);
+
+const fn closed(mode: u32) -> CopyAccess {
+    CopyAccess { mode, group: None, user: None, owner: None }
+}
 
 /// Gives the files and directories of a published model the access that they would get if they were
 /// published now. If the model belongs to another user, that is, to root, it stays as it is. Returns `true`
