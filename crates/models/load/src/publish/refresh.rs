@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use longshore_sys::file::{self, Kind};
 use longshore_sys::{beneath, directory, effective_uid};
 
 use super::access::{Access, CopyAccess};
@@ -105,7 +106,7 @@ fn each(
     for file in &tree.files {
         let path = Path::new(&file.path);
         let full = tree.root().join(path);
-        let copy = match if_found(directory::find_in(model, path), &full) {
+        let copy = match if_found(find_file(model, path), &full) {
             Ok(Some(copy)) => copy,
             found => {
                 note(found.map(drop));
@@ -138,7 +139,7 @@ fn each(
     }
     // If the access to a file is not known, the record is closed.
     let wanted = if result.is_ok() { access.of_record() } else { Access::default().of_record() };
-    let record = if_found(directory::find_in(model, Path::new(record::NAME)), tree.root())?;
+    let record = if_found(find_file(model, Path::new(record::NAME)), tree.root())?;
     if let Some(record) = record {
         step(&record, wanted).map_err(write_error(tree.root()))?;
     }
@@ -149,7 +150,19 @@ fn is_own(copy: impl AsFd) -> io::Result<bool> {
     Ok(directory::attributes(copy)?.owner == effective_uid())
 }
 
-/// Returns `None` if an old version lacks a file, or has a directory in its place.
+/// Finds a file of a model.
+///
+/// # Errors
+/// `IsADirectory` for a directory; those of [`directory::find_in`].
+fn find_file(model: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    let found = directory::find_in(model, path)?;
+    match file::status(&found)?.kind {
+        Kind::Directory => Err(ErrorKind::IsADirectory.into()),
+        _ => Ok(found),
+    }
+}
+
+/// Returns `None` if an old version lacks a file or directory, or has the other one in its place.
 fn if_found(found: io::Result<OwnedFd>, path: &Path) -> Result<Option<OwnedFd>> {
     match found {
         Err(error) if is_missing(&error) => Ok(None),
@@ -162,6 +175,6 @@ fn if_missing(error: io::Error) -> io::Result<()> {
 }
 
 fn is_missing(error: &io::Error) -> bool {
-    let is_absent = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
-    is_absent || beneath::leads_out(error)
+    use ErrorKind::{IsADirectory, NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory | IsADirectory) || beneath::leads_out(error)
 }
