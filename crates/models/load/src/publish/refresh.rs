@@ -1,5 +1,6 @@
 //! The access to a model that is published already: it follows that to its source, and nothing is read.
 
+use std::collections::HashSet;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -67,19 +68,20 @@ pub(crate) fn limit(
         done.or_else(if_missing).map_err(write_error(&tree.root().join(path)))
     };
     let mut is_whole = true;
+    // Those of the new version, and those that are closed. Each comes with all that contain it.
+    let mut done: HashSet<&Path> = tree.folders.iter().map(PathBuf::as_path).collect();
+    done.insert(Path::new(""));
     for file in old.files.iter().filter(|file| !is_kept(&file.path)) {
         is_whole = false;
         let path = Path::new(&file.path);
-        close(path, directory::find_in(model, path), CLOSED_FILE)?;
-        for folder in path.ancestors().skip(1).filter(|it| !it.as_os_str().is_empty()) {
-            if !tree.folders.iter().any(|it| it == folder) {
-                close(folder, directory::open_in(model, folder), CLOSED_FOLDER)?;
-            }
+        close(path, find_file(model, path), CLOSED_FILE)?;
+        for folder in path.ancestors().skip(1).take_while(|folder| done.insert(folder)) {
+            close(folder, directory::open_in(model, folder), CLOSED_FOLDER)?;
         }
     }
     if !is_whole {
         let path = Path::new(record::NAME);
-        close(path, directory::find_in(model, path), CLOSED_FILE)?;
+        close(path, find_file(model, path), CLOSED_FILE)?;
     }
     limited
 }
