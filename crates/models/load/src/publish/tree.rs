@@ -139,7 +139,8 @@ impl Tree {
                 if path.parent() != Some(Path::new("")) {
                     return Err(publish_error(&other, PublishProblem::LeavesModel));
                 }
-                if tree.files.iter().all(|file| Path::new(&file.path) != path) {
+                // The others have different names.
+                if Some(path) != tree.main.as_deref() {
                     tree.push(path)?;
                 }
             }
