@@ -100,6 +100,15 @@ pub enum PublishProblem {
     /// A directory of the model is a symbolic link or a mount point.
     #[error("it is a symbolic link to a directory, or a mount point; only files may be links")]
     NotADirectory,
+    /// More symbolic links lead to the files of the model than are followed.
+    #[error(
+        "more than {max} symbolic links lead to its files; make links that lead to a file, and not to \
+         another link"
+    )]
+    TooManyLinks {
+        /// The limit.
+        max: u32,
+    },
     /// The name of a file is not UTF-8.
     #[error("its name is not UTF-8")]
     NotUtf8,

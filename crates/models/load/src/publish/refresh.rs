@@ -56,7 +56,7 @@ pub(crate) fn limit(
     mode: Option<u32>,
 ) -> Result<()> {
     // The file that has this path now: one that a program writes to is another version at each look.
-    let find = |file: &TreeFile| tree.locate(Path::new(&file.path));
+    let find = |file: &TreeFile| tree.find_now(file);
     let limited = each(tree, model, mode, find, |copy, wanted| wanted.limit(copy));
     let is_kept =
         |path: &str| tree.files.binary_search_by(|file| file.path.as_str().cmp(path)).is_ok();

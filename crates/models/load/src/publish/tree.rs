@@ -22,6 +22,10 @@ use crate::version::FileVersion;
 /// The directory of the files of all revisions of a repository in the cache of the Hugging Face Hub.
 const BLOBS: &str = "blobs";
 
+/// The limit on the symbolic links that lead to the files of one model together. In the cache of the Hugging Face
+/// Hub, one leads to each file.
+const LINKS_MAX: u32 = 20_000;
+
 /// The symbolic links in the path of a source that are followed. Those in a model are another matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Links {
@@ -48,6 +52,8 @@ pub(crate) struct Tree {
     pub(crate) folders: Vec<PathBuf>,
     /// The files in the root, sorted by path.
     pub(crate) files: Vec<TreeFile>,
+    /// The number of symbolic links that lead to the files.
+    links_count: u32,
     /// The permissions of the directories above the root, without the times of their changes, which are
     /// those of other files, too.
     above: Vec<Access>,
@@ -61,6 +67,8 @@ pub(crate) struct TreeFile {
     /// The path in the root.
     pub(crate) path: String,
     pub(crate) version: FileVersion,
+    /// The number of symbolic links that lead to it.
+    links: u32,
 }
 
 impl Tree {
@@ -120,6 +128,7 @@ impl Tree {
             main: None,
             folders: Vec::new(),
             files: Vec::new(),
+            links_count: 0,
             above: Vec::new(),
             access: Vec::new(),
         };
@@ -231,7 +240,12 @@ impl Tree {
         self.permit_one_more()?;
         let full = self.root.join(path);
         let text = path.to_str().ok_or_else(|| publish_error(&full, PublishProblem::NotUtf8))?;
-        let located = self.locate(path)?;
+        let (located, links) = self.locate(path, beneath::LINKS_MAX)?;
+        self.links_count += links;
+        if self.links_count > LINKS_MAX {
+            let reason = PublishProblem::TooManyLinks { max: LINKS_MAX };
+            return Err(publish_error(&self.source, reason));
+        }
         let failed = |source| Error::Open { path: full.clone(), source };
         let status = file::status(&located).map_err(failed)?;
         let access = noted_access(&located);
@@ -241,28 +255,37 @@ impl Tree {
             kind => return Err(Error::NotRegular { path: full, kind: FileKind::from_kind(kind) }),
         }
         let version = FileVersion::from_status(&status);
-        self.files.push(TreeFile { path: text.to_owned(), version });
+        self.files.push(TreeFile { path: text.to_owned(), version, links });
         self.access.push(access.map_err(|source| Error::Open { path: full, source })?);
         Ok(())
     }
 
-    /// Finds the file that has this path in the root now, without opening it.
+    /// Finds the file that has the path of this one in the root now, without opening it. Links that were added
+    /// meanwhile are not followed, because that could take long.
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::Publish`].
-    pub(crate) fn locate(&self, path: &Path) -> Result<OwnedFd> {
+    pub(crate) fn find_now(&self, file: &TreeFile) -> Result<OwnedFd> {
+        self.locate(Path::new(&file.path), file.links).map(|(located, _)| located)
+    }
+
+    /// Finds the file that has this path in the root now, and returns it with the number of symbolic links that
+    /// lead to it.
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::Publish`].
+    fn locate(&self, path: &Path, links_max: u32) -> Result<(OwnedFd, u32)> {
         let full = || self.root.join(path);
         let name = self.prefix.join(path);
-        let located = beneath::locate(&self.boundary, &name, Reach::Beneath).map_err(|source| {
-            match beneath::leads_out(&source) {
-                true => publish_error(&full(), PublishProblem::LeavesModel),
-                false => Error::Open { path: full(), source },
-            }
+        let counted = beneath::locate_counted(&self.boundary, &name, links_max);
+        let (located, links) = counted.map_err(|source| match beneath::leads_out(&source) {
+            true => publish_error(&full(), PublishProblem::LeavesModel),
+            false => Error::Open { path: full(), source },
         })?;
         if !self.prefix.as_os_str().is_empty() && !self.is_in_cache(&located).unwrap_or(false) {
             return Err(publish_error(&full(), PublishProblem::LeavesModel));
         }
-        Ok(located)
+        Ok((located, links))
     }
 
     /// Returns `true` if a file is in the root, or one of the files of a cache.
@@ -288,7 +311,8 @@ impl Tree {
         let name = path
             .strip_prefix(&self.root)
             .map_err(|_| publish_error(path, PublishProblem::LeavesModel))?;
-        let opened = beneath::open_located(self.locate(name)?).map_err(open_error(path))?;
+        let (located, _) = self.locate(name, beneath::LINKS_MAX)?;
+        let opened = beneath::open_located(located).map_err(open_error(path))?;
         Ok(SourceFile::from_fd(opened)?.named(path))
     }
 
@@ -299,7 +323,7 @@ impl Tree {
     /// [`Error::Publish`].
     pub(crate) fn find(&self, file: &TreeFile) -> Result<OwnedFd> {
         let path = self.root.join(&file.path);
-        let located = self.locate(Path::new(&file.path))?;
+        let located = self.find_now(file)?;
         match file::status(&located) {
             Ok(status) if FileVersion::from_status(&status) == file.version => Ok(located),
             Ok(_) => Err(Error::Changed { path, change: Change::Replaced }),
@@ -417,4 +441,27 @@ pub(crate) fn open_error(path: &Path) -> impl FnOnce(io::Error) -> Error {
 pub(crate) fn write_error(path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     |source| Error::Write { path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn links_that_were_added_meanwhile_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("file"), b"x").unwrap();
+        symlink("file", path("link")).unwrap();
+        let tree = Tree::of(dir.path(), Links::Followed).unwrap();
+        let [file, link] = &tree.files[..] else { panic!("{tree:?}") };
+        assert_eq!((file.links, link.links), (0, 1));
+        tree.find(link).unwrap();
+        fs::rename(path("file"), path("moved")).unwrap();
+        symlink("moved", path("file")).unwrap();
+        assert!(tree.find(file).is_err() && tree.find(link).is_err());
+    }
 }
