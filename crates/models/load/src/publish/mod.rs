@@ -219,7 +219,10 @@ impl<'a> Publisher<'a> {
         let mut found = self.find(&target, &name, &tree)?;
         if let Found::Old(record, old) = &found {
             self.pin |= directory::exists(old, Path::new(record::PIN_NAME));
-            limit(&tree, record, old.as_fd(), self.mode)?;
+            // Another model stays as it is until it is replaced.
+            if tree.is_source_of(record) {
+                limit(&tree, record, old.as_fd(), self.mode)?;
+            }
         }
         tree.check_owners()?;
         if let Found::Same(same) = &found {
@@ -269,7 +272,8 @@ impl<'a> Publisher<'a> {
     }
 
     /// Gives the model that is published under the name of `source` the access of the source, without
-    /// publishing it. If it is another version, it loses the access that a new copy would not have.
+    /// publishing it. If it is another version, it loses the access that a new copy would not have. If it was
+    /// published from another source, it stays as it is.
     ///
     /// # Errors
     /// Those of [`Publisher::publish`] for a source that cannot be read.
@@ -283,7 +287,8 @@ impl<'a> Publisher<'a> {
         let wanted = Record::new(tree.root(), self.mode, files.collect());
         match record.is_same(&wanted) {
             true => refresh(&tree, folder.as_fd(), self.mode).map(drop),
-            false => limit(&tree, &record, folder.as_fd(), self.mode),
+            false if tree.is_source_of(&record) => limit(&tree, &record, folder.as_fd(), self.mode),
+            false => Ok(()),
         }
     }
 
@@ -307,7 +312,7 @@ impl<'a> Publisher<'a> {
             Existing::Model(record, folder) if self.replace => Ok(Found::Old(record, folder)),
             Existing::Model(record, folder) => {
                 // It stays, but an old version of this model has no more access than the new one.
-                if record.source() == tree.root() {
+                if tree.is_source_of(&record) {
                     limit(tree, &record, folder.as_fd(), self.mode)?;
                 }
                 refuse(PublishProblem::NameExists)

@@ -11,7 +11,7 @@ use longshore_sys::effective_uid;
 use longshore_sys::file::{self, Kind};
 
 use super::problem::PublishProblem;
-use super::record::{self, DEPTH_MAX, ENTRIES_MAX};
+use super::record::{self, DEPTH_MAX, ENTRIES_MAX, Record};
 use crate::error::{Error, Result};
 use crate::find::locate;
 use crate::open::{FormatChoice, others_of};
@@ -187,7 +187,7 @@ impl Tree {
         let above = directory::above(root)?.into_iter();
         self.above = above.map(|it| Access { changed: (0, 0), ..it }).collect();
         self.access.push(directory::access(root)?);
-        if !self.prefix.as_os_str().is_empty() {
+        if self.is_in_repository() {
             let blobs = beneath::locate(&self.boundary, Path::new(BLOBS), Reach::Beneath)?;
             self.access.push(directory::access(&blobs)?);
         }
@@ -282,7 +282,7 @@ impl Tree {
             true => publish_error(&full(), PublishProblem::LeavesModel),
             false => Error::Open { path: full(), source },
         })?;
-        if !self.prefix.as_os_str().is_empty() && !self.is_in_cache(&located).unwrap_or(false) {
+        if self.is_in_repository() && !self.is_in_cache(&located).unwrap_or(false) {
             return Err(publish_error(&full(), PublishProblem::LeavesModel));
         }
         Ok((located, links))
@@ -384,6 +384,18 @@ impl Tree {
             Some((name, split)) if !name.is_empty() && is_split(split) => name.to_owned(),
             _ => stem.to_owned(),
         }
+    }
+
+    /// Returns `true` if the record is of a model that was published from here, or from another revision of the
+    /// same repository.
+    pub(crate) fn is_source_of(&self, record: &Record) -> bool {
+        let source = record.source();
+        source == self.root || self.is_in_repository() && source.parent() == self.root.parent()
+    }
+
+    /// Returns `true` if the root is a revision in the cache of the Hugging Face Hub.
+    fn is_in_repository(&self) -> bool {
+        !self.prefix.as_os_str().is_empty()
     }
 
     /// Returns the directory that has all files.
