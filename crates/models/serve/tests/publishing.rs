@@ -215,6 +215,34 @@ fn a_restarted_server_adopts_the_models_and_reads_nothing() {
 }
 
 #[test]
+fn a_server_starts_with_the_older_version_of_a_source_that_is_missing() {
+    let Some(fixture) = Fixture::new() else { return };
+    let disk = fixture.disk.path();
+    let file = fixture.model("llama").join("w-00001-of-00001.safetensors");
+    let header = b"{\"t\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}  ";
+    fs::write(&file, [&(header.len() as u64).to_le_bytes()[..], header].concat()).unwrap();
+    let repository = disk.join("models--org--x");
+    let revision = repository.join("snapshots/abc");
+    fs::create_dir_all(repository.join("blobs")).unwrap();
+    fs::create_dir_all(&revision).unwrap();
+    fs::write(revision.join("config.json"), "{}").unwrap();
+    fixture.publish(&file);
+    fixture.publish(&revision);
+    assert_eq!(fixture.names(), ["org--x", "w"]);
+    fs::remove_file(&file).unwrap();
+    fs::remove_dir_all(&repository).unwrap();
+    let mut options = fixture.options();
+    options.preload = vec![file, revision];
+    let running = Running::start(options);
+    assert_eq!(running.ready(), 2);
+    running.end();
+    // A model of this name that was published from another source is not an older version.
+    let mut options = fixture.options();
+    options.preload = vec![disk.join("other/w.gguf")];
+    assert!(PublishManager::new(options, Stop::new().unwrap()).is_err());
+}
+
+#[test]
 fn a_new_version_of_a_source_is_published_and_a_damaged_one_is_not() {
     let Some(fixture) = Fixture::new() else { return };
     let llama = fixture.model("llama");

@@ -12,7 +12,9 @@ use longshore_sys::{beneath, directory, effective_uid, file_use, tmpfs};
 use super::problem::PublishProblem;
 use super::record::{NAME, PIN_NAME, Record};
 use super::target::{Existing, Target};
-use super::tree::{Links, Tree, publish_error, write_error};
+use super::tree::{
+    Links, Tree, name_of_file, name_of_folder, name_of_repository, publish_error, write_error,
+};
 use crate::error::{Error, Result};
 
 /// The name of the lock file in the directory.
@@ -178,6 +180,21 @@ impl PublishedModels {
             Existing::Model(record, folder) => record.is_complete(folder),
             _ => false,
         }
+    }
+
+    /// Returns the model that was published from `source`, an absolute path, under its default name. The source
+    /// need not exist any more.
+    pub fn find_by_source(&self, source: &Path) -> Option<PublishedModel> {
+        let file = source.file_name()?.to_str()?;
+        let of_file = |model: &PublishedModel| {
+            Some(&*model.source) == source.parent()
+                && model.record.files.iter().any(|it| it.path == file)
+        };
+        let find = |name: String| self.find(&name).ok();
+        find(name_of_folder(source))
+            .filter(|model| model.source == source)
+            .or_else(|| find(name_of_repository(source)).filter(|model| model.source == source))
+            .or_else(|| find(name_of_file(source)).filter(of_file))
     }
 
     /// Returns the model with this name.

@@ -367,22 +367,10 @@ impl Tree {
 
     /// Returns the name under which the model is published if no other name is requested.
     pub(crate) fn default_name(&self) -> String {
-        let Some(main) = &self.main else {
-            let repository =
-                self.prefix.starts_with("snapshots") && self.prefix.iter().count() == 2;
-            let named = if repository { self.root.ancestors().nth(2) } else { Some(&*self.root) };
-            let name = named.and_then(Path::file_name).unwrap_or_default().to_string_lossy();
-            return name.strip_prefix("models--").unwrap_or(&name).to_owned();
-        };
-        let name = main.to_string_lossy();
-        let stem = [".safetensors.index.json", ".safetensors", ".gguf"]
-            .into_iter()
-            .find_map(|ending| name.strip_suffix(ending))
-            .unwrap_or(&name);
-        // `-00001-of-00003` is not a part of the name.
-        match stem.len().checked_sub(15).and_then(|at| stem.split_at_checked(at)) {
-            Some((name, split)) if !name.is_empty() && is_split(split) => name.to_owned(),
-            _ => stem.to_owned(),
+        match &self.main {
+            Some(main) => name_of_file(main),
+            None if self.is_in_repository() => name_of_repository(&self.root),
+            None => name_of_folder(&self.root),
         }
     }
 
@@ -419,6 +407,31 @@ fn noted_access(file: &OwnedFd) -> io::Result<Access> {
         }
         found => found,
     }
+}
+
+/// Returns the name of a model in one file, or in several of which this is the one that is named.
+pub(crate) fn name_of_file(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let stem = [".safetensors.index.json", ".safetensors", ".gguf"]
+        .into_iter()
+        .find_map(|ending| name.strip_suffix(ending))
+        .unwrap_or(&name);
+    // `-00001-of-00003` is not a part of the name.
+    match stem.len().checked_sub(15).and_then(|at| stem.split_at_checked(at)) {
+        Some((name, split)) if !name.is_empty() && is_split(split) => name.to_owned(),
+        _ => stem.to_owned(),
+    }
+}
+
+/// Returns the name of a model in a directory.
+pub(crate) fn name_of_folder(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.strip_prefix("models--").unwrap_or(&name).to_owned()
+}
+
+/// Returns the name of a model in the cache of the Hugging Face Hub, for its `snapshots/REVISION`.
+pub(crate) fn name_of_repository(revision: &Path) -> String {
+    name_of_folder(revision.ancestors().nth(2).unwrap_or(Path::new("")))
 }
 
 fn is_split(text: &str) -> bool {

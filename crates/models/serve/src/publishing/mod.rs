@@ -466,18 +466,15 @@ impl PublishManager {
     }
 }
 
-/// Returns the name of a source. A source that does not exist now can have a published version, whose
-/// name is that of the path.
+/// Returns the name of a source. A source that does not exist now, or cannot be published, can have an older
+/// version that is published.
 fn name_of(path: &Path, models: &PublishedModels) -> Result<String> {
     match SourceState::of(path) {
         Ok(state) => Ok(state.default_name()),
-        Err(error) => {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            match models.find(&name) {
-                Ok(_) => Ok(name),
-                Err(_) => Err(error.into()),
-            }
-        }
+        Err(error) => match models.find_by_source(path) {
+            Some(model) => Ok(model.name),
+            None => Err(error.into()),
+        },
     }
 }
 
