@@ -109,6 +109,9 @@ pub enum PublishProblem {
         /// The limit.
         max: u32,
     },
+    /// The name of a file is that of a file with which Longshore describes the model.
+    #[error("Longshore uses this name for a file of its own in a published model; rename the file")]
+    ReservedName,
     /// The name of a file is not UTF-8.
     #[error("its name is not UTF-8")]
     NotUtf8,

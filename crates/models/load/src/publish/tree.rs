@@ -205,11 +205,11 @@ impl Tree {
             .map_err(|error| failed(&here, error))?;
         entries.sort_by(|(one, _), (other, _)| one.cmp(other));
         for (name, kind) in entries {
-            if depth == 0 && (name == record::NAME || name == record::PIN_NAME) {
+            let entry = path.join(&name);
+            if is_reserved(&entry) {
                 // The source is itself a published model.
                 continue;
             }
-            let entry = path.join(&name);
             if kind != EntryKind::Directory {
                 self.push(&entry)?;
                 continue;
@@ -239,6 +239,9 @@ impl Tree {
     fn push(&mut self, path: &Path) -> Result<()> {
         self.permit_one_more()?;
         let full = self.root.join(path);
+        if is_reserved(path) {
+            return Err(publish_error(&full, PublishProblem::ReservedName));
+        }
         let text = path.to_str().ok_or_else(|| publish_error(&full, PublishProblem::NotUtf8))?;
         let (located, links) = self.locate(path, beneath::LINKS_MAX)?;
         self.links_count += links;
@@ -432,6 +435,11 @@ pub(crate) fn name_of_folder(path: &Path) -> String {
 /// Returns the name of a model in the cache of the Hugging Face Hub, for its `snapshots/REVISION`.
 pub(crate) fn name_of_repository(revision: &Path) -> String {
     name_of_folder(revision.ancestors().nth(2).unwrap_or(Path::new("")))
+}
+
+/// Returns `true` if a published model has a file of its own with this path.
+fn is_reserved(path: &Path) -> bool {
+    [record::NAME, record::PIN_NAME].map(Path::new).contains(&path)
 }
 
 fn is_split(text: &str) -> bool {
