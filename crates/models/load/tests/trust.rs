@@ -354,27 +354,6 @@ fn links_to_files_of_other_processes_are_refused() {
 }
 
 #[test]
-fn the_headers_of_a_model_are_limited_together() {
-    with_tmpfs("size=8m", |place| {
-        let len_bytes = 50_usize << 20;
-        let mut header = (len_bytes as u64).to_le_bytes().to_vec();
-        header.extend_from_slice(b"{}");
-        header.resize(8 + len_bytes, b' ');
-        let first = place.write("model/0.safetensors", &header);
-        for name in 1..8 {
-            // A file with several names is checked once.
-            fs::hard_link(&first, place.source(&format!("model/{name}.safetensors"))).unwrap();
-        }
-        let source = place.source("model");
-        assert!(matches!(reason(place.publish(&source)), PublishProblem::NoRoom { .. }));
-        place.write("model/8.safetensors", &header);
-        place.write("model/9.safetensors", &header);
-        let refused = place.publish(&source).unwrap_err();
-        assert!(refused.to_string().contains("headers"), "{refused}");
-    });
-}
-
-#[test]
 fn a_file_that_is_written_to_loses_withdrawn_permissions() {
     with_tmpfs("size=64m", |place| {
         let source = place.model();

@@ -12,6 +12,7 @@ use longshore_sys::file::{self, ReadFlags};
 use crate::checksum::Hasher;
 use crate::digest_kind::DigestKind;
 use crate::error::{Error, Result};
+use crate::publish::PublishProblem;
 use crate::reason::{FormatProblem, MemoryLimit};
 use crate::source::{Opener, SourceFile};
 
@@ -131,7 +132,11 @@ impl Opener for OfOneModel<'_> {
     }
 }
 
-/// The check of the headers of all files of a directory with a model, which limits their sum.
+/// The limit on the bytes that are read to check the headers of all files of a published model, which can
+/// be many models, such as quantizations of one. They are checked one by one, so this limits the time.
+const HEADERS_OF_DIRECTORY_MAX_BYTES: u64 = 768 << 20;
+
+/// The check of the headers of all files of a published model, which limits their sum.
 #[derive(Debug, Default)]
 pub(crate) struct HeadersOfModel {
     permitted_bytes: Cell<u64>,
@@ -141,19 +146,30 @@ impl HeadersOfModel {
     /// Checks the header of a safetensors or GGUF file, by the ending of its name.
     ///
     /// # Errors
-    /// Those of [`read_safetensors_header`] and [`read_gguf_header`].
+    /// Those of [`read_safetensors_header`] and [`read_gguf_header`]; [`Error::Publish`] with
+    /// [`PublishProblem::HeadersTooLong`].
     pub(crate) fn check(&self, source: &SourceFile) -> Result<()> {
-        let open = |path: &Path| SourceFile::open(path);
-        let ending = source.path().extension().and_then(|ending| ending.to_str());
-        let format = if ending == Some("gguf") { Format::Gguf } else { Format::Safetensors };
-        let mut by = OfOneModel::new(&open, format);
-        by.permitted_bytes = Cell::new(self.permitted_bytes.get());
-        let checked = match format {
-            Format::Gguf => gguf_header(source, &by).map(drop),
-            _ => safetensors_header(source, &by).map(drop),
-        };
-        self.permitted_bytes.set(by.permitted_bytes.get());
-        checked
+        match source.path().extension().and_then(|ending| ending.to_str()) {
+            Some("gguf") => gguf_header(source, self).map(drop),
+            _ => safetensors_header(source, self).map(drop),
+        }
+    }
+}
+
+impl Opener for HeadersOfModel {
+    fn open(&self, path: &Path) -> Result<SourceFile> {
+        SourceFile::open(path)
+    }
+
+    fn permit_header(&self, source: &SourceFile, len_bytes: u64) -> Result<()> {
+        let sum_bytes = self.permitted_bytes.get().saturating_add(len_bytes);
+        let max_bytes = HEADERS_OF_DIRECTORY_MAX_BYTES;
+        if sum_bytes > max_bytes {
+            let reason = PublishProblem::HeadersTooLong { max_bytes };
+            return Err(Error::Publish { path: source.path().to_owned(), reason });
+        }
+        self.permitted_bytes.set(sum_bytes);
+        Ok(())
     }
 }
 
@@ -199,4 +215,24 @@ pub(crate) fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_headers_of_a_directory_are_limited_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        std::fs::write(&path, b"\x08\0\0\0\0\0\0\0{}      ").unwrap();
+        let source = SourceFile::open(&path).unwrap();
+        let headers = HeadersOfModel::default();
+        headers.permitted_bytes.set(HEADERS_OF_DIRECTORY_MAX_BYTES - 20);
+        headers.check(&source).unwrap();
+        let refused = headers.check(&source).unwrap_err();
+        let Error::Publish { reason, .. } = refused else { panic!("{refused}") };
+        let max_bytes = HEADERS_OF_DIRECTORY_MAX_BYTES;
+        assert_eq!(reason, PublishProblem::HeadersTooLong { max_bytes });
+    }
 }

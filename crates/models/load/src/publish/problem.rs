@@ -112,6 +112,16 @@ pub enum PublishProblem {
     /// The name of a file is that of a file with which Longshore describes the model.
     #[error("Longshore uses this name for a file of its own in a published model; rename the file")]
     ReservedName,
+    /// The headers of the files of a model are too long together.
+    #[error(
+        "the headers of the model's safetensors and GGUF files have more than {} together; publish some \
+         of the files separately, each by its own path",
+        longshore_mem::ByteSize(*max_bytes)
+    )]
+    HeadersTooLong {
+        /// The limit in bytes.
+        max_bytes: u64,
+    },
     /// The name of a file is not UTF-8.
     #[error("its name is not UTF-8")]
     NotUtf8,

@@ -502,9 +502,15 @@ fn is_for_lack_of_memory(error: &load::Error) -> bool {
 /// Returns `true` if the content of the source is the reason, so that the same source cannot be published
 /// later.
 fn is_of_content(error: &load::Error) -> bool {
-    use load::Error::{Format, Manifest, Mismatch, NoTensors, NotRegular};
+    use load::Error::{Format, Manifest, Mismatch, NoTensors, NotRegular, Publish};
+    use load::PublishProblem::HeadersTooLong;
     matches!(
         error,
-        Format { .. } | Manifest { .. } | Mismatch { .. } | NoTensors { .. } | NotRegular { .. }
+        Format { .. }
+            | Manifest { .. }
+            | Mismatch { .. }
+            | NoTensors { .. }
+            | NotRegular { .. }
+            | Publish { reason: HeadersTooLong { .. }, .. }
     )
 }
