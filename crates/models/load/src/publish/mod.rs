@@ -335,7 +335,7 @@ impl<'a> Publisher<'a> {
         Ok(())
     }
 
-    /// Checks the headers of all files with weights. One file can have many names.
+    /// Checks the headers of all files with weights. One file can have many names, with one of two endings.
     fn check_headers(&mut self, tree: &Tree, began: Instant) -> Result<()> {
         let headers = HeadersOfModel::default();
         let mut seen = HashSet::new();
@@ -347,8 +347,9 @@ impl<'a> Publisher<'a> {
             if self.cancel.is_cancelled() {
                 return Err(Error::Cancelled { done_bytes: 0, total_bytes });
             }
-            if has_weights(Path::new(&file.path))
-                && seen.insert((file.version.device, file.version.inode))
+            let path = Path::new(&file.path);
+            if has_weights(path)
+                && seen.insert((file.version.device, file.version.inode, path.extension()))
             {
                 headers.check(&tree.open(file)?)?;
             }
