@@ -425,3 +425,84 @@ fn directories_and_the_record_are_closed_if_files_are_missing() {
         assert_eq!(mode("config.json"), 0o444);
     });
 }
+
+#[test]
+fn another_model_takes_no_access_from_one_that_it_cannot_replace() {
+    with_tmpfs("size=8m", |place| {
+        place.publish(&place.model()).unwrap();
+        let other = place.write("other/weights.bin", &[0; 6_000_000]);
+        fs::set_permissions(other, Permissions::from_mode(0o600)).unwrap();
+        let other = place.source("other");
+        let publisher = || place.publisher().name("model").replace(true);
+        assert!(matches!(reason(publisher().publish(&other)), PublishProblem::NoRoom { .. }));
+        publisher().update_access(&other).unwrap();
+        for name in ["model.safetensors", "onnx/model.onnx", ".longshore.json"] {
+            let copy = place.tmpfs.join("model").join(name).metadata().unwrap();
+            assert_eq!(copy.permissions().mode() & 0o777, 0o444, "{name}");
+        }
+    });
+}
+
+#[test]
+fn a_new_revision_of_a_repository_withdraws_permissions() {
+    with_tmpfs("size=8m", |place| {
+        let revision = |revision: &str, len_bytes| {
+            let blob = place.write(&format!("models--a--b/blobs/{revision}"), &vec![0; len_bytes]);
+            let snapshot = place.source("models--a--b/snapshots").join(revision);
+            fs::create_dir_all(&snapshot).unwrap();
+            symlink(format!("../../blobs/{revision}"), snapshot.join("w.bin")).unwrap();
+            (blob, snapshot)
+        };
+        let copy = place.publish(&revision("one", 5_000_000).1).unwrap().path.join("w.bin");
+        let (blob, snapshot) = revision("two", 6_000_000);
+        fs::set_permissions(blob, Permissions::from_mode(0o600)).unwrap();
+        let refused = place.publisher().replace(true).publish(&snapshot);
+        assert!(matches!(reason(refused), PublishProblem::NoRoom { .. }));
+        assert_eq!(copy.metadata().unwrap().permissions().mode() & 0o777, 0o400);
+    });
+}
+
+#[test]
+fn an_owner_keeps_its_access_if_a_new_version_is_open_to_all() {
+    with_tmpfs("size=8m", |place| {
+        let source = place.model();
+        give(&source);
+        let set = |of_folder, of_file| {
+            fs::set_permissions(&source, Permissions::from_mode(of_folder)).unwrap();
+            let file = source.join("config.json");
+            fs::set_permissions(file, Permissions::from_mode(of_file)).unwrap();
+        };
+        let reads = |user| {
+            let mut command = Command::new("cat");
+            command.arg(place.tmpfs.join("model/config.json"));
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+            command.uid(user).gid(user).status().unwrap().success()
+        };
+        set(0o700, 0o600);
+        place.publish(&source).unwrap();
+        assert!(reads(NOBODY));
+        place.write("model/model.safetensors", &place::safetensors(6_000_000));
+        for (of_folder, of_file, of_owner) in [(0o755, 0o644, true), (0o755, 0o200, false)] {
+            set(of_folder, of_file);
+            let refused = place.publisher().replace(true).publish(&source);
+            assert!(matches!(reason(refused), PublishProblem::NoRoom { .. }));
+            assert_eq!((reads(NOBODY), reads(NOBODY - 1)), (of_owner, false), "{of_file:o}");
+        }
+    });
+}
+
+#[test]
+fn a_directory_in_the_place_of_a_file_is_closed() {
+    with_tmpfs("size=8m", |place| {
+        let source = place.model();
+        place.publish(&source).unwrap();
+        fs::remove_dir_all(source.join("onnx")).unwrap();
+        place.write("model/onnx", b"a file");
+        place.write("model/model.safetensors", &place::safetensors(6_000_000));
+        let refused = place.publisher().replace(true).publish(&source);
+        assert!(matches!(reason(refused), PublishProblem::NoRoom { .. }));
+        // Without search permission, a publisher that is not root could not replace it later.
+        let copy = place.tmpfs.join("model/onnx").metadata().unwrap();
+        assert_eq!(copy.permissions().mode() & 0o777, 0o700);
+    });
+}
