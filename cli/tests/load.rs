@@ -171,7 +171,8 @@ fn paths_that_are_not_regular_files_are_refused() {
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let load = |path: &str| longshore(&["load", path]);
     load("/no/such/file").expect(10, &["/no/such/file", "No such file"]);
-    load("/var/tmp").expect(11, &["/var/tmp is a directory", "index.json"]);
+    longshore(&["load", "/var/tmp", "--format", "raw"])
+        .expect(11, &["/var/tmp is a directory", "name the files in it"]);
     load(fifo.to_str().unwrap()).expect(11, &["is a FIFO", "copy it into a file"]);
     load("/dev/null").expect(11, &["is a device"]);
     let socket = fixture.path("socket");

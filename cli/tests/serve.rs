@@ -207,7 +207,7 @@ fn files_outside_of_the_roots_are_refused() {
     let absent = fixture.path("root").join("absent");
     fixture.client(&["attach", absent.to_str().unwrap()]).expect(10, &["absent", "cannot open"]);
     let folder = fixture.path("root");
-    fixture.client(&["attach", folder.to_str().unwrap()]).expect(11, &["it is a directory"]);
+    fixture.client(&["attach", folder.to_str().unwrap()]).expect(17, &["no GGUF files"]);
     let damaged = folder.join("damaged.safetensors");
     fs::write(&damaged, b"not a header").unwrap();
     fixture.client(&["attach", damaged.to_str().unwrap()]).expect(15, &["not a valid safetensors"]);
