@@ -85,6 +85,7 @@ const SELECTORS: &[Selector] = &[
             ("MADV_DOFORK", word(libc::MADV_DOFORK)),
             ("MADV_DONTFORK", word(libc::MADV_DONTFORK)),
             ("MADV_DONTDUMP", word(libc::MADV_DONTDUMP)),
+            ("MADV_WIPEONFORK", word(libc::MADV_WIPEONFORK)),
         ],
     },
     Selector {
