@@ -191,7 +191,7 @@ fn code_of_loading(error: &Error) -> u8 {
         Error::Stream { .. } => 2,
         Error::Directory { reason, .. } => code_of_directory(reason),
         Error::Hub { reason, .. } => match reason {
-            HubProblem::Name(_) => 2,
+            HubProblem::Name(_) | HubProblem::Nested => 2,
             _ => 10,
         },
         Error::Heap(heap::Error::TmpfsFull { .. }) => 20,
@@ -211,8 +211,11 @@ fn code_of_loading(error: &Error) -> u8 {
 
 fn code_of_directory(problem: &DirectoryProblem) -> u8 {
     match problem {
-        DirectoryProblem::Several { .. } => 2,
-        DirectoryProblem::Incomplete { .. } => 15,
+        DirectoryProblem::Several { .. }
+        | DirectoryProblem::Separate { .. }
+        | DirectoryProblem::File
+        | DirectoryProblem::TwoVariants => 2,
+        DirectoryProblem::Incomplete { .. } | DirectoryProblem::NoComponent { .. } => 15,
         _ => 17,
     }
 }

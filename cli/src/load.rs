@@ -120,6 +120,9 @@ fn summary(
         report.elapsed.as_secs_f64(),
         Decimal(report.bytes_per_second()),
     )?;
+    if let Some(names) = chosen(args, files) {
+        writeln!(text, "  files       {names}")?;
+    }
     writeln!(text, "  memory      {} in {} pages", shared.heap(), report.pages)?;
     let routes = report.by_route;
     let ways = [
@@ -181,6 +184,20 @@ fn summary(
         writeln!(text, "freed on exit; --hold keeps it, --exec hands it to a program")?;
     }
     Ok(text)
+}
+
+/// Returns the names of the files if sources stand for other files, at most the first three.
+fn chosen(args: &LoadArgs, files: &[longshore::load::LoadedFile]) -> Option<String> {
+    const SHOWN_MAX: usize = 3;
+    if files.iter().map(|file| &file.path).eq(&args.files) {
+        return None;
+    }
+    let shown = files.iter().take(SHOWN_MAX).map(|file| file.path.to_string_lossy());
+    let mut names = shown.collect::<Vec<_>>().join(", ");
+    if files.len() > SHOWN_MAX {
+        names += &format!(", … ({} files)", files.len());
+    }
+    Some(printable(&names).into_owned())
 }
 
 fn proc_path(fd: BorrowedFd<'_>) -> String {

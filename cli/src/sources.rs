@@ -9,8 +9,8 @@ use longshore::load::{self, FormatChoice, Opened};
 /// The options that select files of a directory.
 #[derive(Args, Debug)]
 pub(crate) struct FilterArgs {
-    /// Of a directory, take all files with weights that match this pattern instead of its model. `*`
-    /// stands for any characters, `?` for one. May be repeated.
+    /// Of a directory, take all safetensors and GGUF files that match this pattern instead of its model.
+    /// `*` stands for any characters, also for `/`, and `?` for one. May be repeated.
     #[arg(long, value_name = "GLOB")]
     include: Vec<String>,
 

@@ -121,7 +121,15 @@ fn wrong_sources_have_clear_errors() {
     }
     let arguments = ["publish", "--to", "/dev/shm", "hf://org/other"];
     with_cache(dir.path(), &arguments).expect(10, &["run: hf download org/other"]);
+    fs::create_dir(dir.path().join("hub/models--org--name/snapshots").join(COMMIT).join("a"))
+        .unwrap();
+    let arguments = ["publish", "--to", "/dev/shm", "hf://org/name/a"];
+    with_cache(dir.path(), &arguments).expect(2, &["give the repository"]);
+    let arguments = ["load", "DIR/two/a.gguf", "--variant", "Q8_0"];
+    with_cache(dir.path(), &arguments).expect(2, &["it is a file"]);
     let noted = with_cache(dir.path(), &["load", "DIR/hub/models--org--name/refs/main"]);
+    let shown = with_cache(dir.path(), &["load", "hf://org/name"]).stdout;
+    assert!(shown.contains("  files       ") && shown.contains("model.safetensors"), "{shown}");
     assert!(noted.stdout.contains("refs/main is neither safetensors nor GGUF"), "{}", noted.stdout);
 }
 

@@ -6,6 +6,7 @@ use std::error::Error as StdError;
 use std::ffi::{CString, c_char, c_int};
 use std::{io, ptr};
 
+use longshore_formats::directory::DirectoryProblem;
 use longshore_heap as heap;
 use longshore_load as load;
 use longshore_serve as serve;
@@ -149,7 +150,6 @@ impl From<load::Error> for Failure {
         use load::Error as E;
         use load::{HubProblem, StreamProblem};
         use longshore_code as C;
-        use longshore_formats::directory::DirectoryProblem;
         let (code, nearest) = match &error {
             E::Open { .. } => (C::LONGSHORE_CANNOT_OPEN, libc::ENOENT),
             E::NotRegular { .. } => (C::LONGSHORE_NOT_REGULAR, libc::EINVAL),
@@ -164,14 +164,11 @@ impl From<load::Error> for Failure {
             E::Manifest { .. } | E::Format { .. } | E::NoTensors { .. } | E::Refused { .. } => {
                 (C::LONGSHORE_BAD_FORMAT, libc::EBADMSG)
             }
-            E::Directory { reason: DirectoryProblem::Several { .. }, .. }
-            | E::Hub { reason: HubProblem::Name(_), .. } => {
+            E::Directory { reason, .. } => of_directory(reason),
+            E::Hub { reason: HubProblem::Name(_), .. } => {
                 (C::LONGSHORE_INVALID_ARGUMENT, libc::EINVAL)
             }
-            E::Directory { reason: DirectoryProblem::Incomplete { .. }, .. } => {
-                (C::LONGSHORE_BAD_FORMAT, libc::EBADMSG)
-            }
-            E::Directory { .. } | E::Hub { .. } => (C::LONGSHORE_NOT_FOUND, libc::ENOENT),
+            E::Hub { .. } => (C::LONGSHORE_NOT_FOUND, libc::ENOENT),
             E::Stream { reason: StreamProblem::Failed { .. } } => {
                 (C::LONGSHORE_STREAM_FAILED, libc::EIO)
             }
@@ -181,6 +178,19 @@ impl From<load::Error> for Failure {
             _ => (C::LONGSHORE_SYSTEM, libc::EIO),
         };
         Self::of(code, nearest, &error)
+    }
+}
+
+fn of_directory(problem: &DirectoryProblem) -> (longshore_code, c_int) {
+    use DirectoryProblem as P;
+    match problem {
+        P::NoModel { .. } | P::NoVariant { .. } | P::NothingIncluded { .. } => {
+            (longshore_code::LONGSHORE_NOT_FOUND, libc::ENOENT)
+        }
+        P::Incomplete { .. } | P::NoComponent { .. } => {
+            (longshore_code::LONGSHORE_BAD_FORMAT, libc::EBADMSG)
+        }
+        _ => (longshore_code::LONGSHORE_INVALID_ARGUMENT, libc::EINVAL),
     }
 }
 

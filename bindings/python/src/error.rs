@@ -88,9 +88,13 @@ fn class(error: &Error) -> (&'static str, i32) {
         Error::Stream { .. } => ("LongshoreError", libc::EINVAL),
         Error::Mismatch { .. } => ("ChecksumError", libc::EBADMSG),
         Error::Directory { reason, .. } => match reason {
-            DirectoryProblem::Several { .. } => ("LongshoreError", libc::EINVAL),
-            DirectoryProblem::Incomplete { .. } => ("FormatError", libc::EBADMSG),
-            _ => ("NotFoundError", libc::ENOENT),
+            DirectoryProblem::Incomplete { .. } | DirectoryProblem::NoComponent { .. } => {
+                ("FormatError", libc::EBADMSG)
+            }
+            DirectoryProblem::NoModel { .. }
+            | DirectoryProblem::NoVariant { .. }
+            | DirectoryProblem::NothingIncluded { .. } => ("NotFoundError", libc::ENOENT),
+            _ => ("LongshoreError", libc::EINVAL),
         },
         Error::Hub { reason: HubProblem::Name(_), .. } => ("LongshoreError", libc::EINVAL),
         Error::Hub { .. } => ("NotFoundError", libc::ENOENT),

@@ -126,7 +126,8 @@ def find_files(
         source: A directory with a model; `hf://ORG/NAME[@REVISION][/FILE]`, a repository in the local
             cache of the Hugging Face Hub; or a file, which is returned as it is. Of a directory, the
             result is the index of its safetensors files; else `model.safetensors`; else its only
-            safetensors file; else its only GGUF file. A diffusers model has the files of each component.
+            safetensors file; else its only GGUF file; else that of the only folder in it with a model. A
+            diffusers model has the files of each component.
         include: One or more patterns, in which `*` stands for any characters and `?` for one: return all
             files with weights that match, instead of the model.
         variant: Return the files of this variant: "fp16" is `model.fp16.safetensors`, and "Q4_K_M" a

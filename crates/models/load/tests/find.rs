@@ -59,7 +59,7 @@ fn a_directory_stands_for_its_model() {
     let folder = TempDir::new().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::write(at("config.json"), "{}").unwrap();
-    assert_eq!(problem(folder.path()), DirectoryProblem::NoModel { other: None });
+    assert_eq!(problem(folder.path()), DirectoryProblem::NoModel { format: None, other: None });
     write_model(&at("consolidated.safetensors"), "consolidated");
     assert_eq!(tensors(&opened(folder.path())), ["consolidated"]);
     write_model(&at("b.safetensors"), "b");
@@ -86,6 +86,8 @@ fn patterns_select_files_in_folders_and_open_each_once() {
     write_model(&at("m-1.safetensors"), "one");
     write_index(&at("m.safetensors.index.json"), &[("one", "m-1.safetensors")]);
     write_model(&at("original/consolidated.safetensors"), "original");
+    write_model(&at("a/b/c/deep.safetensors"), "deep");
+    symlink("..", at("a/b/back")).unwrap();
     let find =
         |filter: ModelFilter| find_files(folder.path(), FormatChoice::Auto, &filter).unwrap();
     let files = find(ModelFilter::new().include("m*"));
@@ -93,6 +95,8 @@ fn patterns_select_files_in_folders_and_open_each_once() {
     assert_eq!(tensors(&open(&files, FormatChoice::Auto).unwrap()), ["one"]);
     let files = find(ModelFilter::new().include("original/*"));
     assert_eq!(names(&files, folder.path()), ["original/consolidated.safetensors"]);
+    let files = find(ModelFilter::new().include("a/*"));
+    assert_eq!(names(&files, folder.path()), ["a/b/c/deep.safetensors"]);
 }
 
 #[test]
@@ -116,6 +120,61 @@ fn splits_in_a_folder_are_found_by_their_variant() {
 }
 
 #[test]
+fn the_only_folder_with_a_model_stands_for_the_directory() {
+    let folder = TempDir::new().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    write_model(&at("llama/model.safetensors"), "llama");
+    write_model(&at("llama/adapter_model.safetensors"), "adapter");
+    fs::create_dir_all(at("logs/more")).unwrap();
+    write_model(&at(".git/model.safetensors"), "hidden");
+    assert_eq!(tensors(&opened(folder.path())), ["llama"]);
+    // In each folder, another rule would select the model.
+    write_model(&at("qwen/m-1.safetensors"), "qwen");
+    write_index(&at("qwen/m.safetensors.index.json"), &[("qwen", "m-1.safetensors")]);
+    let several = problem(folder.path()).to_string();
+    assert!(
+        several.contains("\"llama/model.safetensors\", \"qwen/m.safetensors.index.json\""),
+        "{several}"
+    );
+    // A model in the directory itself comes first.
+    write_model(&at("own.safetensors"), "own");
+    assert_eq!(tensors(&opened(folder.path())), ["own"]);
+}
+
+#[test]
+fn a_projector_does_not_stand_for_the_variant_of_a_model() {
+    let folder = TempDir::new().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::copy(split(1), at("m-Q8_0.gguf")).unwrap();
+    fs::copy(split(1), at("mmproj-BF16.gguf")).unwrap();
+    fs::create_dir(at("BF16")).unwrap();
+    let bf16 = || {
+        let filter = ModelFilter::new().variant("BF16");
+        find_files(folder.path(), FormatChoice::Auto, &filter)
+    };
+    assert!(matches!(
+        bf16(),
+        Err(Error::Directory { reason: DirectoryProblem::NoVariant { .. }, .. })
+    ));
+    fs::copy(split(1), at("BF16/m-BF16.gguf")).unwrap();
+    assert_eq!(names(&bf16().unwrap(), folder.path()), ["BF16/m-BF16.gguf"]);
+    fs::remove_file(at("m-Q8_0.gguf")).unwrap();
+    fs::remove_dir_all(at("BF16")).unwrap();
+    assert_eq!(names(&bf16().unwrap(), folder.path()), ["mmproj-BF16.gguf"]);
+}
+
+#[test]
+fn a_filter_is_an_error_where_it_selects_nothing() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("model.safetensors");
+    write_model(&file, "weights");
+    for filter in [ModelFilter::new().variant("fp16"), ModelFilter::new().include("*")] {
+        let refused = find_files(&file, FormatChoice::Auto, &filter);
+        assert!(matches!(refused, Err(Error::Directory { reason: DirectoryProblem::File, .. })));
+    }
+}
+
+#[test]
 fn the_format_restricts_the_candidates() {
     let folder = TempDir::new().unwrap();
     write_model(&folder.path().join("model.safetensors"), "weights");
@@ -133,7 +192,7 @@ fn a_diffusers_model_is_its_components() {
     let folder = TempDir::new().unwrap();
     let at = |name: &str| folder.path().join(name);
     let index = r#"{"_class_name": "P", "vae": ["diffusers", "V"], "unet": ["diffusers", "U"],
-        "tokenizer": ["transformers", "T"], "missing": ["a", "b"], "../out": ["a", "b"]}"#;
+        "tokenizer": ["transformers", "T"], "unused": [null, null]}"#;
     fs::write(at("model_index.json"), index).unwrap();
     write_model(&at("unet/diffusion_pytorch_model.safetensors"), "unet");
     write_model(&at("unet/diffusion_pytorch_model.fp16.safetensors"), "unet of fp16");
@@ -152,10 +211,21 @@ fn a_diffusers_model_is_its_components() {
     let none = of_variant("bf16");
     let Err(Error::Directory { reason, .. }) = none else { panic!("{none:?}") };
     assert!(matches!(reason, DirectoryProblem::NoVariant { .. }), "{reason:?}");
+    // A component that was not fetched.
+    fs::remove_file(at("unet/diffusion_pytorch_model.safetensors")).unwrap();
+    fs::remove_file(at("unet/diffusion_pytorch_model.fp16.safetensors")).unwrap();
+    fs::write(at("unet/config.json"), "{}").unwrap();
+    assert!(matches!(problem(folder.path()), DirectoryProblem::NoComponent { .. }));
+    fs::remove_dir_all(at("unet")).unwrap();
+    assert!(matches!(problem(folder.path()), DirectoryProblem::NoComponent { .. }));
+    fs::write(at("model_index.json"), r#"{"vae": ["a", "b"], "../out": ["a", "b"]}"#).unwrap();
+    assert!(problem(folder.path()).to_string().contains("its component \"../out\""));
+    fs::write(at("model_index.json"), r#"{"vae": ["a", "b"]}"#).unwrap();
+    assert_eq!(tensors(&opened(folder.path())), ["vae"]);
     // A component without safetensors would be missing.
     fs::remove_file(at("vae/diffusion_pytorch_model.safetensors")).unwrap();
     fs::write(at("vae/diffusion_pytorch_model.bin"), "pickle").unwrap();
-    assert!(matches!(problem(folder.path()), DirectoryProblem::NoModel { other: Some(_) }));
+    assert!(matches!(problem(folder.path()), DirectoryProblem::NoModel { other: Some(_), .. }));
     fs::write(at("model_index.json"), "[").unwrap();
     let broken = open(&[folder.path()], FormatChoice::Auto);
     assert!(matches!(broken, Err(Error::Format { format: Format::Pipeline, .. })), "{broken:?}");
@@ -198,7 +268,7 @@ fn odd_directories_end_in_a_result() {
     let missing = open(&[folder.path()], FormatChoice::Auto);
     assert!(matches!(missing, Err(Error::Open { .. })), "{missing:?}");
     fs::remove_file(at("dangling.gguf")).unwrap();
-    assert_eq!(problem(folder.path()), DirectoryProblem::NoModel { other: None });
+    assert_eq!(problem(folder.path()), DirectoryProblem::NoModel { format: None, other: None });
 }
 
 /// Makes a cache with one repository, whose files are links to blobs.

@@ -50,21 +50,23 @@ impl<'a> FileName<'a> {
         Some(Self { kind: Kind::Gguf, base, variant: None, of_set })
     }
 
-    /// Returns `true` if the file is of this variant. In the name of a GGUF file the variant is a word,
-    /// in any case: `Q4_K_M` is in `llama-q4_k_m.gguf`, and `Q4_K` is not.
+    /// Returns `true` if the file is of this variant, in any case. In the name of a GGUF file the variant is a
+    /// word: `Q4_K_M` is in `llama-q4_k_m.gguf`, and `Q4_K` is not.
     pub(super) fn is_of_variant(&self, variant: &str) -> bool {
         match self.kind {
             Kind::Gguf => has_word(&self.base.to_lowercase(), &variant.to_lowercase()),
-            Kind::Index | Kind::Safetensors => self.variant == Some(variant),
+            Kind::Index | Kind::Safetensors => {
+                self.variant.is_some_and(|it| it.eq_ignore_ascii_case(variant))
+            }
         }
     }
 
-    /// Returns `true` if the file belongs to a model and is not one: an adapter, or the projector of a
-    /// multimodal model.
+    /// Returns `true` if the file belongs to a model and is not one: an adapter, the projector of a
+    /// multimodal model, or an importance matrix.
     pub(super) fn is_companion(&self) -> bool {
         let base = self.base.to_lowercase();
         match self.kind {
-            Kind::Gguf => has_word(&base, "mmproj") || has_word(&base, "imatrix"),
+            Kind::Gguf => has_word(&base, "mmproj") || base.contains("imatrix"),
             Kind::Index | Kind::Safetensors => base.starts_with("adapter_"),
         }
     }

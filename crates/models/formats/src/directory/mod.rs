@@ -1,18 +1,18 @@
 //! The files of a model among those of a directory.
 //!
 //! A directory of weights has other files beside them, and sometimes the same weights in several forms.
-//! [`select`] applies the rules of transformers, diffusers and llama.cpp to the names of its files:
+//! [`select`] takes the first that exists:
 //!
 //! 1. the index of safetensors files (`model.safetensors.index.json`);
 //! 2. `model.safetensors`;
 //! 3. the only other safetensors file, or complete set of numbered files;
 //! 4. the only GGUF file, or set of splits.
 //!
-//! Variants (`model.fp16.safetensors`), adapters (`adapter_model.safetensors`) and projectors
-//! (`mmproj-*.gguf`) are selected only if there is nothing else, or by a [`ModelFilter`]. A diffusers
-//! model has a directory for each of its [`components`].
+//! A variant (`model.fp16.safetensors`) is selected only if there is no plain file (`model.safetensors`), or
+//! by a [`ModelFilter`]. Adapters (`adapter_model.safetensors`) and projectors (`mmproj-*.gguf`) are not
+//! models: see [`select_companion`]. A diffusers model has a directory for each of its [`components`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::format::Format;
@@ -78,6 +78,11 @@ impl ModelFilter {
         self.variant.as_deref()
     }
 
+    /// Returns `true` if the filter selects neither files nor a variant.
+    pub fn is_empty(&self) -> bool {
+        self.include.is_empty() && self.variant.is_none()
+    }
+
     /// Returns `true` if a pattern can match files in folders of the directory.
     pub fn includes_folders(&self) -> bool {
         self.include.iter().any(|pattern| pattern.contains(['*', '/']))
@@ -88,8 +93,10 @@ impl ModelFilter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DirectoryProblem {
-    /// There are no safetensors and no GGUF files.
+    /// There are no safetensors and no GGUF files, or none of the requested format.
     NoModel {
+        /// The requested format.
+        format: Option<Format>,
         /// A file with weights in another format.
         other: Option<QuotedName>,
     },
@@ -121,19 +128,35 @@ pub enum DirectoryProblem {
         /// The number of files of the set.
         count: u64,
     },
+    /// A component of a diffusers model has no directory, or no weights.
+    NoComponent {
+        /// The name of the component.
+        name: QuotedName,
+    },
+    /// The model has several files, and none of them names the others.
+    Separate {
+        /// The number of files.
+        count: usize,
+    },
+    /// The path is that of a file, from which nothing can be selected.
+    File,
+    /// A variant is requested twice.
+    TwoVariants,
 }
 
 impl fmt::Display for DirectoryProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoModel { other: None } => {
-                f.write_str("it contains no safetensors and no GGUF files")
-            }
-            Self::NoModel { other: Some(name) } => {
-                write!(
-                    f,
-                    "it contains no safetensors and no GGUF files; convert {name} to one of them"
-                )
+            Self::NoModel { format, other } => {
+                match format {
+                    Some(format) => write!(f, "it contains no {format} files")?,
+                    None => f.write_str("it contains no safetensors and no GGUF files")?,
+                }
+                match (other, format) {
+                    (None, _) => Ok(()),
+                    (Some(name), Some(_)) => write!(f, "; it has {name}"),
+                    (Some(name), None) => write!(f, "; convert {name} to one of them"),
+                }
             }
             Self::Several { candidates, count } => {
                 write!(f, "it contains {count} models: {}", listed(candidates, *count))?;
@@ -157,6 +180,16 @@ impl fmt::Display for DirectoryProblem {
                 f,
                 "{missing} of the {count} files of the set with {name} are missing; fetch them"
             ),
+            Self::NoComponent { name } => {
+                write!(f, "its component {name} has no weights here; fetch them")
+            }
+            Self::Separate { count } => {
+                write!(f, "its model has {count} files, and none names the others; give one file")
+            }
+            Self::File => {
+                f.write_str("it is a file: patterns and variants select files of a directory")
+            }
+            Self::TwoVariants => f.write_str("its name and the options select a variant; give one"),
         }
     }
 }
@@ -200,21 +233,43 @@ pub fn select(
     names: &[impl AsRef<str>],
     filter: &ModelFilter,
 ) -> Result<Vec<usize>, DirectoryProblem> {
-    let mut groups = groups(names);
-    if let Some(format) = filter.format {
-        groups.retain(|group| (group.name.kind == Kind::Gguf) == (format == Format::Gguf));
-    }
-    if groups.is_empty() {
-        let is_other = |name: &&str| OTHER_WEIGHTS.iter().any(|ending| name.ends_with(ending));
-        let other = names.iter().map(AsRef::as_ref).find(is_other).map(QuotedName::new);
-        return Err(DirectoryProblem::NoModel { other });
-    }
-    if !filter.include.is_empty() {
+    select_from(names, filter, false)
+}
+
+/// Selects the adapter or projector in a directory that has no model, as [`select`] does for models.
+///
+/// # Errors
+/// Those of [`select`].
+pub fn select_companion(
+    names: &[impl AsRef<str>],
+    filter: &ModelFilter,
+) -> Result<Vec<usize>, DirectoryProblem> {
+    select_from(names, filter, true)
+}
+
+fn select_from(
+    names: &[impl AsRef<str>],
+    filter: &ModelFilter,
+    companions: bool,
+) -> Result<Vec<usize>, DirectoryProblem> {
+    let is_of_format = |group: &Group<'_>| {
+        filter.format.is_none_or(|it| (it == Format::Gguf) == (group.name.kind == Kind::Gguf))
+    };
+    let (mut groups, others): (Vec<_>, Vec<_>) = groups(names).into_iter().partition(is_of_format);
+    if !filter.include.is_empty() && !groups.is_empty() {
         return included(&groups, filter);
     }
+    groups.retain(|group| group.name.is_companion() == companions);
+    if groups.is_empty() {
+        let is_other = |name: &&str| OTHER_WEIGHTS.iter().any(|ending| name.ends_with(ending));
+        let of_other_kind = others.first().map(|group| group.files[0].1.path);
+        let of_other_tools = || names.iter().map(AsRef::as_ref).find(is_other);
+        let other = of_other_kind.or_else(of_other_tools).map(QuotedName::new);
+        return Err(DirectoryProblem::NoModel { format: filter.format, other });
+    }
     let groups = match &filter.variant {
-        Some(variant) => of_variant(&groups, variant)?,
-        None => without_variants(groups),
+        Some(variant) => of_variant(groups, variant)?,
+        None => without_variants(&groups),
     };
     let of_kind = |kind| groups.iter().filter(move |group| group.name.kind == kind).collect();
     let indexes: Vec<&Group<'_>> = of_kind(Kind::Index);
@@ -239,7 +294,7 @@ pub fn select(
             }
         }
     }
-    Err(DirectoryProblem::NoModel { other: None })
+    Err(DirectoryProblem::NoModel { format: filter.format, other: None })
 }
 
 /// Groups the files with weights, in the order of their paths.
@@ -247,7 +302,8 @@ fn groups(names: &[impl AsRef<str>]) -> Vec<Group<'_>> {
     let mut groups: BTreeMap<(&str, &str, Option<&str>, u64, &str), Group<'_>> = BTreeMap::new();
     for (place, path) in names.iter().map(AsRef::as_ref).enumerate() {
         let (folder, last) = path.rsplit_once('/').unwrap_or(("", path));
-        let Some(name) = FileName::parse(last) else { continue };
+        // Hidden files are those of tools, such as `._model.safetensors` of macOS.
+        let Some(name) = FileName::parse(last).filter(|_| !last.starts_with('.')) else { continue };
         let (number, count) = name.of_set.unwrap_or((1, 0));
         let ending = match name.kind {
             Kind::Gguf => "gguf",
@@ -285,29 +341,27 @@ fn included(groups: &[Group<'_>], filter: &ModelFilter) -> Result<Vec<usize>, Di
     Ok(files.into_iter().map(|(_, file)| file.place).collect())
 }
 
-fn of_variant<'a>(groups: &[Group<'a>], variant: &str) -> Result<Vec<Group<'a>>, DirectoryProblem> {
-    let of_variant = |group: &&Group<'_>| group.name.is_of_variant(variant);
-    let found: Vec<Group<'a>> = groups.iter().filter(of_variant).cloned().collect();
+fn of_variant<'a>(
+    groups: Vec<Group<'a>>,
+    variant: &str,
+) -> Result<Vec<Group<'a>>, DirectoryProblem> {
+    let is_of_it = |group: &Group<'_>| group.name.is_of_variant(variant);
+    let (found, others): (Vec<_>, Vec<_>) = groups.into_iter().partition(is_of_it);
     if found.is_empty() {
-        let (variant, candidates) = (QuotedName::new(variant), first_of(groups));
+        let (variant, candidates) = (QuotedName::new(variant), first_of(&others));
         return Err(DirectoryProblem::NoVariant { variant, candidates });
     }
-    Ok(without_companions(found))
+    Ok(found)
 }
 
-/// Leaves the variants of safetensors files out, unless there are only variants.
-fn without_variants(groups: Vec<Group<'_>>) -> Vec<Group<'_>> {
-    let groups = without_companions(groups);
+/// Leaves the variants of safetensors files out of which there is a plain one.
+fn without_variants<'a>(groups: &[Group<'a>]) -> Vec<Group<'a>> {
     let is_plain = |group: &Group<'_>| group.name.variant.is_none();
-    let has_plain = groups.iter().any(|group| group.name.kind != Kind::Gguf && is_plain(group));
-    groups.into_iter().filter(|group| !has_plain || is_plain(group)).collect()
-}
-
-/// Leaves adapters and projectors out, unless there is nothing else.
-fn without_companions(groups: Vec<Group<'_>>) -> Vec<Group<'_>> {
-    let is_model = |group: &Group<'_>| !group.name.is_companion();
-    let has_model = groups.iter().any(is_model);
-    groups.into_iter().filter(|group| !has_model || is_model(group)).collect()
+    let is_safetensors = |group: &&Group<'_>| group.name.kind != Kind::Gguf && is_plain(group);
+    let plain: BTreeSet<&str> =
+        groups.iter().filter(is_safetensors).map(|group| group.name.base).collect();
+    let stays = |group: &Group<'_>| is_plain(group) || !plain.contains(group.name.base);
+    groups.iter().filter(|group| stays(group)).cloned().collect()
 }
 
 /// Returns the path of the first file of each group, for an error.
@@ -321,9 +375,12 @@ impl Group<'_> {
     fn places(&self) -> Result<Vec<usize>, DirectoryProblem> {
         let (_, first) = self.files[0];
         let Some((_, count)) = self.name.of_set else { return Ok(vec![first.place]) };
-        let mut numbers: Vec<u64> = self.files.iter().map(|(number, _)| *number).collect();
-        numbers.dedup();
-        let missing = count - numbers.len() as u64;
+        if let Some(pair) = self.files.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            // The variant of a set has two spellings.
+            let candidates = pair.iter().map(|(_, file)| QuotedName::new(file.path)).collect();
+            return Err(DirectoryProblem::Several { candidates, count: 2 });
+        }
+        let missing = count - self.files.len() as u64;
         if missing > 0 {
             let name = QuotedName::new(first.path);
             return Err(DirectoryProblem::Incomplete { name, missing, count });

@@ -70,18 +70,42 @@ fn splits_are_named_by_the_first() {
 }
 
 #[test]
-fn variants_and_companions_are_selected_if_there_is_nothing_else() {
+fn variants_are_selected_if_there_is_no_plain_file() {
     let names = ["model.fp16.safetensors", "model.safetensors", "adapter_model.safetensors"];
     assert_eq!(plain(&names), ["model.safetensors"]);
     assert_eq!(selected(&names, &variant("fp16")), ["model.fp16.safetensors"]);
     assert_eq!(plain(&names[..1]), ["model.fp16.safetensors"]);
-    assert_eq!(plain(&names[2..]), ["adapter_model.safetensors"]);
-    assert_eq!(plain(&["mmproj.gguf", "m-Q8_0.gguf"]), ["m-Q8_0.gguf"]);
-    assert_eq!(plain(&["mmproj.gguf"]), ["mmproj.gguf"]);
+    let dotted = ["base.safetensors", "other.XL.safetensors"];
+    assert!(problem(&dotted, &ModelFilter::new()).contains("2 models"));
+    assert_eq!(selected(&names, &variant("FP16")), ["model.fp16.safetensors"]);
     // An index of a variant does not come before the model without a variant.
     let names = ["model.safetensors.index.fp16.json", "model.safetensors"];
     assert_eq!(plain(&names), ["model.safetensors"]);
     assert_eq!(selected(&names, &variant("fp16")), ["model.safetensors.index.fp16.json"]);
+}
+
+#[test]
+fn adapters_and_projectors_are_not_models() {
+    let none = "it contains no safetensors and no GGUF files";
+    for name in ["adapter_model.safetensors", "mmproj-BF16.gguf", "imatrix_unsloth.gguf"] {
+        assert_eq!(problem(&[name], &ModelFilter::new()), none);
+        assert_eq!(problem(&[name], &variant("BF16")), none);
+        assert_eq!(select_companion(&[name], &ModelFilter::new()), Ok(vec![0]));
+    }
+    let names = ["mmproj-BF16.gguf", "m-Q8_0.gguf", "imatrix.gguf", "._m.gguf"];
+    assert_eq!(plain(&names), ["m-Q8_0.gguf"]);
+    assert!(problem(&names, &variant("BF16")).contains("no files of the variant"));
+}
+
+#[test]
+fn a_set_in_two_spellings_is_not_clear() {
+    let names = [
+        "m-00001-of-00002.fp16.safetensors",
+        "m-00002-of-00002.fp16.safetensors",
+        "m.fp16-00001-of-00002.safetensors",
+        "m.fp16-00002-of-00002.safetensors",
+    ];
+    assert!(problem(&names, &ModelFilter::new()).starts_with("it contains 2 models"));
 }
 
 #[test]
@@ -126,6 +150,9 @@ fn a_directory_without_a_model_is_refused() {
         problem(&["pytorch_model.bin", "config.json"], &ModelFilter::new()),
         format!("{none}; convert \"pytorch_model.bin\" to one of them")
     );
+    let gguf = ModelFilter::new().format(Format::Gguf);
+    let other = "it contains no GGUF files; it has \"m.safetensors\"";
+    assert_eq!(problem(&["m.safetensors", "a.pth"], &gguf), other);
 }
 
 proptest! {

@@ -53,9 +53,10 @@ pub struct HubName {
 pub struct ParseHubNameError(QuotedName);
 
 impl HubName {
-    /// Returns `true` if the path begins with `hf://`. A file of such a name is written as `./hf://…`.
+    /// Returns `true` if the path begins with `hf://`, or with `hf:/`, which Python's `pathlib` makes of it. A
+    /// file of such a name is written as `./hf:/…`.
     pub fn is_one(path: &Path) -> bool {
-        path.as_os_str().as_encoded_bytes().starts_with(SCHEME.as_bytes())
+        path.as_os_str().as_encoded_bytes().starts_with(b"hf:/")
     }
 
     /// Parses a path that begins with `hf://`. Returns `None` for any other path.
@@ -89,7 +90,8 @@ impl FromStr for HubName {
 
     fn from_str(name: &str) -> Result<Self, ParseHubNameError> {
         let wrong = || ParseHubNameError(QuotedName::new(name));
-        let rest = name.strip_prefix(SCHEME).ok_or_else(wrong)?.trim_end_matches('/');
+        let rest = name.strip_prefix(SCHEME).or_else(|| name.strip_prefix("hf:/"));
+        let rest = rest.ok_or_else(wrong)?.trim_end_matches('/');
         let kinds = [
             ("datasets/", RepositoryKind::Dataset),
             ("spaces/", RepositoryKind::Space),
@@ -227,6 +229,7 @@ mod tests {
         for (name, kind, repository, revision, file, variant) in [
             ("hf://gpt2", Model, "gpt2", None, None, None),
             ("hf://org/name", Model, "org/name", None, None, None),
+            ("hf:/org/name", Model, "org/name", None, None, None),
             ("hf://org/name/", Model, "org/name", None, None, None),
             ("hf://models/org/name", Model, "org/name", None, None, None),
             ("hf://org/name/a/b.gguf", Model, "org/name", None, Some("a/b.gguf"), None),

@@ -35,6 +35,9 @@ pub enum HubProblem {
         /// The directory of the cache.
         cache: PathBuf,
     },
+    /// A folder of a repository, or a file in one, cannot be published.
+    #[error("a folder of a repository, or a file in one, cannot be published; give the repository")]
+    Nested,
     /// The cache has the revision, but not this file.
     #[error("{file} of {repository} is not in {}; run: hf download {repository} {file}", snapshot.display())]
     NoFile {

@@ -28,8 +28,8 @@ const ENTRIES_MAX: usize = 100_000;
 
 /// Returns the files to open for a source, in the order in which [`open_by`](crate::open_by) takes them.
 ///
-/// * A directory: the files of its model, by the rules of [`directory::select`]. If there are none in the
-///   directory itself, its folders are searched. A diffusers model (with a `model_index.json`) has the
+/// * A directory: the files of its model, by the rules of [`directory::select`]. If the directory itself has
+///   none, those of the only folder in it that has a model; else its adapter or projector. A diffusers model (with a `model_index.json`) has the
 ///   files of each component, in the order of the components' names.
 /// * `hf://ORG/NAME[@REVISION][/FILE]` or `hf://ORG/NAME:VARIANT`: the same for a repository in the local
 ///   cache of the Hugging Face Hub; see [`HubCache`].
@@ -56,20 +56,25 @@ pub fn find_files(
     filter: &ModelFilter,
 ) -> Result<Vec<PathBuf>> {
     let source = source.as_ref();
-    if format == FormatChoice::Raw && !HubName::is_one(source) {
-        return Ok(vec![source.to_owned()]);
-    }
     let mut filter = filter.clone();
-    let path = match hub_name(source)? {
+    let hub = hub_name(source)?;
+    let path = match &hub {
         Some(name) => {
             if let Some(variant) = &name.variant {
+                if filter.requested_variant().is_some() {
+                    return Err(directory_error(source, DirectoryProblem::TwoVariants));
+                }
                 filter = filter.variant(variant);
             }
-            HubCache::from_env()?.locate(&name)?
+            HubCache::from_env()?.locate(name)?
         }
         None => source.to_owned(),
     };
-    if !matches!(file::kind_at(&path), Ok(Kind::Directory)) {
+    let is_searched = format != FormatChoice::Raw || hub.is_some();
+    if !is_searched || !matches!(file::kind_at(&path), Ok(Kind::Directory)) {
+        if !filter.is_empty() && path.exists() {
+            return Err(directory_error(&path, DirectoryProblem::File));
+        }
         return Ok(vec![path]);
     }
     filter = match format {
@@ -91,12 +96,18 @@ pub fn locate(source: impl AsRef<Path>) -> Result<PathBuf> {
     let source = source.as_ref();
     let Some(name) = hub_name(source)? else { return Ok(source.to_owned()) };
     let path = HubCache::from_env()?.locate(&name)?;
-    let Some(variant) = &name.variant else { return Ok(path) };
+    let Some(variant) = &name.variant else {
+        // Only links beside the weights may lead to the blobs of the repository.
+        if name.file.as_ref().is_some_and(|file| file.contains('/') || path.is_dir()) {
+            return Err(Error::Hub { name: name.to_string(), reason: HubProblem::Nested });
+        }
+        return Ok(path);
+    };
     let mut files = files_of_directory(&path, &ModelFilter::new().variant(variant))?;
-    Ok(match files.len() {
-        1 => files.remove(0),
-        _ => path,
-    })
+    match files.len() {
+        1 => Ok(files.remove(0)),
+        count => Err(directory_error(&path, DirectoryProblem::Separate { count })),
+    }
 }
 
 fn hub_name(source: &Path) -> Result<Option<HubName>> {
@@ -108,25 +119,61 @@ fn hub_name(source: &Path) -> Result<Option<HubName>> {
 
 fn files_of_directory(directory: &Path, filter: &ModelFilter) -> Result<Vec<PathBuf>> {
     let mut entries = Entries::default();
-    entries.read(directory, "")?;
-    let at_top = entries.files.len();
+    entries.read(directory, Path::new(""))?;
     if filter.includes_folders() {
-        entries.read_folders(directory)?;
+        entries.read_all(directory)?;
     } else if entries.has(PIPELINE_NAME) {
         return files_of_components(directory, &entries, filter);
     }
-    let selected = match directory::select(&entries.names(), filter) {
-        // The folders may have the variant, or the only model.
-        Err(DirectoryProblem::NoModel { .. } | DirectoryProblem::NoVariant { .. })
-            if entries.files.len() == at_top && !entries.folders.is_empty() =>
-        {
-            entries.read_folders(directory)?;
-            directory::select(&entries.names(), filter)
-        }
-        selected => selected,
+    let reason = match directory::select(&entries.names(), filter) {
+        Ok(places) => return Ok(entries.paths(directory, places)),
+        Err(reason) => reason,
     };
-    let selected = selected.map_err(|reason| directory_error(directory, reason))?;
-    Ok(selected.into_iter().map(|place| directory.join(&entries.files[place].path)).collect())
+    let is_companion_wanted = matches!(reason, DirectoryProblem::NoModel { .. });
+    let has_none = is_companion_wanted || matches!(reason, DirectoryProblem::NoVariant { .. });
+    if has_none && !filter.includes_folders() {
+        // A folder may have the variant, or the only model.
+        if let Some(files) = files_of_folders(directory, &entries.folders, filter)? {
+            return Ok(files);
+        }
+    }
+    if is_companion_wanted && let Ok(places) = directory::select_companion(&entries.names(), filter)
+    {
+        return Ok(entries.paths(directory, places));
+    }
+    Err(directory_error(directory, reason))
+}
+
+/// Returns the files of the only folder that has a model; `None` if none has one.
+fn files_of_folders(
+    directory: &Path,
+    folders: &[OsString],
+    filter: &ModelFilter,
+) -> Result<Option<Vec<PathBuf>>> {
+    let (mut found, mut refused) = (Vec::new(), None);
+    let mut left = ENTRIES_MAX;
+    for folder in folders {
+        let mut entries = Entries { left, ..Entries::default() };
+        entries.read(directory, Path::new(folder))?;
+        left = entries.left;
+        match directory::select(&entries.names(), filter) {
+            Ok(places) => found.push(entries.paths(directory, places)),
+            Err(DirectoryProblem::NoModel { .. } | DirectoryProblem::NoVariant { .. }) => {}
+            Err(reason) => {
+                found.push(vec![directory.join(folder)]);
+                refused = Some(directory_error(&directory.join(folder), reason));
+            }
+        }
+    }
+    if found.len() > 1 {
+        let name = |files: &Vec<PathBuf>| {
+            let path = files[0].strip_prefix(directory).unwrap_or(&files[0]);
+            QuotedName::new(&path.to_string_lossy())
+        };
+        let (candidates, count) = (found.iter().take(20).map(name).collect(), found.len());
+        return Err(directory_error(directory, DirectoryProblem::Several { candidates, count }));
+    }
+    refused.map_or_else(|| Ok(found.pop()), Err)
 }
 
 /// Returns the files of each component of a diffusers model that has weights.
@@ -142,11 +189,15 @@ fn files_of_components(
     read_exact(&source, &mut content, 0)?;
     let (mut files, mut of_variant) = (Vec::new(), false);
     for component in directory::components(&content).map_err(refused)? {
+        let missing = || {
+            let name = QuotedName::new(&component);
+            directory_error(directory, DirectoryProblem::NoComponent { name })
+        };
         if !entries.folders.iter().any(|folder| *folder == *component) {
-            continue;
+            return Err(missing());
         }
         let mut entries = Entries::default();
-        entries.read(directory, &component)?;
+        entries.read(directory, Path::new(&component))?;
         let selected = match directory::select(&entries.names(), filter) {
             // diffusers also takes the plain files if a component has none of the variant.
             Err(DirectoryProblem::NoVariant { .. }) => {
@@ -158,13 +209,14 @@ fn files_of_components(
             }
         };
         match selected {
-            // A tokenizer or a scheduler.
-            Err(DirectoryProblem::NoModel { other: None }) => {}
-            Err(reason) => return Err(directory_error(&directory.join(component), reason)),
-            Ok(places) => {
-                let path = |place: usize| directory.join(&entries.files[place].path);
-                files.extend(places.into_iter().map(path));
+            // The configuration of a tokenizer or a scheduler has another name.
+            Err(DirectoryProblem::NoModel { other: None, .. }) => {
+                if entries.has(&format!("{component}/config.json")) {
+                    return Err(missing());
+                }
             }
+            Err(reason) => return Err(directory_error(&directory.join(component), reason)),
+            Ok(places) => files.extend(entries.paths(directory, places)),
         }
     }
     if let Some(variant) = filter.requested_variant().filter(|_| !of_variant && !files.is_empty()) {
@@ -175,7 +227,8 @@ fn files_of_components(
         ));
     }
     if files.is_empty() {
-        return Err(directory_error(directory, DirectoryProblem::NoModel { other: None }));
+        let none = DirectoryProblem::NoModel { format: None, other: None };
+        return Err(directory_error(directory, none));
     }
     Ok(files)
 }
@@ -185,10 +238,18 @@ fn directory_error(directory: &Path, reason: DirectoryProblem) -> Error {
 }
 
 /// The files of a directory, and its folders.
-#[derive(Default)]
 struct Entries {
     files: Vec<Entry>,
+    /// The names of the folders in the directory, sorted.
     folders: Vec<OsString>,
+    /// The number of entries that may still be read.
+    left: usize,
+}
+
+impl Default for Entries {
+    fn default() -> Self {
+        Self { files: Vec::new(), folders: Vec::new(), left: ENTRIES_MAX }
+    }
 }
 
 struct Entry {
@@ -207,44 +268,54 @@ impl Entries {
         self.files.iter().any(|entry| entry.name == name)
     }
 
-    /// Adds the entries of the folder `folder` of `directory`. Symbolic links are followed.
-    fn read(&mut self, directory: &Path, folder: impl AsRef<Path>) -> Result<()> {
-        let path = directory.join(folder.as_ref());
+    fn paths(&self, directory: &Path, places: Vec<usize>) -> Vec<PathBuf> {
+        places.into_iter().map(|place| directory.join(&self.files[place].path)).collect()
+    }
+
+    /// Adds the files of a folder, and sets the list of the folders in it. Symbolic links are followed. Hidden
+    /// folders are left out.
+    fn read(&mut self, directory: &Path, folder: &Path) -> Result<()> {
+        let path = match folder.as_os_str().is_empty() {
+            true => directory.to_owned(),
+            false => directory.join(folder),
+        };
         let failed = |source| Error::Open { path: path.clone(), source };
+        let mut folders = Vec::new();
         for entry in fs::read_dir(&path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            if self.files.len() + self.folders.len() >= ENTRIES_MAX {
+            let Some(left) = self.left.checked_sub(1) else {
                 let message = format!("it has more than {ENTRIES_MAX} entries; name the file");
                 return Err(failed(io::Error::other(message)));
-            }
+            };
+            self.left = left;
+            let name = entry.file_name();
             let is_folder = match entry.file_type().map_err(failed)? {
                 kind if kind.is_symlink() => entry.path().is_dir(),
                 kind => kind.is_dir(),
             };
-            if is_folder {
-                self.folders.push(entry.file_name());
-                continue;
+            if !is_folder {
+                let path = folder.join(&name);
+                let name = path.to_string_lossy().into_owned();
+                self.files.push(Entry { path, name });
+            } else if !name.as_encoded_bytes().starts_with(b".") {
+                folders.push(name);
             }
-            let path = folder.as_ref().join(entry.file_name());
-            let name = path.to_string_lossy().into_owned();
-            self.files.push(Entry { path, name });
         }
+        folders.sort_unstable();
+        self.folders = folders;
         Ok(())
     }
 
-    /// Adds the files in the folders, and not those in folders of these. A folder that cannot be read is
-    /// left out.
-    fn read_folders(&mut self, directory: &Path) -> Result<()> {
-        let mut folders = std::mem::take(&mut self.folders);
-        folders.sort_unstable();
-        for folder in &folders {
-            match self.read(directory, folder) {
-                Err(Error::Open { source, .. })
-                    if source.kind() == io::ErrorKind::PermissionDenied => {}
-                read => read?,
-            }
+    /// Adds the files in all folders, and in the folders of these. Symbolic links to folders are followed only
+    /// in the directory itself, because they may lead back.
+    fn read_all(&mut self, directory: &Path) -> Result<()> {
+        let mut left: Vec<PathBuf> =
+            std::mem::take(&mut self.folders).into_iter().map(PathBuf::from).collect();
+        while let Some(folder) = left.pop() {
+            self.read(directory, &folder)?;
+            let inner = std::mem::take(&mut self.folders).into_iter().map(|name| folder.join(name));
+            left.extend(inner.filter(|path| !directory.join(path).is_symlink()));
         }
-        self.folders = folders;
         Ok(())
     }
 }

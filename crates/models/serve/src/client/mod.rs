@@ -12,7 +12,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use longshore_formats::QuotedName;
 use longshore_formats::directory::{DirectoryProblem, ModelFilter};
 use longshore_load::{
     self as load, CancelToken, FormatChoice, HubName, Progress, SourceFile, find_files,
@@ -335,8 +334,7 @@ fn opened(path: &Path) -> Result<OwnedFd> {
 fn only_file(path: &Path, format: FormatChoice) -> Result<PathBuf> {
     let mut files = find_files(path, format, &ModelFilter::new())?;
     if files.len() > 1 {
-        let shown = files.iter().take(20).map(|file| QuotedName::new(&file.to_string_lossy()));
-        let reason = DirectoryProblem::Several { candidates: shown.collect(), count: files.len() };
+        let reason = DirectoryProblem::Separate { count: files.len() };
         return Err(load::Error::Directory { path: path.to_owned(), reason }.into());
     }
     files.pop().ok_or_else(|| Error::Open {
