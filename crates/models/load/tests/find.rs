@@ -308,7 +308,16 @@ fn a_repository_in_the_cache_is_found_by_branch_and_commit() {
     assert!(matches!(reason("hf://org/other"), HubProblem::NotCached { .. }));
     assert!(matches!(reason("hf://datasets/org/name"), HubProblem::NotCached { .. }));
     assert!(matches!(reason("hf://org/name@v2"), HubProblem::NoRevision { .. }));
-    assert!(matches!(reason("hf://org/name@evil"), HubProblem::NoRevision { .. }));
+    let refs = folder.path().join("models--org--name/refs");
+    // Files of `/proc` have no length, and can be endless, or wait.
+    for (name, target) in [("map", "/proc/self/pagemap"), ("zero", "/dev/zero"), ("dir", ".")] {
+        symlink(target, refs.join(name)).unwrap();
+    }
+    fs::write(refs.join("long"), commit.repeat(7)).unwrap();
+    for name in ["evil", "map", "zero", "dir", "long"] {
+        let reason = reason(&format!("hf://org/name@{name}"));
+        assert!(matches!(reason, HubProblem::NoRevision { .. }), "{name}: {reason:?}");
+    }
     assert!(matches!(reason("hf://org/name/x.gguf"), HubProblem::NoFile { .. }));
     let other = commit.replace('0', "f");
     assert!(matches!(reason(&format!("hf://org/name@{other}")), HubProblem::NoRevision { .. }));

@@ -9,8 +9,11 @@
 //! ```
 
 use std::env;
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
+
+use longshore_sys::beneath;
 
 use super::hub_name::{HubName, RepositoryKind, SCHEME};
 use super::hub_problem::HubProblem;
@@ -99,9 +102,14 @@ fn snapshot(repository: &Path, revision: &str) -> Option<PathBuf> {
         (is_one && path.is_dir()).then_some(path)
     };
     let of_ref = || {
-        let path = repository.join("refs").join(revision);
-        let is_short = path.metadata().is_ok_and(|it| it.is_file() && it.len() <= REF_LEN_MAX);
-        let commit = is_short.then(|| fs::read_to_string(path).ok()).flatten()?;
+        // Another user may have made it a link to a device, or to a file of `/proc`, whose length is 0.
+        let file = beneath::open_regular(&repository.join("refs").join(revision)).ok()?;
+        let file = File::from(file);
+        let is_short = file.metadata().is_ok_and(|it| (1..=REF_LEN_MAX).contains(&it.len()));
+        let mut commit = String::new();
+        if is_short {
+            file.take(REF_LEN_MAX).read_to_string(&mut commit).ok()?;
+        }
         of_commit(commit.trim())
     };
     of_commit(revision).or_else(of_ref)
