@@ -185,6 +185,7 @@ impl PublishedModels {
     /// Returns the model that was published from `source`, an absolute path, under its default name. The source
     /// need not exist any more.
     pub fn find_by_source(&self, source: &Path) -> Option<PublishedModel> {
+        let source = &*PathBuf::from(&*source.to_string_lossy());
         let file = source.file_name()?.to_str()?;
         let of_file = |model: &PublishedModel| {
             Some(&*model.source) == source.parent()

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use longshore_sys::beneath::{self, Reach};
 use longshore_sys::directory::{self, Access, EntryKind};
@@ -95,7 +95,7 @@ impl Tree {
         })?;
         // Only the names in a model may not be links; the model itself may be named by one.
         let real = if links == Links::Refused {
-            std::path::absolute(source).map_err(failed)?
+            without_dots(&std::path::absolute(source).map_err(failed)?)
         } else if kind == Kind::Directory {
             source.canonicalize().map_err(failed)?
         } else {
@@ -380,8 +380,10 @@ impl Tree {
     /// Returns `true` if the record is of a model that was published from here, or from another revision of the
     /// same repository.
     pub(crate) fn is_source_of(&self, record: &Record) -> bool {
-        let source = record.source();
-        source == self.root || self.is_in_repository() && source.parent() == self.root.parent()
+        // The record has text.
+        let (source, root) = (record.source(), self.root.to_string_lossy());
+        let root = Path::new(&*root);
+        source == root || self.is_in_repository() && source.parent() == root.parent()
     }
 
     /// Returns `true` if the root is a revision in the cache of the Hugging Face Hub.
@@ -437,6 +439,20 @@ pub(crate) fn name_of_repository(revision: &Path) -> String {
     name_of_folder(revision.ancestors().nth(2).unwrap_or(Path::new("")))
 }
 
+/// Resolves `..` in an absolute path in which no component is a symbolic link.
+fn without_dots(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => {
+                plain.pop();
+            }
+            component => plain.push(component),
+        }
+    }
+    plain
+}
+
 /// Returns `true` if a published model has a file of its own with this path.
 fn is_reserved(path: &Path) -> bool {
     [record::NAME, record::PIN_NAME].map(Path::new).contains(&path)
@@ -482,6 +498,21 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn a_record_is_of_a_source_with_any_name() {
+        use std::ffi::OsStr;
+        use std::os::unix::ffi::OsStrExt;
+        let dir = tempfile::tempdir().unwrap();
+        let source = dir.path().join(OsStr::from_bytes(b"d\xff/m"));
+        fs::create_dir_all(&source).unwrap();
+        fs::write(source.join("file"), b"x").unwrap();
+        let tree = Tree::of(&source, Links::Followed).unwrap();
+        assert!(tree.is_source_of(&Record::new(&source, None, Vec::new())));
+        let dotted = Tree::of(&source.join("../m"), Links::Refused).unwrap();
+        assert_eq!(dotted.root, tree.root);
+        assert!(!tree.is_source_of(&Record::new(dir.path(), None, Vec::new())));
+    }
 
     #[test]
     fn links_that_were_added_meanwhile_are_not_followed() {
