@@ -39,6 +39,9 @@ pub use events::{Eviction, PublishEvent, PublishTrouble};
 const PERIOD: Duration = Duration::from_secs(1);
 /// The longest time between two looks at the use of models.
 const USE_PERIOD: Duration = Duration::from_secs(5);
+/// The time after which the permissions of a source are read again although it has not changed: permissions of
+/// a directory above it can change while they are read, and change back.
+const CONFIRMATION_PERIOD: Duration = Duration::from_secs(60);
 /// The time between two looks at the sources.
 const SOURCE_PERIOD: Duration = Duration::from_secs(3);
 /// The shortest time for which an unused model is kept. Engines close the configuration before they open
@@ -100,6 +103,8 @@ struct Source {
     is_reported: bool,
     /// `true` if it had changed at the last look, too.
     is_changing: bool,
+    /// The time from which its permissions are to be read again.
+    confirm_at: Instant,
 }
 
 /// The result of publishing a state of a source.
@@ -160,6 +165,7 @@ impl PublishManager {
                 seen,
                 is_reported: false,
                 is_changing: false,
+                confirm_at: Instant::now(),
             });
         }
         Ok(Self { options, models, _lock: lock, sources, uses: Uses::default(), pressure, stop })
@@ -364,7 +370,11 @@ impl PublishManager {
             if is_settled || !is_stable {
                 // Permissions are followed also if another user changes something all the time, or has kept
                 // the source from being published. An error is reported when it is published.
-                if was_changing && !is_stable || is_settled && has_failed {
+                let is_due = is_settled && is_stable && Instant::now() >= source.confirm_at;
+                if was_changing && !is_stable || is_settled && has_failed || is_due {
+                    // The next look confirms it if it is not stable.
+                    let wait = if is_stable { CONFIRMATION_PERIOD } else { Duration::ZERO };
+                    source.confirm_at = Instant::now() + wait;
                     let (path, name) = (source.path.clone(), source.name.clone());
                     let _ = self.publisher(&name).update_access(&path);
                 }
@@ -387,6 +397,7 @@ impl PublishManager {
         observe: &mut dyn FnMut(&PublishEvent),
     ) -> load::Result<()> {
         let published = self.try_publish(index, observe);
+        self.sources[index].confirm_at = Instant::now();
         self.sources[index].result = match &published {
             Ok(()) => Attempt::Published,
             Err(error) if is_of_content(error) => Attempt::Failed,
