@@ -41,7 +41,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 const USE_PERIOD: Duration = Duration::from_secs(5);
 /// The time after which the permissions of a source are read again although it has not changed: permissions of
 /// a directory above it can change while they are read, and change back.
-const CONFIRMATION_PERIOD: Duration = Duration::from_secs(60);
+const CONFIRMATION_PERIOD: Duration = Duration::from_secs(10);
 /// The time between two looks at the sources.
 const SOURCE_PERIOD: Duration = Duration::from_secs(3);
 /// The shortest time for which an unused model is kept. Engines close the configuration before they open
