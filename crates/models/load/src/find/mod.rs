@@ -29,8 +29,8 @@ const ENTRIES_MAX: usize = 100_000;
 /// Returns the files to open for a source, in the order in which [`open_by`](crate::open_by) takes them.
 ///
 /// * A directory: the files of its model, by the rules of [`directory::select`]. If the directory itself has
-///   none, those of the only folder in it that has a model; else its adapter or projector. A diffusers model (with a `model_index.json`) has the
-///   files of each component, in the order of the components' names.
+///   none, those of the only folder in it that has a model; else its adapter or projector. A diffusers model
+///   (with a `model_index.json`) has the files of each component, in the order of the components' names.
 /// * `hf://ORG/NAME[@REVISION][/FILE]` or `hf://ORG/NAME:VARIANT`: the same for a repository in the local
 ///   cache of the Hugging Face Hub; see [`HubCache`].
 /// * Any other path: the path itself.
