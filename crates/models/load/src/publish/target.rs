@@ -341,9 +341,8 @@ impl Target {
         if !directory::has_name(&self.folder, Path::new(name), model) {
             return Ok(false);
         }
-        let hidden = HiddenName::new(name);
-        // It is not known yet which model this will be. A full tmpfs may have no inode for the lock file.
-        let _lock = self.try_lock_name(&hidden.lock);
+        // It is not known yet which model this will be.
+        let (hidden, _lock) = self.lock_hidden_name(name);
         match directory::rename_new(&self.folder, Path::new(name), &hidden.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             renamed => renamed.map_err(failed())?,
@@ -353,11 +352,27 @@ impl Target {
             // A publisher has replaced it. If its name exists again, the newest one stays.
             match directory::rename_new(&self.folder, &hidden.path, Path::new(name)) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                // Without the lock, another process may have removed it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
                 back => return back.map_err(failed()).map(|()| false),
             }
         }
         directory::remove_all(&self.folder, &hidden.path).map_err(failed())?;
         Ok(is_it)
+    }
+
+    /// Chooses a hidden name and locks it. Another process that removes old lock files can have the lock of a
+    /// new one for a moment; then it is another name. A full tmpfs may have no inode for the lock file, so there
+    /// may be no lock.
+    fn lock_hidden_name(&self, name: &str) -> (HiddenName, Option<NameLock<'_>>) {
+        for _ in 1..ATTEMPTS_MAX {
+            let hidden = HiddenName::new(name);
+            match self.try_lock_name(&hidden.lock) {
+                Ok(None) => {}
+                locked => return (hidden, locked.ok().flatten()),
+            }
+        }
+        (HiddenName::new(name), None)
     }
 
     /// Begins a model: makes its hidden directory.
@@ -494,6 +509,8 @@ impl Drop for Partial<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -520,5 +537,29 @@ mod tests {
         assert!(has_name("model", &partial.folder));
         drop(partial);
         assert!(!has_name("model", &other) && has_name("old", &old));
+    }
+
+    #[test]
+    fn a_hidden_name_is_locked_while_others_remove_old_lock_files() {
+        let Ok(shm) = tempfile::tempdir_in("/dev/shm") else {
+            return println!("SKIPPED: /dev/shm is missing");
+        };
+        let target = match Target::open(shm.path()) {
+            Err(Error::Publish { reason: PublishProblem::NotTmpfs, .. }) => {
+                return println!("SKIPPED: /dev/shm is not a tmpfs");
+            }
+            target => target.unwrap(),
+        };
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    target.remove_leftovers();
+                }
+            });
+            let locked = (0..3000).filter(|_| target.lock_hidden_name("model").1.is_some()).count();
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(locked, 3000);
+        });
     }
 }
