@@ -9,7 +9,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 /// The page with the number of this process. In a child it is zero, also if the child was made by
 /// `clone(2)` and no handler of `pthread_atfork(3)` has run. It is never unmapped.
 static PAGE: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
-/// The last number of a process of this family that its ancestors or the process itself has given.
+/// The number that was given last, to this process or to one of its ancestors.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// An identity of a process, which a child does not have. The process ID is not one: in a new PID namespace, a
