@@ -47,8 +47,9 @@ the server, unless the server was started with --memory-mode 0444.
 The exit codes are listed by 'longshore --help'.
 ")]
 pub(crate) struct AttachArgs {
-    /// A path, a name below a --root of the server, a number of `longshore ls`, or the end of the
-    /// path of a model that is held. The first of these that exists is taken, in this order: a file
+    /// A path of a file or of a directory with a model, hf://ORG/NAME for a repository in the local cache
+    /// of the Hugging Face Hub, a name below a --root of the server, a number of `longshore ls`, or the end
+    /// of the path of a model that is held. The first of these that exists is taken, in this order: a file
     /// `shared.safetensors` in the current directory comes before the server's. A name that is the
     /// end of several paths is refused.
     #[arg(value_name = "NAME")]

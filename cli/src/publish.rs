@@ -38,7 +38,8 @@ Examples:
     longshore publish ./llama --to /models --manifest SHA256SUMS --mode 0444
 ")]
 pub(crate) struct PublishArgs {
-    /// The models: directories or files.
+    /// The models: directories, files, or hf://ORG/NAME for a repository in the local cache of the Hugging
+    /// Face Hub.
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<PathBuf>,
 
