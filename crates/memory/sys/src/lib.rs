@@ -86,6 +86,7 @@ pub mod service_manager;
 pub mod signals;
 pub mod socket_lock;
 mod statmount;
+pub mod stream_socket;
 pub mod tmpfs;
 pub mod udmabuf;
 pub mod unix_socket;

@@ -1,0 +1,231 @@
+//! Requests for ranges of an object, on connections that are kept.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Write as _};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use url::Url;
+
+use super::connection::{Connection, Endpoint, Patience};
+use super::head::Head;
+use super::tls::Tls;
+
+/// The number of redirects that are followed for one request.
+const REDIRECTS_MAX: u32 = 10;
+/// The most connections that are kept for one server while no request uses them.
+const IDLE_MAX: usize = 128;
+
+/// A client with connections that it keeps for later requests.
+#[derive(Debug, Default)]
+pub struct Client {
+    tls: OnceLock<Tls>,
+    idle: Mutex<HashMap<Endpoint, Vec<Connection>>>,
+}
+
+/// A header field of a request. Its value may be secret, so it is not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Field {
+    name: &'static str,
+    value: String,
+}
+
+/// A response whose body has not been received.
+#[derive(Debug)]
+pub struct Response {
+    /// The head.
+    pub head: Head,
+    /// The connection, on which the body follows.
+    pub connection: Connection,
+    endpoint: Endpoint,
+}
+
+impl Field {
+    /// Makes a field. Returns `None` if the value has a character that ends it.
+    pub fn new(name: &'static str, value: impl Into<String>) -> Option<Self> {
+        let value = value.into();
+        (!value.contains(['\r', '\n', '\0'])).then_some(Self { name, value })
+    }
+
+    /// Makes the field for the bytes from `first` to `last`.
+    pub(super) fn range(first: u64, last: u64) -> Self {
+        Self { name: "Range", value: format!("bytes={first}-{last}") }
+    }
+}
+
+impl std::fmt::Debug for Field {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: …", self.name)
+    }
+}
+
+impl Client {
+    /// Makes a client without connections.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes a client that trusts these certificates instead of those of the system.
+    pub fn with_tls(tls: Tls) -> Self {
+        Self { tls: tls.into(), idle: Mutex::default() }
+    }
+
+    /// Requests `url` with the method GET, and receives the head of the response. A kept connection that
+    /// the server has closed meanwhile is replaced.
+    ///
+    /// # Errors
+    /// Those of [`Connection::open`], [`Connection::send`] and [`Connection::receive_head`];
+    /// [`ErrorKind::InvalidInput`] if the URL has no host, or another scheme than `http` and `https`.
+    pub fn get(
+        &self,
+        url: &Url,
+        fields: &[Field],
+        patience: &Patience<'_>,
+    ) -> io::Result<Response> {
+        let endpoint = endpoint(url)?;
+        let request = request(url, fields)?;
+        // Another server process may have closed all of them.
+        while let Some(mut connection) = self.take(&endpoint) {
+            let head = connection
+                .send(&request, patience)
+                .and_then(|()| connection.receive_head(patience));
+            match head {
+                Ok(head) => return Ok(Response { head, connection, endpoint }),
+                Err(error) if is_closed(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut connection = Connection::open(&endpoint, self.tls_for(&endpoint)?, patience)?;
+        connection.send(&request, patience)?;
+        let head = connection.receive_head(patience)?;
+        Ok(Response { head, connection, endpoint })
+    }
+
+    /// Requests `url` like [`Client::get`], and follows redirects. Returns the response with its URL.
+    ///
+    /// `secret` fields are not sent to another host, and https never leads to http.
+    ///
+    /// # Errors
+    /// Those of [`Client::get`]; [`ErrorKind::InvalidData`] for a redirect that is not followed.
+    pub fn follow(
+        &self,
+        url: &Url,
+        fields: &[Field],
+        secret: &[Field],
+        patience: &Patience<'_>,
+    ) -> io::Result<(Response, Url)> {
+        let refused = |reason| Err(io::Error::new(ErrorKind::InvalidData, reason));
+        let mut url = url.clone();
+        let mut all = [fields, secret].concat();
+        for _ in 0..=REDIRECTS_MAX {
+            let response = self.get(&url, &all, patience)?;
+            if !matches!(response.head.status, 301 | 302 | 303 | 307 | 308) {
+                return Ok((response, url));
+            }
+            let Some(Ok(next)) = response.head.location.as_deref().map(|it| url.join(it)) else {
+                return refused("the server redirects to no valid URL");
+            };
+            if url.scheme() == "https" && next.scheme() != "https" {
+                return refused("the server redirects from https to another scheme");
+            }
+            if endpoint(&next)? != endpoint(&url)? {
+                all.truncate(fields.len());
+            }
+            url = next;
+        }
+        refused("the server redirects too often")
+    }
+
+    /// Keeps a connection whose response has been received to its end.
+    pub fn keep(&self, response: Response) {
+        if response.head.closes || !response.connection.is_idle() {
+            return;
+        }
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = idle.entry(response.endpoint).or_default();
+        if kept.len() < IDLE_MAX {
+            kept.push(response.connection);
+        }
+    }
+
+    fn take(&self, endpoint: &Endpoint) -> Option<Connection> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.get_mut(endpoint)?.pop()
+    }
+
+    /// Returns the configuration of TLS. It is read when the first server needs it.
+    fn tls_for(&self, endpoint: &Endpoint) -> io::Result<Option<&Tls>> {
+        if !endpoint.is_tls {
+            return Ok(None);
+        }
+        if let Some(tls) = self.tls.get() {
+            return Ok(Some(tls));
+        }
+        let tls = Tls::from_system()?;
+        Ok(Some(self.tls.get_or_init(|| tls)))
+    }
+}
+
+/// Returns `true` for the error of a connection that the server has closed.
+fn is_closed(error: &io::Error) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
+fn endpoint(url: &Url) -> io::Result<Endpoint> {
+    let invalid = || io::Error::new(ErrorKind::InvalidInput, "expected an http or https URL");
+    let is_tls = match url.scheme() {
+        "https" => true,
+        "http" => false,
+        _ => return Err(invalid()),
+    };
+    let host = url.host_str().ok_or_else(invalid)?.trim_matches(['[', ']']).to_owned();
+    let port = url.port_or_known_default().ok_or_else(invalid)?;
+    Ok(Endpoint { host, port, is_tls })
+}
+
+fn request(url: &Url, fields: &[Field]) -> io::Result<Vec<u8>> {
+    let mut text = Vec::with_capacity(512);
+    let host = url.host_str().unwrap_or_default();
+    write!(text, "GET {}", url.path())?;
+    if let Some(query) = url.query() {
+        write!(text, "?{query}")?;
+    }
+    write!(text, " HTTP/1.1\r\nHost: {host}")?;
+    if let Some(port) = url.port() {
+        write!(text, ":{port}")?;
+    }
+    write!(text, "\r\nUser-Agent: longshore/{}\r\nAccept: */*\r\n", env!("CARGO_PKG_VERSION"))?;
+    for Field { name, value } in fields {
+        write!(text, "{name}: {value}\r\n")?;
+    }
+    text.extend_from_slice(b"\r\n");
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_has_the_path_and_the_query_as_they_are() {
+        let url = Url::parse("http://user:secret@host:81/a%20b/c?x=1&y=%2F#part").unwrap();
+        let range = Field::new("Range", "bytes=0-1").unwrap();
+        let text = String::from_utf8(request(&url, &[range]).unwrap()).unwrap();
+        assert!(text.starts_with("GET /a%20b/c?x=1&y=%2F HTTP/1.1\r\nHost: host:81\r\n"), "{text}");
+        assert!(text.ends_with("Range: bytes=0-1\r\n\r\n") && !text.contains("secret"), "{text}");
+        let v6 = Url::parse("https://[::1]/a").unwrap();
+        assert!(String::from_utf8(request(&v6, &[]).unwrap()).unwrap().contains("Host: [::1]\r\n"));
+        let expected = Endpoint { host: "::1".to_owned(), port: 443, is_tls: true };
+        assert_eq!(endpoint(&v6).unwrap(), expected);
+        assert!(endpoint(&Url::parse("file:///a").unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_field_cannot_end_its_line() {
+        for value in ["a\r\nb", "a\nb", "a\0"] {
+            assert!(Field::new("Authorization", value).is_none());
+        }
+        let field = Field::new("Authorization", "Bearer secret").unwrap();
+        assert_eq!(format!("{field:?}"), "Authorization: …");
+    }
+}

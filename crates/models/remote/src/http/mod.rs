@@ -1,0 +1,16 @@
+//! A client for HTTP/1.1 whose responses are received into memory of a buffer.
+//!
+//! Of a response, only the head is parsed. A body is received to its place by one system call after the
+//! other, without a copy in between; over TLS, the decrypted bytes are copied there once.
+
+mod client;
+mod connection;
+mod file;
+mod head;
+mod tls;
+
+pub use client::{Client, Field, Response};
+pub use connection::{Connection, Endpoint, Patience};
+pub use file::{HttpError, HttpFile};
+pub use head::{ContentRange, HEAD_LEN_MAX_BYTES, Head, HeadProblem};
+pub use tls::Tls;
