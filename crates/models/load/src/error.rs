@@ -13,6 +13,7 @@ use longshore_mem::ByteSize;
 use crate::digest_kind::DigestKind;
 use crate::find::HubProblem;
 use crate::mode::ReadMode;
+use crate::object::ObjectError;
 use crate::publish::PublishProblem;
 use crate::reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimit, ModeProblem};
 use crate::stream::StreamProblem;
@@ -244,5 +245,22 @@ impl Error {
     pub(crate) fn format(path: &Path, error: longshore_formats::Error) -> Self {
         let (format, reason) = (error.format(), FormatProblem::Content(error));
         Self::Format { path: path.to_owned(), format, reason }
+    }
+
+    /// Makes the error of a read of a file of another machine, after `done_bytes` of the load.
+    pub(crate) fn of_object(
+        path: &Path,
+        range: Range<u64>,
+        done_bytes: u64,
+        error: ObjectError,
+    ) -> Self {
+        let path = path.to_owned();
+        match error {
+            ObjectError::Changed => Self::Changed { path, change: Change::Replaced },
+            ObjectError::Stopped => Self::Cancelled { done_bytes, total_bytes: range.end },
+            ObjectError::Failed(error) => {
+                Self::Read { path, range, done_bytes, source: io::Error::other(error) }
+            }
+        }
     }
 }

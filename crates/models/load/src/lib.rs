@@ -30,6 +30,7 @@ mod find;
 mod into_slice;
 mod loader;
 mod mode;
+mod object;
 mod open;
 mod plan;
 mod progress;
@@ -50,6 +51,7 @@ pub use find::{
 };
 pub use loader::{Loaded, LoadedFile, Loader, POPULATE_AHEAD_DEFAULT_BYTES};
 pub use mode::{ParseReadModeError, ReadMode};
+pub use object::{Object, ObjectError};
 pub use open::{
     FileTensors, FormatChoice, Opened, ParseFormatChoiceError, PlacedTensor, buffer_range,
     is_index, names_others, open, open_by, others_of, parse_header, read_gguf_header,

@@ -41,7 +41,7 @@ pub fn repack(
     let total_bytes = buffer_range.end - buffer_range.start;
     let mut beside = AtomicFile::create(target).map_err(failed)?;
     beside.check_room(total_bytes).map_err(failed)?;
-    let owned = file.source().buffered().try_clone_to_owned();
+    let owned = file.source().require_local()?.try_clone_to_owned();
     let owned =
         owned.map_err(|source| Error::Open { path: file.source().path().into(), source })?;
     beside.permit_as(&File::from(owned)).map_err(failed)?;
@@ -105,9 +105,10 @@ fn write_zeros(file: &mut File, len_bytes: u64) -> io::Result<()> {
 /// Reads once, with `RWF_DONTCACHE` if the kernel supports it.
 fn read_some(file: &PlannedFile, into: &mut [u8], at: u64, done_bytes: u64) -> Result<usize> {
     let source = file.source();
+    let local = source.require_local()?;
     let mut read = |uncached| {
         let flags = ReadFlags { uncached, ..ReadFlags::default() };
-        file::read_into(source.buffered(), into, FileOffset::new(at), flags)
+        file::read_into(local, into, FileOffset::new(at), flags)
     };
     let path = || source.path().to_owned();
     match read(true).or_else(|_| read(false)) {

@@ -18,12 +18,14 @@ pub struct BytesByRoute {
     pub uncached: u64,
     /// Through the page cache.
     pub buffered: u64,
+    /// From another machine.
+    pub remote: u64,
 }
 
 impl BytesByRoute {
     /// Returns the number of bytes that were read.
     pub fn total(&self) -> u64 {
-        self.direct + self.staged + self.page_cache + self.uncached + self.buffered
+        self.direct + self.staged + self.page_cache + self.uncached + self.buffered + self.remote
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use longshore_mem::FileOffset;
 use longshore_sys::file::{self, DirectAlignment, Kind};
@@ -11,19 +11,35 @@ use longshore_sys::page_cache;
 
 use crate::checksum::Hasher;
 use crate::error::{Error, Result};
+use crate::object::Object;
 use crate::reason::{Change, FileKind};
 use crate::version::FileVersion;
 
-/// A regular file that is open for reading, with its version at that time.
+/// A regular file that is open for reading, with its version at that time, or an [`Object`].
 #[derive(Debug)]
 pub struct SourceFile {
     path: PathBuf,
+    place: Place,
+    version: FileVersion,
+    header: OnceLock<HeaderSeen>,
+}
+
+/// The place of a file.
+#[derive(Debug)]
+enum Place {
+    /// A file system of this machine.
+    Local(Local),
+    /// Another machine.
+    Remote(Arc<dyn Object>),
+}
+
+/// The descriptors of a file.
+#[derive(Debug)]
+struct Local {
     buffered: OwnedFd,
     direct: Option<OwnedFd>,
     alignment: Option<DirectAlignment>,
     asked_direct: bool,
-    version: FileVersion,
-    header: OnceLock<HeaderSeen>,
 }
 
 /// The beginning of a file that was parsed as its header. The checksums of a file are right only if it is also
@@ -120,7 +136,16 @@ impl SourceFile {
         let alignment = status.direct;
         let version = FileVersion::from_status(&status);
         let header = OnceLock::new();
-        Ok(Self { path, buffered, direct, alignment, asked_direct, version, header })
+        let place = Place::Local(Local { buffered, direct, alignment, asked_direct });
+        Ok(Self { path, place, version, header })
+    }
+
+    /// Makes a source of a file of another machine. Errors and reports show `name`, so it must have no
+    /// secrets, and [`open_by`](crate::open_by) chooses the format by it.
+    pub fn from_object(name: impl Into<PathBuf>, object: Arc<dyn Object>) -> Self {
+        let version = FileVersion::new((0, 0), 0, None, object.len(), (0, 0));
+        let place = Place::Remote(object);
+        Self { path: name.into(), place, version, header: OnceLock::new() }
     }
 
     /// Sets the path that reports and errors show.
@@ -135,15 +160,19 @@ impl SourceFile {
     /// [`Error::Open`] if the process has no free descriptors.
     pub fn try_clone(&self) -> Result<Self> {
         let failed = |source| Error::Open { path: self.path.clone(), source };
-        Ok(Self {
-            path: self.path.clone(),
-            buffered: self.buffered.try_clone().map_err(failed)?,
-            direct: self.direct.as_ref().map(OwnedFd::try_clone).transpose().map_err(failed)?,
-            alignment: self.alignment,
-            asked_direct: self.asked_direct,
-            version: self.version,
-            header: self.header.clone(),
-        })
+        let place = match &self.place {
+            Place::Local(Local { buffered, direct, alignment, asked_direct }) => {
+                Place::Local(Local {
+                    buffered: buffered.try_clone().map_err(failed)?,
+                    direct: direct.as_ref().map(OwnedFd::try_clone).transpose().map_err(failed)?,
+                    alignment: *alignment,
+                    asked_direct: *asked_direct,
+                })
+            }
+            Place::Remote(object) => Place::Remote(Arc::clone(object)),
+        };
+        let (path, header) = (self.path.clone(), self.header.clone());
+        Ok(Self { path, place, version: self.version, header })
     }
 
     /// Returns the path that was opened; for a descriptor, the path that the kernel reports.
@@ -183,34 +212,62 @@ impl SourceFile {
         self.header.get()
     }
 
+    /// Returns the file of another machine, if it is one.
+    pub(crate) fn object(&self) -> Option<&dyn Object> {
+        match &self.place {
+            Place::Local(_) => None,
+            Place::Remote(object) => Some(&**object),
+        }
+    }
+
+    fn local(&self) -> Option<&Local> {
+        match &self.place {
+            Place::Local(local) => Some(local),
+            Place::Remote(_) => None,
+        }
+    }
+
+    /// Returns the descriptor for reads through the page cache; `None` for an [`Object`].
+    pub(crate) fn buffered(&self) -> Option<BorrowedFd<'_>> {
+        self.local().map(|local| local.buffered.as_fd())
+    }
+
     /// Returns the descriptor for reads through the page cache.
-    pub(crate) fn buffered(&self) -> BorrowedFd<'_> {
-        self.buffered.as_fd()
+    ///
+    /// # Errors
+    /// [`Error::Open`] for an [`Object`].
+    pub(crate) fn require_local(&self) -> Result<BorrowedFd<'_>> {
+        self.buffered().ok_or_else(|| {
+            let source = io::Error::new(io::ErrorKind::Unsupported, "it is not on this machine");
+            Error::Open { path: self.path.clone(), source }
+        })
     }
 
     /// Returns the descriptor for direct I/O and its alignment, if there is one.
     pub(crate) fn direct(&self) -> Option<(BorrowedFd<'_>, DirectAlignment)> {
-        Some((self.direct.as_ref()?.as_fd(), self.alignment?))
+        let local = self.local()?;
+        Some((local.direct.as_ref()?.as_fd(), local.alignment?))
     }
 
     /// Returns `true` if the file came as a descriptor with `O_DIRECT`.
     pub(crate) fn asked_direct(&self) -> bool {
-        self.asked_direct
+        self.local().is_some_and(|local| local.asked_direct)
     }
 
     /// Returns the number of bytes of the file that are in the page cache; `None` if the kernel does not
     /// report it.
     pub fn resident_bytes(&self) -> Option<u64> {
-        let counted = page_cache::stat(&self.buffered, FileOffset::new(0), u64::MAX >> 1).ok()?;
+        let counted = page_cache::stat(self.buffered()?, FileOffset::new(0), u64::MAX >> 1).ok()?;
         Some(counted.cached_pages * longshore_sys::page_size_bytes() as u64)
     }
 
-    /// Checks that the file has not changed since it was opened.
+    /// Checks that the file has not changed since it was opened. Each read of an [`Object`] checks it.
     ///
     /// # Errors
     /// [`Error::Changed`] if it was modified, [`Error::Truncated`] if it is shorter.
     pub(crate) fn check_unchanged(&self) -> Result<()> {
-        let status = file::status(&self.buffered)
+        let Some(local) = self.local() else { return Ok(()) };
+        let status = file::status(&local.buffered)
             .map_err(|source| Error::Open { path: self.path.clone(), source })?;
         let (before, now) = (self.version, FileVersion::from_status(&status));
         let path = self.path.clone();

@@ -182,7 +182,7 @@ impl Workers<'_> {
         let staged_frontier = Frontier::new(&places.pieces, self.tuning.populate_ahead_bytes);
         let staged = Spans::new(spans, &places, &staged_frontier);
         let direct_threads = (self.tuning.depth as usize).min(direct_queue.len());
-        let other_threads = self.tuning.workers.min(other_queue.len());
+        let other_threads = self.tuning.workers_for(target.plan).min(other_queue.len());
         let began = Instant::now();
         thread::scope(|scope| {
             let _guard = target.tracker.stop_on_panic();

@@ -19,6 +19,8 @@ pub(crate) enum Route {
     Uncached,
     /// Through the page cache.
     Buffered,
+    /// From another machine.
+    Remote,
 }
 
 /// A range of a file that is read together, and its place in the buffer.

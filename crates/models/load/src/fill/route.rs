@@ -83,6 +83,11 @@ impl<'a> FileRouter<'a> {
     fn new(file: &'a PlannedFile, ways: Ways, tuning: &Tuning) -> Result<Self> {
         let mode = if file.source().asked_direct() { ReadMode::Direct } else { tuning.mode };
         let mut residency = None;
+        if file.source().object().is_some() {
+            // The mode is one of files of this machine.
+            let (mode, piece_bytes) = (ReadMode::Direct, tuning.piece_bytes);
+            return Ok(Self { file, ways, mode, residency, piece_bytes });
+        }
         match mode {
             ReadMode::Auto => residency = Some(Residency::new(file)),
             ReadMode::Direct => {
@@ -107,7 +112,8 @@ impl<'a> FileRouter<'a> {
             let way = AlignedWay::new(0, 0, way.1).map(DirectWay::AsItIs);
             way.ok_or(ModeProblem::NoDirectIo)
         });
-        let router = Self::new(file, Ways::new(file, direct), tuning)?;
+        let ways = Ways::of_object(file).unwrap_or_else(|| Ways::new(file, direct));
+        let router = Self::new(file, ways, tuning)?;
         if router.residency.as_ref().is_some_and(|residency| residency.counts) {
             router.advise_reads();
         }
@@ -122,7 +128,7 @@ impl<'a> FileRouter<'a> {
         }
         if self.ways.direct.is_ok() {
             // Copying resident pages must not read neighbouring pages into the cache.
-            let _ = page_cache::expect_random_reads(self.file.source().buffered());
+            let _ = self.file.source().buffered().map(page_cache::expect_random_reads);
         } else {
             read_ahead_again(self.file);
         }
@@ -204,7 +210,7 @@ fn through_cache(file: &PlannedFile, part: FileRange, route: Route, pieces: &mut
 
 /// Undoes the `POSIX_FADV_RANDOM` of probing. Advice that the kernel ignores costs only speed.
 fn read_ahead_again(file: &PlannedFile) {
-    let _ = page_cache::expect_sequential_reads(file.source().buffered());
+    let _ = file.source().buffered().map(page_cache::expect_sequential_reads);
 }
 
 /// Splits `ranges` into reads from the disk, without looking at the page cache.
@@ -250,7 +256,19 @@ enum DirectWay {
 
 impl Ways {
     fn of(file: &PlannedFile, reservation: &Reservation) -> Self {
-        Self::new(file, DirectWay::of(file, reservation))
+        let of_object = Self::of_object(file);
+        of_object.unwrap_or_else(|| Self::new(file, DirectWay::of(file, reservation)))
+    }
+
+    /// Returns the ways of a file of another machine. Parts of an aligned layout are staged, so that one request
+    /// reads many.
+    fn of_object(file: &PlannedFile) -> Option<Self> {
+        file.source().object()?;
+        let direct = match file.is_image() {
+            true => Ok(DirectWay::Parts(PartsWay { memory: None, offset: FILE_ALIGNMENT })),
+            false => Err(ModeProblem::NoDirectIo),
+        };
+        Some(Self { direct, through_cache: Route::Remote })
     }
 
     fn new(file: &PlannedFile, direct: std::result::Result<DirectWay, ModeProblem>) -> Self {
@@ -281,7 +299,8 @@ impl Ways {
 /// kernel accepts a read of no bytes.
 fn takes_uncached(file: &PlannedFile) -> bool {
     let flags = ReadFlags { uncached: true, ..ReadFlags::default() };
-    file::read_into(file.source().buffered(), &mut [0], FileOffset::new(0), flags).is_ok()
+    let read = |fd| file::read_into(fd, &mut [0], FileOffset::new(0), flags).is_ok();
+    file.source().buffered().is_some_and(read)
 }
 
 /// The alignment of direct reads of a file that is loaded unchanged.
@@ -413,10 +432,11 @@ struct Residency<'a> {
 
 impl<'a> Residency<'a> {
     fn new(file: &'a PlannedFile) -> Self {
-        let counts = page_cache::stat(file.source().buffered(), FileOffset::new(0), 1).is_ok();
+        let stat = |fd| page_cache::stat(fd, FileOffset::new(0), 1).is_ok();
+        let counts = file.source().buffered().is_some_and(stat);
         if !counts {
             // A probe of a page that is not resident must not read other pages.
-            let _ = page_cache::expect_random_reads(file.source().buffered());
+            let _ = file.source().buffered().map(page_cache::expect_random_reads);
         }
         Self { file, counts }
     }
@@ -459,13 +479,13 @@ impl<'a> Residency<'a> {
 
     fn cached_pages(&self, part: FileRange) -> u64 {
         let offset = FileOffset::new(part.file_offset);
-        page_cache::stat(self.file.source().buffered(), offset, part.len_bytes)
-            .map_or(0, |counted| counted.cached_pages)
+        let stat = |fd| page_cache::stat(fd, offset, part.len_bytes).ok();
+        self.file.source().buffered().and_then(stat).map_or(0, |counted| counted.cached_pages)
     }
 
     fn is_resident(&self, offset: u64) -> bool {
-        page_cache::is_resident(self.file.source().buffered(), FileOffset::new(offset))
-            .unwrap_or(false)
+        let is_resident = |fd| page_cache::is_resident(fd, FileOffset::new(offset)).ok();
+        self.file.source().buffered().and_then(is_resident).unwrap_or(false)
     }
 }
 

@@ -166,6 +166,21 @@ fn read<'s>(
         target.tracker.fail(unfit("the blocks of the disk do not fit into the staging buffer"));
         return None;
     };
+    if let Some(object) = source.object() {
+        let place = &mut staging[(start - first) as usize..(end - first) as usize];
+        let read = object.read(&mut VolatileSliceMut::from(&mut *place), start, &|| {
+            target.tracker.should_stop()
+        });
+        return match read {
+            Ok(()) => Some(place),
+            Err(error) => {
+                let done_bytes = target.tracker.done_bytes();
+                let failed = Error::of_object(source.path(), start..end, done_bytes, error);
+                target.tracker.fail(failed);
+                None
+            }
+        };
+    }
     let mut done = 0;
     while first + done < end {
         if target.tracker.should_stop() {

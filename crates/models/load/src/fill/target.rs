@@ -11,6 +11,7 @@ use longshore_mem::VolatileSliceMut;
 use super::piece::{Next, Piece};
 use super::tracker::Tracker;
 use crate::error::Error;
+use crate::object::ObjectError;
 use crate::plan::{Plan, PlannedFile};
 use crate::progress::{CancelToken, Progress};
 
@@ -83,6 +84,12 @@ impl<'a> Target<'a> {
             done_bytes: self.tracker.done_bytes(),
             source,
         });
+    }
+
+    pub(super) fn fail_object(&self, piece: &Piece, error: ObjectError) {
+        let path = self.file(piece).source().path();
+        let done_bytes = self.tracker.done_bytes();
+        self.tracker.fail(Error::of_object(path, piece.file_range(), done_bytes, error));
     }
 
     pub(crate) fn file(&self, piece: &Piece) -> &'a PlannedFile {

@@ -18,7 +18,7 @@ pub(crate) struct Tracker<'a> {
     began: Instant,
     total_bytes: u64,
     done_bytes: AtomicU64,
-    route_bytes: [AtomicU64; 5],
+    route_bytes: [AtomicU64; 6],
     populate_nanos: AtomicU64,
     /// The time of the threads that prefault pages, summed over all of them.
     prefaulting_threads_nanos: AtomicU64,
@@ -264,6 +264,7 @@ impl<'a> Tracker<'a> {
             page_cache: bytes(Route::Resident),
             uncached: bytes(Route::Uncached),
             buffered: bytes(Route::Buffered),
+            remote: bytes(Route::Remote),
         }
     }
 

@@ -50,11 +50,12 @@ impl Reads for KernelReads {
             resident_only: route == Route::Resident,
             uncached: route == Route::Uncached,
         };
-        match (route, source.direct()) {
-            (Route::Direct | Route::Staged, Some((direct, _))) => {
+        match (route, source.direct(), source.buffered()) {
+            (Route::Direct | Route::Staged, Some((direct, _)), _) => {
                 file::read_at(direct, memory, offset, flags)
             }
-            _ => file::read_at(source.buffered(), memory, offset, flags),
+            (_, _, Some(buffered)) => file::read_at(buffered, memory, offset, flags),
+            (_, _, None) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
@@ -110,6 +111,14 @@ fn read_piece(target: &Target<'_>, reads: &dyn Reads, piece: Piece) {
         let Some(window) = (unsafe { target.window(&current) }) else { return };
         let Some(mut bite) = populated_bite(target, &current, window) else { return };
         let offset = FileOffset::new(piece.file_offset + current.done_bytes);
+        if let Some(object) = source.object() {
+            let stop = || target.tracker.should_stop();
+            match object.read(&mut bite, offset.raw(), &stop) {
+                Ok(()) => flight = target.book(current, Ok(bite.len())),
+                Err(error) => return target.fail_object(&piece, error),
+            }
+            continue;
+        }
         let result = reads.read(source, piece.route, &mut bite, offset);
         flight = match result {
             // The page was evicted meanwhile, or the file system does not support reads without
@@ -137,7 +146,7 @@ fn populated_bite<'m>(
     let mut part = flight.piece;
     part.buffer_offset += flight.done_bytes;
     part.read_bytes -= flight.done_bytes;
-    if part.route != Route::Direct {
+    if !matches!(part.route, Route::Direct | Route::Remote) {
         // Stop at the next boundary, so that the next read begins at a huge page.
         let to_boundary = BITE_BYTES - part.buffer_offset % BITE_BYTES;
         part.read_bytes = part.read_bytes.min(to_boundary);

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use longshore_formats::gguf::{self, Parsed};
 use longshore_formats::{Format, safetensors};
-use longshore_mem::FileOffset;
+use longshore_mem::{FileOffset, VolatileSliceMut};
 use longshore_sys::file::{self, ReadFlags};
 
 use crate::checksum::Hasher;
 use crate::digest_kind::DigestKind;
 use crate::error::{Error, Result};
+use crate::object::Object;
 use crate::publish::PublishProblem;
 use crate::reason::{FormatProblem, MemoryLimit};
 use crate::source::{Opener, SourceFile};
@@ -195,13 +196,16 @@ fn reserve(bytes: &mut Vec<u8>, len: usize) -> Result<()> {
 
 /// Fills `bytes` from `offset` of the file, through the page cache.
 pub(crate) fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> Result<()> {
+    if let Some(object) = source.object() {
+        return read_object(source, object, bytes, offset);
+    }
+    let local = source.require_local()?;
     let mut done = 0;
     while done < bytes.len() {
         let at = offset + done as u64;
         let rest = &mut bytes[done..];
         let range = at..at + rest.len() as u64;
-        let read =
-            file::read_into(source.buffered(), rest, FileOffset::new(at), ReadFlags::default());
+        let read = file::read_into(local, rest, FileOffset::new(at), ReadFlags::default());
         let path = || source.path().to_owned();
         match read {
             Ok(0) => {
@@ -215,6 +219,22 @@ pub(crate) fn read_exact(source: &SourceFile, bytes: &mut [u8], offset: u64) -> 
         }
     }
     Ok(())
+}
+
+/// Fills `bytes` from `offset` of a file of another machine.
+fn read_object(
+    source: &SourceFile,
+    object: &dyn Object,
+    bytes: &mut [u8],
+    offset: u64,
+) -> Result<()> {
+    let range = offset..offset + bytes.len() as u64;
+    if range.end > source.len() {
+        let (path, len_bytes) = (source.path().to_owned(), source.len());
+        return Err(Error::Truncated { path, ended_at: len_bytes, len_bytes });
+    }
+    let read = object.read(&mut VolatileSliceMut::from(bytes), offset, &|| false);
+    read.map_err(|error| Error::of_object(source.path(), range, 0, error))
 }
 
 #[cfg(test)]

@@ -405,8 +405,9 @@ impl<'a> Publisher<'a> {
         let path = Path::new(&file.path);
         let folder = partial.open(path.parent().unwrap_or(Path::new("")))?;
         let full = source.path().to_owned();
+        let local = source.require_local()?;
         let permissions = directory::attributes(&folder)
-            .and_then(|it| access.of_file(source.buffered(), folder.as_fd(), it.group))
+            .and_then(|it| access.of_file(local, folder.as_fd(), it.group))
             .map_err(|error| Error::Open { path: full.clone(), source: error })?;
         let mut plan = Plan::new();
         plan.push(source)?;

@@ -111,7 +111,7 @@ impl Threads<'_> {
                     started.push(fill::start(scope, target, run));
                 }
             }
-            for _ in 0..tuning.workers {
+            for _ in 0..tuning.workers_for(&self.core.opened.plan) {
                 let run = || fill::run_worker(&other, target, self.reads);
                 started.push(fill::start(scope, target, run));
             }
