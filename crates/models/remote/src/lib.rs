@@ -1,3 +1,13 @@
 //! Model weights from HTTP servers, object stores and the Hugging Face Hub, received into the buffer.
+//!
+//! ```text
+//!   https://HOST/model.safetensors ─► Remote::open ─► HttpFile: first bytes, length, version
+//!                                                        │ longshore_load::Object
+//!                                                        ▼
+//!                                       Loader::load: ranges of 8 MiB, each to its place
+//! ```
 
 pub mod http;
+mod opener;
+
+pub use opener::{Remote, is_remote};

@@ -239,5 +239,5 @@ fn an_empty_file_has_no_ranges() {
     });
     let file = open(&server).unwrap();
     assert!(file.is_empty() && file.first().is_empty());
-    assert_eq!(read(&file, 0, 0).unwrap(), []);
+    assert!(read(&file, 0, 0).unwrap().is_empty());
 }

@@ -1,4 +1,5 @@
 //! A small HTTP server that answers as a test tells it.
+#![allow(dead_code, reason = "each test program uses a part")]
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
