@@ -9,6 +9,7 @@ use longshore::formats::gguf::{Array, Value as GgufValue};
 use longshore::formats::{Header, printable};
 use longshore::load::{FileTensors, FormatChoice, Opened};
 use longshore::mem::Granule;
+use longshore::remote::{Remote, is_remote};
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
@@ -18,10 +19,12 @@ use crate::units::Decimal;
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let files = args.filter.files(std::slice::from_ref(&args.file), FormatChoice::Auto)?;
     let choice = match files.as_slice() {
-        [file] if !has_known_ending(file) => FormatChoice::from_content(&SourceFile::open(file)?)?,
+        [file] if !has_known_ending(file) && !is_remote(file) => {
+            FormatChoice::from_content(&SourceFile::open(file)?)?
+        }
         _ => FormatChoice::Auto,
     };
-    let opened = longshore::load::open(&files, choice)?;
+    let opened = longshore::load::open_by(&files, choice, &Remote::new())?;
     let text = if args.json {
         format!("{}\n", as_json(&opened))
     } else {

@@ -131,6 +131,7 @@ fn summary(
         ("from the page cache", routes.page_cache),
         ("uncached", routes.uncached),
         ("buffered", routes.buffered),
+        ("from servers", routes.remote),
     ];
     let ways: Vec<String> = ways
         .into_iter()
@@ -159,6 +160,7 @@ fn summary(
             let bytes = Decimal(growth.unsigned_abs() as f64);
             writeln!(text, "  page cache  {verb} by {bytes}")?;
         }
+        None if routes.remote > 0 => {}
         None => {
             writeln!(
                 text,
@@ -262,6 +264,7 @@ fn as_json(
             "page_cache": report.by_route.page_cache,
             "uncached": report.by_route.uncached,
             "buffered": report.by_route.buffered,
+            "remote": report.by_route.remote,
         },
         "engine": engine,
         "ring_refused": ring_refused,

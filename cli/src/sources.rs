@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use longshore::formats::directory::ModelFilter;
 use longshore::load::{self, FormatChoice, Opened};
+use longshore::remote::Remote;
 
 /// The options that select files of a directory.
 #[derive(Args, Debug)]
@@ -42,7 +43,7 @@ impl FilterArgs {
 
     /// Opens the files of all sources.
     pub(crate) fn open(&self, sources: &[PathBuf], format: FormatChoice) -> load::Result<Opened> {
-        load::open(&self.files(sources, format)?, format)
+        load::open_by(&self.files(sources, format)?, format, &Remote::new())
     }
 }
 

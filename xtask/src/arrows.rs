@@ -34,6 +34,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("longshore-heap", &["longshore-iov", "longshore-sys"]),
     ("longshore-formats", &["longshore-mem"]),
     ("longshore-load", &["longshore-formats", "longshore-heap", "longshore-sys"]),
+    ("longshore-remote", &["longshore-load"]),
     ("longshore-serve", &["longshore-load"]),
     ("longshore-pagetable", &["longshore-mem"]),
     (
@@ -46,7 +47,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("longshore-nvme", &["longshore-domain"]),
     (
         "longshore",
-        &["longshore-serve", "longshore-domain", "longshore-vfio-user", "longshore-vhost-user"],
+        &[
+            "longshore-remote",
+            "longshore-serve",
+            "longshore-domain",
+            "longshore-vfio-user",
+            "longshore-vhost-user",
+        ],
     ),
     ("longshore-cli", &["longshore"]),
     ("longshore-c", &["longshore-serve"]),

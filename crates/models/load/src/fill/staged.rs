@@ -68,7 +68,11 @@ impl Places {
         for span in spans {
             let file = &plan.files()[span.file];
             let parts = FileRange::within(span.file, file, span.range());
-            places.pieces.extend(parts.map(|part| part.piece(Route::Staged)));
+            let route = match file.source().object() {
+                None => Route::Staged,
+                Some(_) => Route::Remote,
+            };
+            places.pieces.extend(parts.map(|part| part.piece(route)));
             places.ends.push(places.pieces.len());
         }
         places
