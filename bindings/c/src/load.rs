@@ -8,6 +8,7 @@ use std::{cell::Cell, ptr};
 
 use longshore_heap::Sealing;
 use longshore_load::{CancelToken, Error, Loaded, Loader, Manifest};
+use longshore_remote::Remote;
 
 use crate::buffer::longshore_buffer;
 use crate::error::{Failure, longshore_code, longshore_error};
@@ -66,7 +67,7 @@ fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Fail
         return Err(longshore_heap::Error::CannotSealContent { heap }.into());
     }
     let paths: Vec<&Path> = paths.iter().map(|path| ffi::path(path)).collect();
-    let mut opened = longshore_load::open(&paths, options.format)?;
+    let mut opened = Remote::new().open(&paths, options.format)?;
     if let Some(alignment) = options.alignment {
         if opened.tensors.is_empty() {
             let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();

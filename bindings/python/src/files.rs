@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use longshore_formats::directory::ModelFilter;
 use longshore_load::{self as library, FileVersion, FormatChoice, Opened, SourceFile};
+use longshore_remote::Remote;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 
@@ -69,9 +70,10 @@ impl Named {
 
     /// Opens the files, and reads their headers.
     pub(crate) fn open(&self, format: FormatChoice) -> library::Result<Opened> {
+        let remote = Remote::new();
         let opener = |path: &Path| {
             let open = self.open.iter().find(|source| source.path() == path);
-            open.map_or_else(|| SourceFile::open(path), SourceFile::try_clone)
+            open.map_or_else(|| remote.open_file(path), SourceFile::try_clone)
         };
         let filter = ModelFilter::new();
         let mut files = Vec::new();

@@ -11,6 +11,7 @@ use longshore_load::{self as library, DigestKind, Manifest, Progress};
 use longshore_load::{FileTensors, FormatChoice, Opened, PlannedFile};
 use longshore_load::{Loaded, Loader, Plan, ReadMode, Rows};
 use longshore_mem::Granule;
+use longshore_remote::Remote;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -119,7 +120,7 @@ type Entry = (String, &'static str, Vec<u64>, (u64, u64));
 /// Opens a safetensors file, or all shards of an index.
 #[pyfunction]
 pub(crate) fn open_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<OpenedFiles> {
-    let opened = py.detach(|| longshore_load::open(&[path], FormatChoice::Safetensors));
+    let opened = py.detach(|| Remote::new().open(&[path], FormatChoice::Safetensors));
     opened.map(OpenedFiles::new).map_err(|error| error::raised(py, &error))
 }
 

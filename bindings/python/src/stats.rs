@@ -105,6 +105,7 @@ impl Stats {
             ("page_cache", ways.page_cache),
             ("uncached", ways.uncached),
             ("buffered", ways.buffered),
+            ("remote", ways.remote),
             ("staged", ways.staged),
         ];
         dict(py, &ways)

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::ptr;
 
 use longshore_load::{CancelToken, Loader, Manifest, PlannedFile, Stream, StreamedTensor};
+use longshore_remote::Remote;
 
 use crate::error::{Failure, longshore_code, longshore_error};
 use crate::ffi::{self, ErrorOut, Out};
@@ -43,7 +44,7 @@ impl longshore_stream {
             return Err(Failure::argument("path_count is 0: pass at least one path".to_owned()));
         }
         let paths: Vec<&Path> = paths.iter().map(|path| ffi::path(path)).collect();
-        let opened = longshore_load::open(&paths, request.format)?;
+        let opened = Remote::new().open(&paths, request.format)?;
         let manifest = request.manifest.map(|path| Manifest::open(ffi::path(path))).transpose()?;
         let cancel = CancelToken::new();
         let mut loader =

@@ -124,7 +124,7 @@ def remember(
 def absolute(names: Iterable[Name]) -> list[str] | None:
     """Return absolute paths, or None if there is a descriptor among the names."""
     paths = [
-        name if name.startswith("hf://") else os.path.abspath(name)
+        name if name.startswith(("hf://", "https://", "http://")) else os.path.abspath(name)
         for name in names
         if isinstance(name, str)
     ]

@@ -52,6 +52,14 @@ impl Remote {
         open_by(&files, format, self)
     }
 
+    /// Opens a file of this machine, or the URL of one of an HTTP server.
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::NotRegular`].
+    pub fn open_file(&self, path: &Path) -> Result<SourceFile> {
+        if is_remote(path) { self.open_url(path) } else { SourceFile::open(path) }
+    }
+
     fn open_url(&self, path: &Path) -> Result<SourceFile> {
         let text = path.to_string_lossy();
         let failed = |name: &Path, kind, error: Box<dyn std::error::Error + Send + Sync>| {
@@ -69,7 +77,7 @@ impl Remote {
 
 impl Opener for Remote {
     fn open(&self, path: &Path) -> Result<SourceFile> {
-        if is_remote(path) { self.open_url(path) } else { SourceFile::open(path) }
+        self.open_file(path)
     }
 }
 
