@@ -20,9 +20,11 @@ use crate::pattern::matches_pattern;
 use crate::quoted::QuotedName;
 
 mod file_name;
+mod find;
 mod pipeline;
 
 use file_name::{FileName, Kind};
+pub use find::{Directory, FindError, find};
 pub use pipeline::{PIPELINE_LEN_MAX_BYTES, check_pipeline_len, components};
 
 /// The name of the index of a diffusers model.
