@@ -4,12 +4,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::Context;
-use longshore::SourceFile;
 use longshore::formats::gguf::{Array, Value as GgufValue};
 use longshore::formats::{Header, printable};
 use longshore::load::{FileTensors, FormatChoice, Opened};
 use longshore::mem::Granule;
-use longshore::remote::{Remote, is_remote};
+use longshore::remote::Remote;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
@@ -17,14 +16,14 @@ use crate::output::print;
 use crate::units::Decimal;
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<()> {
-    let files = args.filter.files(std::slice::from_ref(&args.file), FormatChoice::Auto)?;
+    let remote = Remote::new();
+    let sources = std::slice::from_ref(&args.file);
+    let files = args.filter.files_anywhere(&remote, sources, FormatChoice::Auto)?;
     let choice = match files.as_slice() {
-        [file] if !has_known_ending(file) && !is_remote(file) => {
-            FormatChoice::from_content(&SourceFile::open(file)?)?
-        }
+        [file] if !has_known_ending(file) => FormatChoice::from_content(&remote.open_file(file)?)?,
         _ => FormatChoice::Auto,
     };
-    let opened = longshore::load::open_by(&files, choice, &Remote::new())?;
+    let opened = longshore::load::open_by(&files, choice, &remote)?;
     let text = if args.json {
         format!("{}\n", as_json(&opened))
     } else {

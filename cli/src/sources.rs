@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use longshore::formats::directory::ModelFilter;
+use longshore::formats::printable;
 use longshore::load::{self, FormatChoice, Opened};
 use longshore::remote::Remote;
 
@@ -27,7 +28,7 @@ impl FilterArgs {
         self.variant.iter().fold(filter, ModelFilter::variant)
     }
 
-    /// Returns the files of all sources.
+    /// Returns the files of all sources, which are on this machine.
     pub(crate) fn files(
         &self,
         sources: &[PathBuf],
@@ -41,9 +42,30 @@ impl FilterArgs {
         Ok(files)
     }
 
+    /// Returns the files of all sources, on this machine or on servers. Prints notes about them on standard
+    /// error.
+    pub(crate) fn files_anywhere(
+        &self,
+        remote: &Remote,
+        sources: &[PathBuf],
+        format: FormatChoice,
+    ) -> load::Result<Vec<PathBuf>> {
+        let filter = self.filter();
+        let mut files = Vec::new();
+        for source in sources {
+            files.extend(remote.find_files(source, format, &filter)?);
+        }
+        for note in remote.notes() {
+            eprintln!("longshore: note: {}", printable(&note));
+        }
+        Ok(files)
+    }
+
     /// Opens the files of all sources.
     pub(crate) fn open(&self, sources: &[PathBuf], format: FormatChoice) -> load::Result<Opened> {
-        load::open_by(&self.files(sources, format)?, format, &Remote::new())
+        let remote = Remote::new();
+        let files = self.files_anywhere(&remote, sources, format)?;
+        load::open_by(&files, format, &remote)
     }
 }
 

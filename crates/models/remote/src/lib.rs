@@ -8,6 +8,7 @@
 //! ```
 
 pub mod http;
+mod hub;
 mod opener;
 
 pub use opener::{Remote, is_remote};

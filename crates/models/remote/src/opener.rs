@@ -2,18 +2,20 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use longshore_formats::directory::ModelFilter;
+use longshore_formats::Format;
+use longshore_formats::directory::{FindError, ModelFilter, PIPELINE_NAME};
 use longshore_load::{
-    Error, FormatChoice, Object, ObjectError, Opened, Opener, Result, SourceFile, find_files,
-    open_by,
+    Error, FormatChoice, HubCache, HubName, Object, ObjectError, Opened, Opener, Result,
+    SourceFile, find_files, open_by,
 };
 use longshore_mem::VolatileSliceMut;
 use url::Url;
 
 use crate::http::{Client, HttpError, HttpFile, Patience};
+use crate::hub::{self, Hub, HubError};
 
 /// The longest time for which a server may send nothing.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -22,6 +24,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, Default)]
 pub struct Remote {
     client: Arc<Client>,
+    hub: Option<Url>,
+    notes: Arc<Mutex<Vec<String>>>,
 }
 
 /// Returns `true` if the path is the URL of a file of an HTTP server. A file of such a name is written as
@@ -37,19 +41,125 @@ impl Remote {
         Self::default()
     }
 
-    /// Opens files of this machine and of HTTP servers like [`longshore_load::open`].
+    /// Sets the server that is asked for repositories of the Hugging Face Hub, instead of that of the
+    /// environment variable `HF_ENDPOINT`.
+    pub fn hub_endpoint(mut self, endpoint: Url) -> Self {
+        self.hub = Some(endpoint);
+        self
+    }
+
+    /// Returns what the user should know about the files that were found, such as that the Hub did not answer.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Opens files of this machine, of HTTP servers and of the Hub like [`longshore_load::open`].
     ///
     /// # Errors
     /// Those of [`longshore_load::open`]; [`Error::Open`] for a file that a server does not send.
     pub fn open(&self, sources: &[impl AsRef<Path>], format: FormatChoice) -> Result<Opened> {
+        let filter = ModelFilter::new();
         let mut files: Vec<PathBuf> = Vec::new();
         for source in sources {
-            match is_remote(source.as_ref()) {
-                true => files.push(source.as_ref().to_owned()),
-                false => files.extend(find_files(source, format, &ModelFilter::new())?),
-            }
+            files.extend(self.find_files(source, format, &filter)?);
         }
         open_by(&files, format, self)
+    }
+
+    /// Returns the files to open for a source, like [`longshore_load::find_files`]. A branch or tag of a
+    /// repository is looked up in the Hub; if that does not answer, the local cache is used, with a note. A
+    /// commit that the cache has, and every name if `HF_HUB_OFFLINE` is set, needs no request.
+    ///
+    /// # Errors
+    /// Those of [`longshore_load::find_files`]; [`Error::Open`] if the Hub refuses or has no such repository.
+    pub fn find_files(
+        &self,
+        source: impl AsRef<Path>,
+        format: FormatChoice,
+        filter: &ModelFilter,
+    ) -> Result<Vec<PathBuf>> {
+        let source = source.as_ref();
+        if is_remote(source) {
+            return Ok(vec![source.to_owned()]);
+        }
+        let local = || find_files(source, format, filter);
+        let Ok(Some(name)) = HubName::from_path(source) else { return local() };
+        let is_commit = |it: &String| it.len() == 40 && it.bytes().all(|it| it.is_ascii_hexdigit());
+        if hub::is_offline() {
+            return local();
+        }
+        if name.revision.as_ref().is_some_and(is_commit)
+            && let Ok(files) = local()
+        {
+            return Ok(files);
+        }
+        match self.find_in_hub(&name, format, filter) {
+            Err(FindError::Directory(HubError::Http(HttpError::Connection(error)))) => {
+                let files = local().map_err(|missing| {
+                    let text = format!("the Hub did not answer ({error}), and {missing}");
+                    let source_error = io::Error::new(error.kind(), text);
+                    Error::Open { path: source.to_owned(), source: source_error }
+                })?;
+                let note = format!(
+                    "{name} is that of the local cache, because the Hub did not answer: {error}"
+                );
+                self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(note);
+                Ok(files)
+            }
+            Err(FindError::Directory(error)) => {
+                let kind = match &error {
+                    HubError::Http(error) => kind(error),
+                    HubError::Refused { .. } => io::ErrorKind::PermissionDenied,
+                    HubError::Answer(_) => io::ErrorKind::InvalidData,
+                };
+                Err(Error::Open { path: source.to_owned(), source: io::Error::new(kind, error) })
+            }
+            Err(FindError::Problem { folder, reason }) => {
+                let path = if folder.is_empty() { source.to_owned() } else { source.join(folder) };
+                Err(Error::Directory { path, reason })
+            }
+            Err(FindError::Pipeline(error)) => {
+                let error = io::Error::new(io::ErrorKind::InvalidData, error);
+                Err(Error::Open { path: source.join(PIPELINE_NAME), source: error })
+            }
+            found => found.map_err(|_| Error::Open {
+                path: source.to_owned(),
+                source: io::ErrorKind::Other.into(),
+            }),
+        }
+    }
+
+    fn find_in_hub(
+        &self,
+        name: &HubName,
+        format: FormatChoice,
+        filter: &ModelFilter,
+    ) -> std::result::Result<Vec<PathBuf>, FindError<HubError>> {
+        let patience = Patience { stop: &|| false, silence_max: SILENCE_MAX };
+        let hub = Hub::from_env(&self.client, self.hub.as_ref()).map_err(FindError::Directory)?;
+        let revision = hub.revision(name, &patience).map_err(FindError::Directory)?;
+        let mut filter = filter.clone();
+        if let Some(variant) = &name.variant {
+            filter = filter.variant(variant);
+        }
+        filter = match format {
+            FormatChoice::Gguf => filter.format(Format::Gguf),
+            FormatChoice::Safetensors => filter.format(Format::Safetensors),
+            _ => filter,
+        };
+        let files = match &name.file {
+            Some(file) => vec![file.clone()],
+            None => hub.find(name, &revision, &filter, &patience)?,
+        };
+        let cache = HubCache::from_env().ok();
+        let place = |file: String| {
+            let mut at_commit = name.clone();
+            (at_commit.revision, at_commit.variant) = (Some(revision.commit.clone()), None);
+            at_commit.file = Some(file);
+            let cached = cache.as_ref().and_then(|cache| cache.locate(&at_commit).ok());
+            cached.unwrap_or_else(|| PathBuf::from(at_commit.to_string()))
+        };
+        Ok(files.into_iter().map(place).collect())
     }
 
     /// Opens a file of this machine, or the URL of one of an HTTP server.
@@ -57,7 +167,37 @@ impl Remote {
     /// # Errors
     /// [`Error::Open`], [`Error::NotRegular`].
     pub fn open_file(&self, path: &Path) -> Result<SourceFile> {
-        if is_remote(path) { self.open_url(path) } else { SourceFile::open(path) }
+        if is_remote(path) {
+            return self.open_url(path);
+        }
+        match HubName::from_path(path) {
+            Ok(Some(HubName { revision: Some(commit), file: Some(_), .. }))
+                if commit.len() == 40 =>
+            {
+                self.open_in_hub(path)
+            }
+            _ => SourceFile::open(path),
+        }
+    }
+
+    /// Opens a file of a repository at a commit.
+    fn open_in_hub(&self, path: &Path) -> Result<SourceFile> {
+        let failed = |kind, error: Box<dyn std::error::Error + Send + Sync>| Error::Open {
+            path: path.to_owned(),
+            source: io::Error::new(kind, error),
+        };
+        let hub = Hub::from_env(&self.client, self.hub.as_ref());
+        let hub = hub.map_err(|error| failed(io::ErrorKind::InvalidInput, error.into()))?;
+        let name = HubName::from_path(path).ok().flatten();
+        let parts = name.as_ref().and_then(|it| Some((it.revision.as_ref()?, it.file.as_ref()?)));
+        let Some((name, (commit, file))) = name.as_ref().zip(parts) else {
+            return SourceFile::open(path);
+        };
+        let patience = Patience { stop: &|| false, silence_max: SILENCE_MAX };
+        let url = hub.file_url(name, commit, file);
+        let opened = HttpFile::open(&self.client, &url, hub.secret(), &patience);
+        let opened = opened.map_err(|error| failed(kind(&error), error.into()))?;
+        Ok(SourceFile::from_object(path, Arc::new(opened)))
     }
 
     fn open_url(&self, path: &Path) -> Result<SourceFile> {

@@ -18,7 +18,7 @@ fn model() -> (Vec<u8>, BTreeMap<String, Vec<u8>>) {
     let (mut header, mut data) = (Vec::new(), Vec::new());
     for at in 0..3u32 {
         let bytes: Vec<u8> =
-            (0..TENSOR_BYTES as u32 + at).map(|it| (it * (at + 3) >> 2) as u8).collect();
+            (0..TENSOR_BYTES as u32 + at).map(|it| ((it * (at + 3)) >> 2) as u8).collect();
         let (start, end) = (data.len(), data.len() + bytes.len());
         let shape = bytes.len();
         header.push(format!(

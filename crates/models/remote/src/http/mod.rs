@@ -3,6 +3,7 @@
 //! Of a response, only the head is parsed. A body is received to its place by one system call after the
 //! other, without a copy in between; over TLS, the decrypted bytes are copied there once.
 
+mod body;
 mod client;
 mod connection;
 mod file;

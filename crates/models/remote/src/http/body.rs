@@ -1,0 +1,87 @@
+//! Whole bodies of short responses.
+
+use std::io::{self, ErrorKind};
+
+use longshore_mem::VolatileSliceMut;
+
+use super::client::Response;
+use super::connection::Patience;
+
+/// The length of a read of a body whose length is not known.
+const STEP_BYTES: usize = 16 << 10;
+/// The longest line with the length of a chunk.
+const CHUNK_LINE_MAX: usize = 1024;
+
+impl Response {
+    /// Receives the whole body, of at most `max_bytes`.
+    ///
+    /// # Errors
+    /// Those of the connection; [`ErrorKind::InvalidData`] if the body is longer, or its chunks are not
+    /// valid.
+    pub fn body(&mut self, max_bytes: usize, patience: &Patience<'_>) -> io::Result<Vec<u8>> {
+        let too_long = || io::Error::new(ErrorKind::InvalidData, "the answer is too long");
+        if let Some(len) = self.head.content_length.filter(|_| !self.head.is_chunked) {
+            let len = usize::try_from(len).ok().filter(|len| *len <= max_bytes);
+            let len = len.ok_or_else(too_long)?;
+            let mut body = Vec::new();
+            while body.len() < len {
+                self.receive_some(&mut body, len, patience)?;
+            }
+            return Ok(body);
+        }
+        let mut received = Vec::new();
+        let (mut body, mut used) = (Vec::new(), 0);
+        loop {
+            if !self.head.is_chunked {
+                // The end of the connection is that of the body.
+                let upto = received.len() + STEP_BYTES;
+                match self.receive_some(&mut received, upto, patience) {
+                    Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(received),
+                    done => done?,
+                }
+                if received.len() > max_bytes {
+                    return Err(too_long());
+                }
+                continue;
+            }
+            match httparse::parse_chunk_size(&received[used..]) {
+                Ok(httparse::Status::Complete((_, 0))) => return Ok(body),
+                Ok(httparse::Status::Complete((line, len))) => {
+                    let len = usize::try_from(len).ok().filter(|len| body.len() + len <= max_bytes);
+                    let start = used + line;
+                    let end = start + len.ok_or_else(too_long)?;
+                    // The data of a chunk ends with a line break.
+                    while received.len() < end + 2 {
+                        self.receive_some(&mut received, end + 2, patience)?;
+                    }
+                    body.extend_from_slice(&received[start..end]);
+                    received.drain(..end + 2);
+                    used = 0;
+                }
+                Ok(httparse::Status::Partial) if received.len() - used < CHUNK_LINE_MAX => {
+                    let upto = received.len() + STEP_BYTES;
+                    self.receive_some(&mut received, upto, patience)?;
+                }
+                _ => return Err(io::Error::new(ErrorKind::InvalidData, "a chunk is not valid")),
+            }
+        }
+    }
+
+    /// Receives some bytes behind `bytes`, up to the length `upto`.
+    fn receive_some(
+        &mut self,
+        bytes: &mut Vec<u8>,
+        upto: usize,
+        patience: &Patience<'_>,
+    ) -> io::Result<()> {
+        let before = bytes.len();
+        bytes.resize(upto.min(before + STEP_BYTES), 0);
+        let mut place = VolatileSliceMut::from(&mut bytes[before..]);
+        let received = self.connection.receive(&mut place, patience);
+        bytes.truncate(before + received.as_ref().map_or(0, |received| *received));
+        match received? {
+            0 => Err(ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Repositories of the Hugging Face Hub.
+//!
+//! ```text
+//!   hf://ORG/NAME@REV ─► GET /api/models/ORG/NAME/revision/REV ─► commit, names of files
+//!                                                                  │ formats::directory::find
+//!                                                                  ▼
+//!                        GET /ORG/NAME/resolve/COMMIT/FILE ─► redirect to the storage ─► ranges
+//! ```
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use longshore_formats::directory::{Directory, FindError, ModelFilter, find};
+use longshore_load::{HubName, RepositoryKind};
+use serde::Deserialize;
+use url::Url;
+
+use crate::http::{Client, Field, HttpError, Patience, Response};
+
+/// The Hub, unless `HF_ENDPOINT` names another server.
+const ENDPOINT: &str = "https://huggingface.co";
+/// The limit on the description of a repository, in bytes. That of one with 10,000 files has about 4 MB.
+const DESCRIPTION_MAX_BYTES: usize = 64 << 20;
+/// The limit on a token, in bytes.
+const TOKEN_MAX_BYTES: u64 = 4096;
+
+/// The access to the Hub.
+#[derive(Debug)]
+pub(crate) struct Hub<'a> {
+    client: &'a Client,
+    endpoint: Url,
+    token: Option<Field>,
+}
+
+/// The files of a repository at a commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Revision {
+    /// The commit.
+    pub(crate) commit: String,
+    /// The names of all files.
+    pub(crate) files: Vec<String>,
+}
+
+/// The description of a repository, as far as it is used.
+#[derive(Deserialize)]
+struct Description {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+/// The reason why the Hub has no model.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HubError {
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    #[error(
+        "the Hub refuses access (status {status}): if the repository is gated, ask for access at {page}, \
+             and set HF_TOKEN"
+    )]
+    Refused { status: u16, page: String },
+    #[error("the answer of the Hub is not valid: {0}")]
+    Answer(String),
+}
+
+impl<'a> Hub<'a> {
+    /// Makes the access that the environment describes, as for `huggingface_hub`: `HF_ENDPOINT`, and the token
+    /// of `HF_TOKEN`, of the file `HF_TOKEN_PATH`, or of `HF_HOME/token`.
+    pub(crate) fn from_env(client: &'a Client, endpoint: Option<&Url>) -> Result<Self, HubError> {
+        let of_env = || env::var("HF_ENDPOINT").ok().filter(|it| !it.is_empty());
+        let endpoint = endpoint.map(Url::to_string).or_else(of_env);
+        let endpoint = endpoint.as_deref().unwrap_or(ENDPOINT).trim_end_matches('/');
+        let endpoint = Url::parse(&format!("{endpoint}/"))
+            .map_err(|error| HubError::Answer(format!("HF_ENDPOINT: {error}")))?;
+        let token =
+            token().and_then(|token| Field::new("Authorization", format!("Bearer {token}")));
+        Ok(Self { client, endpoint, token })
+    }
+
+    /// Asks for the commit of a revision, and its files.
+    pub(crate) fn revision(
+        &self,
+        name: &HubName,
+        patience: &Patience<'_>,
+    ) -> Result<Revision, HubError> {
+        let revision = name.revision.as_deref().unwrap_or("main");
+        let mut url = self.endpoint.clone();
+        let kind = match name.kind {
+            RepositoryKind::Dataset => "datasets",
+            RepositoryKind::Space => "spaces",
+            _ => "models",
+        };
+        add_segments(&mut url, ["api", kind].into_iter().chain(name.repository.split('/')));
+        // A `/` in the revision is encoded.
+        add_segments(&mut url, ["revision", revision]);
+        let mut response = self.get(&url, patience)?;
+        match response.head.status {
+            200 => {}
+            404 => return Err(HttpError::NotFound { status: 404 }.into()),
+            status @ (401 | 403) => {
+                let page = format!("{}{}", self.endpoint, name.repository);
+                return Err(HubError::Refused { status, page });
+            }
+            status => return Err(HttpError::Status { status }.into()),
+        }
+        let body = response.body(DESCRIPTION_MAX_BYTES, patience).map_err(HttpError::from)?;
+        let found: Description = serde_json::from_slice(&body)
+            .map_err(|error| HubError::Answer(format!("{:?}", error.classify())))?;
+        let is_commit = found.sha.len() == 40 && found.sha.bytes().all(|it| it.is_ascii_hexdigit());
+        if !is_commit {
+            return Err(HubError::Answer("it has no commit".to_owned()));
+        }
+        let is_plain = |name: &String| {
+            !name.starts_with('/') && name.split('/').all(|it| !matches!(it, "" | "." | ".."))
+        };
+        let files = found.siblings.into_iter().map(|sibling| sibling.rfilename);
+        Ok(Revision { commit: found.sha, files: files.filter(is_plain).collect() })
+    }
+
+    /// Returns the URL of a file.
+    pub(crate) fn file_url(&self, name: &HubName, commit: &str, file: &str) -> Url {
+        let mut url = self.endpoint.clone();
+        let kind = match name.kind {
+            RepositoryKind::Dataset => Some("datasets"),
+            RepositoryKind::Space => Some("spaces"),
+            _ => None,
+        };
+        add_segments(&mut url, kind.into_iter().chain(name.repository.split('/')));
+        add_segments(&mut url, ["resolve", commit].into_iter().chain(file.split('/')));
+        url
+    }
+
+    /// Returns the header fields that authorise a request to the Hub itself.
+    pub(crate) fn secret(&self) -> &[Field] {
+        self.token.as_slice()
+    }
+
+    /// Returns the names of the files of the model, as [`find`] does for a directory.
+    pub(crate) fn find(
+        &self,
+        name: &HubName,
+        revision: &Revision,
+        filter: &ModelFilter,
+        patience: &Patience<'_>,
+    ) -> Result<Vec<String>, FindError<HubError>> {
+        find(&mut Listing { hub: self, name, revision, patience }, filter)
+    }
+
+    fn get(&self, url: &Url, patience: &Patience<'_>) -> Result<Response, HubError> {
+        let answer = self.client.follow(url, &[], self.secret(), patience);
+        Ok(answer.map_err(HttpError::from)?.0)
+    }
+}
+
+/// The files of a repository as a directory.
+struct Listing<'a> {
+    hub: &'a Hub<'a>,
+    name: &'a HubName,
+    revision: &'a Revision,
+    patience: &'a Patience<'a>,
+}
+
+impl Listing<'_> {
+    /// Returns the paths below a folder.
+    fn below(&self, folder: &str) -> impl Iterator<Item = &str> {
+        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let files = self.revision.files.iter();
+        files.filter_map(move |file| file.strip_prefix(prefix.as_str()))
+    }
+}
+
+impl Directory for Listing<'_> {
+    type Error = HubError;
+
+    fn files(&mut self, folder: &str) -> Result<Vec<String>, HubError> {
+        Ok(self.below(folder).filter(|file| !file.contains('/')).map(str::to_owned).collect())
+    }
+
+    fn folders(&mut self, folder: &str) -> Result<Vec<String>, HubError> {
+        let first = |file: &str| Some(file.split_once('/')?.0.to_owned());
+        let folders: BTreeSet<String> = self.below(folder).filter_map(first).collect();
+        Ok(folders.into_iter().filter(|folder| !folder.starts_with('.')).collect())
+    }
+
+    fn read(&mut self, file: &str, max_bytes: u64) -> Result<Vec<u8>, HubError> {
+        let url = self.hub.file_url(self.name, &self.revision.commit, file);
+        let mut response = self.hub.get(&url, self.patience)?;
+        match response.head.status {
+            200 => {}
+            status => return Err(HttpError::Status { status }.into()),
+        }
+        let body = response.body(max_bytes as usize, self.patience);
+        Ok(body.map_err(HttpError::from)?)
+    }
+}
+
+fn add_segments<'s>(url: &mut Url, segments: impl IntoIterator<Item = &'s str>) {
+    if let Ok(mut path) = url.path_segments_mut() {
+        path.pop_if_empty().extend(segments);
+    }
+}
+
+/// Returns `true` if the environment forbids to ask the Hub.
+pub(crate) fn is_offline() -> bool {
+    let value = env::var("HF_HUB_OFFLINE").unwrap_or_default();
+    ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str())
+}
+
+/// Returns the token of the environment.
+fn token() -> Option<String> {
+    let set = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+    let path = || -> Option<PathBuf> {
+        let home = || Some(env::home_dir()?.join(".cache/huggingface"));
+        set("HF_TOKEN_PATH")
+            .map(PathBuf::from)
+            .or_else(|| Some(set("HF_HOME").map(PathBuf::from).or_else(home)?.join("token")))
+    };
+    let read = |path: PathBuf| {
+        let is_short =
+            fs::metadata(&path).is_ok_and(|it| it.is_file() && it.len() <= TOKEN_MAX_BYTES);
+        is_short.then(|| fs::read_to_string(Path::new(&path)).ok()).flatten()
+    };
+    let token = set("HF_TOKEN").or_else(|| path().and_then(read))?;
+    Some(token.trim().to_owned()).filter(|token| !token.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_of_files_are_encoded() {
+        let client = Client::new();
+        let endpoint = Url::parse("https://hub/base/").unwrap();
+        let hub = Hub { client: &client, endpoint, token: None };
+        let name: HubName = "hf://org/name".parse().unwrap();
+        let url = hub.file_url(&name, "c0", "a b/m?.gguf");
+        assert_eq!(url.as_str(), "https://hub/base/org/name/resolve/c0/a%20b/m%3F.gguf");
+        let dataset: HubName = "hf://datasets/org/name".parse().unwrap();
+        let url = hub.file_url(&dataset, "c0", "x");
+        assert_eq!(url.as_str(), "https://hub/base/datasets/org/name/resolve/c0/x");
+    }
+}

@@ -1,0 +1,121 @@
+//! Repositories of a server that answers as the Hugging Face Hub does.
+
+mod server;
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use longshore_formats::directory::ModelFilter;
+use longshore_load::{Error, FormatChoice, Loader};
+use longshore_remote::Remote;
+use server::{Answer, Request, Server};
+use url::Url;
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A safetensors file with one tensor.
+fn model() -> Vec<u8> {
+    let header = br#"{"weight":{"dtype":"U8","shape":[7],"data_offsets":[0,7]}}"#;
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header);
+    file.extend_from_slice(b"weights");
+    file
+}
+
+fn json(body: &str) -> Answer {
+    // In chunks, as the Hub sends it.
+    let (first, second) = body.split_at(body.len() / 2);
+    let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    Answer::Raw(format!("{head}{}{}0\r\n\r\n", chunk(first), chunk(second)))
+}
+
+fn status(text: &str) -> Answer {
+    Answer::Raw(format!("HTTP/1.1 {text}\r\nContent-Length: 0\r\n\r\n"))
+}
+
+/// Starts a Hub with these files in `org/name`, and the storage of their content.
+fn hub(files: &[&str]) -> (Server, Server) {
+    let storage = Server::start(model(), |_, _| Answer::Content("\"1\""));
+    let to = storage.url.clone();
+    let siblings: Vec<String> =
+        files.iter().map(|file| format!("{{\"rfilename\":\"{file}\"}}")).collect();
+    let description = format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}", siblings.join(","));
+    let hub = Server::start(Vec::new(), move |_, request: &Request| {
+        let target = request.target.as_str();
+        match target {
+            "/api/models/org/name/revision/main"
+            | "/api/models/org/name/revision/refs%2Fpr%2F1" => json(&description),
+            "/api/models/org/gated/revision/main" => status("401 Unauthorized"),
+            "/api/models/org/broken/revision/main" => json("{\"sha\":\"../..\"}"),
+            target if target.starts_with(&format!("/org/name/resolve/{COMMIT}/")) => {
+                Answer::Raw(format!(
+                    "HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: {to}?signed=1\r\n\r\n"
+                ))
+            }
+            _ => status("404 Not Found"),
+        }
+    });
+    (hub, storage)
+}
+
+fn remote(hub: &Server) -> Remote {
+    let mut endpoint: Url = hub.url.clone();
+    endpoint.set_path("");
+    Remote::new().hub_endpoint(endpoint)
+}
+
+fn found(remote: &Remote, source: &str) -> Result<Vec<PathBuf>, Error> {
+    remote.find_files(source, FormatChoice::Auto, &ModelFilter::new())
+}
+
+#[test]
+fn a_model_is_found_and_loaded_from_the_hub() {
+    let (hub, storage) = hub(&["README.md", "model.safetensors", "original/x.safetensors"]);
+    let remote = remote(&hub);
+    let expected = format!("hf://org/name@{COMMIT}/model.safetensors");
+    for source in ["hf://org/name", "hf://org/name@refs/pr/1", "hf://org/name/model.safetensors"] {
+        assert_eq!(found(&remote, source).unwrap(), [PathBuf::from(&expected)], "{source}");
+    }
+    let opened = remote.open(&["hf://org/name"], FormatChoice::Auto).unwrap();
+    assert_eq!(opened.plan.files()[0].source().path(), PathBuf::from(expected));
+    let loaded = Loader::new().load(&opened.plan).unwrap();
+    assert!(loaded.buffer.read().unwrap()[..] == model()[..]);
+    // Ranges go to the storage, and not through the Hub again.
+    let requests = storage.requests.lock().unwrap();
+    assert!(requests.iter().all(|it| it.target.ends_with("?signed=1")) && !requests.is_empty());
+    drop(requests);
+    let resolved = hub.requests.lock().unwrap();
+    assert_eq!(resolved.iter().filter(|it| it.target.contains("/resolve/")).count(), 1);
+    assert!(storage.connections.load(Ordering::Relaxed) >= 1 && remote.notes().is_empty());
+}
+
+#[test]
+fn variants_and_errors_are_those_of_a_directory() {
+    let (hub, _storage) =
+        hub(&["m-Q4_K_M.gguf", "Q8_0/m-Q8_0-00001-of-00001.gguf", "../x.gguf", "a//b.gguf"]);
+    let remote = remote(&hub);
+    let expected = format!("hf://org/name@{COMMIT}/Q8_0/m-Q8_0-00001-of-00001.gguf");
+    assert_eq!(found(&remote, "hf://org/name:Q8_0").unwrap(), [PathBuf::from(expected)]);
+    let refused = found(&remote, "hf://org/name:F16").unwrap_err();
+    assert!(matches!(&refused, Error::Directory { .. }), "{refused}");
+    for (source, words) in [
+        ("hf://org/gated", "ask for access at"),
+        ("hf://org/none", "no such file"),
+        ("hf://org/broken", "it has no commit"),
+    ] {
+        let refused = found(&remote, source).unwrap_err();
+        let Error::Open { source: cause, .. } = &refused else { panic!("{refused}") };
+        assert!(cause.to_string().contains(words), "{cause}");
+    }
+}
+
+#[test]
+fn a_hub_that_does_not_answer_is_replaced_by_the_cache() {
+    let remote = Remote::new().hub_endpoint("http://127.0.0.1:1/".parse().unwrap());
+    // There is no such repository in the cache either.
+    let refused = found(&remote, "hf://org/no-such-repository-of-a-test").unwrap_err();
+    let Error::Open { source, .. } = &refused else { panic!("{refused}") };
+    let text = source.to_string();
+    assert!(text.contains("did not answer") && text.contains("run: hf download"), "{text}");
+}
