@@ -1,7 +1,9 @@
 //! One connection to a server.
 
 use std::io::{self, BufRead, ErrorKind, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use longshore_mem::VolatileSliceMut;
@@ -58,11 +60,16 @@ impl Connection {
         patience: &Patience<'_>,
     ) -> io::Result<Self> {
         let mut last = io::Error::new(ErrorKind::NotFound, "the host has no address");
-        for address in (endpoint.host.as_str(), endpoint.port).to_socket_addrs()? {
-            if (patience.stop)() {
-                return Err(ErrorKind::Interrupted.into());
-            }
-            match TcpStream::connect_timeout(&address, patience.silence_max) {
+        for address in addresses(endpoint, patience)? {
+            let began = Instant::now();
+            let goes_on = || !(patience.stop)() && began.elapsed() < patience.silence_max;
+            match stream_socket::connect(address, goes_on) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {
+                    if (patience.stop)() {
+                        return Err(error);
+                    }
+                    last = ErrorKind::TimedOut.into();
+                }
                 Ok(socket) => {
                     socket.set_nodelay(true)?;
                     socket.set_read_timeout(Some(GLANCE))?;
@@ -174,6 +181,31 @@ impl Connection {
                 tls.process_new_packets().map_err(io::Error::other)?;
             }
         })
+    }
+}
+
+/// Looks up the addresses of a host, on a thread of its own, because the C library cannot be interrupted.
+fn addresses(endpoint: &Endpoint, patience: &Patience<'_>) -> io::Result<Vec<SocketAddr>> {
+    let (sender, receiver) = mpsc::channel();
+    let target = (endpoint.host.clone(), endpoint.port);
+    thread::Builder::new().name("longshore-dns".to_owned()).spawn(move || {
+        let found = (target.0.as_str(), target.1).to_socket_addrs();
+        // The receiver has given up.
+        let _ = sender.send(found.map(Vec::from_iter));
+    })?;
+    let began = Instant::now();
+    loop {
+        match receiver.recv_timeout(GLANCE) {
+            Ok(found) => return found,
+            Err(RecvTimeoutError::Disconnected) => return Err(ErrorKind::NotFound.into()),
+            Err(RecvTimeoutError::Timeout) if (patience.stop)() => {
+                return Err(ErrorKind::Interrupted.into());
+            }
+            Err(RecvTimeoutError::Timeout) if began.elapsed() >= patience.silence_max => {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
     }
 }
 
