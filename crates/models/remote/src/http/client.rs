@@ -8,6 +8,7 @@ use url::Url;
 
 use super::connection::{Connection, Endpoint, Patience};
 use super::head::Head;
+use super::proxy::Proxy;
 use super::tls::Tls;
 
 /// The number of redirects that are followed for one request.
@@ -82,7 +83,10 @@ impl Client {
         patience: &Patience<'_>,
     ) -> io::Result<Response> {
         let endpoint = endpoint(url)?;
-        let request = request(url, fields)?;
+        let proxy = Proxy::from_env(&endpoint);
+        // A proxy for plain HTTP gets the whole URL.
+        let to_proxy = proxy.as_ref().filter(|_| !endpoint.is_tls);
+        let request = request(url, fields, to_proxy)?;
         // Another server process may have closed all of them.
         while let Some(mut connection) = self.take(&endpoint) {
             let head = connection
@@ -94,7 +98,8 @@ impl Client {
                 Err(error) => return Err(error),
             }
         }
-        let mut connection = Connection::open(&endpoint, self.tls_for(&endpoint)?, patience)?;
+        let mut connection =
+            Connection::open(&endpoint, self.tls_for(&endpoint)?, proxy.as_ref(), patience)?;
         connection.send(&request, patience)?;
         let head = connection.receive_head(patience)?;
         Ok(Response { head, connection, endpoint })
@@ -183,10 +188,17 @@ fn endpoint(url: &Url) -> io::Result<Endpoint> {
     Ok(Endpoint { host, port, is_tls })
 }
 
-fn request(url: &Url, fields: &[Field]) -> io::Result<Vec<u8>> {
+fn request(url: &Url, fields: &[Field], proxy: Option<&Proxy>) -> io::Result<Vec<u8>> {
     let mut text = Vec::with_capacity(512);
     let host = url.host_str().unwrap_or_default();
-    write!(text, "GET {}", url.path())?;
+    text.extend_from_slice(b"GET ");
+    if proxy.is_some() {
+        write!(text, "http://{host}")?;
+        if let Some(port) = url.port() {
+            write!(text, ":{port}")?;
+        }
+    }
+    write!(text, "{}", url.path())?;
     if let Some(query) = url.query() {
         write!(text, "?{query}")?;
     }
@@ -195,6 +207,9 @@ fn request(url: &Url, fields: &[Field]) -> io::Result<Vec<u8>> {
         write!(text, ":{port}")?;
     }
     write!(text, "\r\nUser-Agent: longshore/{}\r\nAccept: */*\r\n", env!("CARGO_PKG_VERSION"))?;
+    if let Some(value) = proxy.and_then(|proxy| proxy.authorization.as_ref()) {
+        write!(text, "Proxy-Authorization: {value}\r\n")?;
+    }
     for Field { name, value } in fields {
         write!(text, "{name}: {value}\r\n")?;
     }
@@ -210,11 +225,15 @@ mod tests {
     fn a_request_has_the_path_and_the_query_as_they_are() {
         let url = Url::parse("http://user:secret@host:81/a%20b/c?x=1&y=%2F#part").unwrap();
         let range = Field::new("Range", "bytes=0-1").unwrap();
-        let text = String::from_utf8(request(&url, &[range]).unwrap()).unwrap();
+        let text = String::from_utf8(request(&url, &[range], None).unwrap()).unwrap();
         assert!(text.starts_with("GET /a%20b/c?x=1&y=%2F HTTP/1.1\r\nHost: host:81\r\n"), "{text}");
         assert!(text.ends_with("Range: bytes=0-1\r\n\r\n") && !text.contains("secret"), "{text}");
         let v6 = Url::parse("https://[::1]/a").unwrap();
-        assert!(String::from_utf8(request(&v6, &[]).unwrap()).unwrap().contains("Host: [::1]\r\n"));
+        assert!(
+            String::from_utf8(request(&v6, &[], None).unwrap())
+                .unwrap()
+                .contains("Host: [::1]\r\n")
+        );
         let expected = Endpoint { host: "::1".to_owned(), port: 443, is_tls: true };
         assert_eq!(endpoint(&v6).unwrap(), expected);
         assert!(endpoint(&Url::parse("file:///a").unwrap()).is_err());

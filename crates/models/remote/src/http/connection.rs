@@ -11,6 +11,7 @@ use longshore_sys::stream_socket;
 use rustls::ClientConnection;
 
 use super::head::{HEAD_LEN_MAX_BYTES, Head};
+use super::proxy::Proxy;
 use super::tls::Tls;
 
 /// The longest time for which a call is in the kernel, and so until a cancellation is noticed.
@@ -49,7 +50,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to a server, and begins a session of TLS if there is a configuration. Each address of the
+    /// Connects to a server, by a proxy if one is given, and begins a session of TLS if there is a configuration. Each address of the
     /// host is tried.
     ///
     /// # Errors
@@ -57,10 +58,11 @@ impl Connection {
     pub fn open(
         endpoint: &Endpoint,
         tls: Option<&Tls>,
+        proxy: Option<&Proxy>,
         patience: &Patience<'_>,
     ) -> io::Result<Self> {
         let mut last = io::Error::new(ErrorKind::NotFound, "the host has no address");
-        for address in addresses(endpoint, patience)? {
+        for address in addresses(proxy.map_or(endpoint, |proxy| &proxy.endpoint), patience)? {
             let began = Instant::now();
             let goes_on = || !(patience.stop)() && began.elapsed() < patience.silence_max;
             match stream_socket::connect(address, goes_on) {
@@ -74,13 +76,44 @@ impl Connection {
                     socket.set_nodelay(true)?;
                     socket.set_read_timeout(Some(GLANCE))?;
                     socket.set_write_timeout(Some(GLANCE))?;
-                    let tls = tls.map(|tls| tls.connect(&endpoint.host)).transpose()?.map(Box::new);
-                    return Ok(Self { socket, tls, received: Vec::new(), used: 0 });
+                    let mut opened = Self { socket, tls: None, received: Vec::new(), used: 0 };
+                    if let Some(tls) = tls {
+                        if let Some(proxy) = proxy {
+                            opened.tunnel(endpoint, proxy, patience)?;
+                        }
+                        opened.tls = Some(Box::new(tls.connect(&endpoint.host)?));
+                    }
+                    return Ok(opened);
                 }
                 Err(error) => last = error,
             }
         }
         Err(last)
+    }
+
+    /// Asks a proxy for a connection to a server (RFC 9110, section 9.3.6).
+    fn tunnel(
+        &mut self,
+        endpoint: &Endpoint,
+        proxy: &Proxy,
+        patience: &Patience<'_>,
+    ) -> io::Result<()> {
+        let host = match endpoint.host.contains(':') {
+            true => format!("[{}]:{}", endpoint.host, endpoint.port),
+            false => format!("{}:{}", endpoint.host, endpoint.port),
+        };
+        let mut request = format!("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n");
+        if let Some(value) = &proxy.authorization {
+            request += &format!("Proxy-Authorization: {value}\r\n");
+        }
+        self.send(format!("{request}\r\n").as_bytes(), patience)?;
+        match self.receive_head(patience)?.status {
+            200..=299 if self.is_idle() => Ok(()),
+            status => {
+                let message = format!("the proxy refuses a connection to {host} (status {status})");
+                Err(io::Error::new(ErrorKind::PermissionDenied, message))
+            }
+        }
     }
 
     /// Returns `true` if no byte was received that has not been used.

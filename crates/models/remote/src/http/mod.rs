@@ -8,10 +8,12 @@ mod client;
 mod connection;
 mod file;
 mod head;
+mod proxy;
 mod tls;
 
 pub use client::{Client, Field, Response};
 pub use connection::{Connection, Endpoint, Patience};
 pub use file::{HttpError, HttpFile};
 pub use head::{ContentRange, HEAD_LEN_MAX_BYTES, Head, HeadProblem};
+pub use proxy::Proxy;
 pub use tls::Tls;
