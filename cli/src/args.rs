@@ -18,7 +18,7 @@ use crate::pt::args::PtArgs;
 use crate::publish::PublishArgs;
 use crate::repack::RepackArgs;
 use crate::serve::ServeArgs;
-use crate::sources::FilterArgs;
+use crate::sources::{FilterArgs, ServerArgs};
 use crate::units::{Alignment, Size};
 
 /// Load files at the disk's speed into memory that devices and other processes share.
@@ -82,6 +82,13 @@ pub(crate) struct LoadArgs {
 
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
+
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+
+    /// The number of connections to servers, up to 256. [default: 16, and up to 128 while more are faster]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) connections: Option<u16>,
 
     /// The source of the memory; `dma-heap:NAME` names a dma-heap.
     #[arg(long, default_value = "auto", value_parser = choices::HEAPS)]
@@ -157,6 +164,9 @@ pub(crate) struct InspectArgs {
 
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
+
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
 
     /// Print one JSON object.
     #[arg(long)]

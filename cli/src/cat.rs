@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::choices;
 use crate::exit::failure;
 use crate::progress::Display;
-use crate::sources::FilterArgs;
+use crate::sources::{FilterArgs, ServerArgs};
 use crate::units::{Decimal, Size};
 
 /// Write the bytes of tensors to standard output.
@@ -39,6 +39,13 @@ pub(crate) struct CatArgs {
 
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
+
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+
+    /// The number of connections to servers, up to 256. [default: 16, and up to 128 while more are faster]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) connections: Option<u16>,
 
     /// The name of a tensor, or a pattern, in which * stands for any characters and ? for one. May be
     /// repeated. Without it, all tensors are written.
@@ -91,7 +98,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<()> {
         return Err(failure(2, text.to_owned()));
     }
     // No handler of signals: it would not end a write to a program that does not read.
-    let opened = args.filter.open(&args.files, args.format)?;
+    let opened = args.filter.open(&args.server.remote(), &args.files, args.format)?;
     let mut selection = args.tensor.iter().fold(Selection::all(), |selection, name| {
         match name.contains(['*', '?']) {
             true => selection.pattern(name),
@@ -105,7 +112,11 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<()> {
     if let Some(Size(bytes)) = args.memory {
         options = options.memory(bytes);
     }
-    let stream = Loader::new().mode(args.mode).stream(opened, &selection, &options)?;
+    let mut loader = Loader::new().mode(args.mode);
+    if let Some(count) = args.connections {
+        loader = loader.connections(usize::from(count));
+    }
+    let stream = loader.stream(opened, &selection, &options)?;
     let total_bytes = stream.report().selected_bytes;
     let mut display = Display::new(args.quiet || args.json);
     let (mut done_bytes, mut written) = (0, Vec::new());

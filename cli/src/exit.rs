@@ -4,7 +4,8 @@ use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
 use longshore::formats::directory::DirectoryProblem;
-use longshore::load::{Error, HubProblem, PublishProblem};
+use longshore::load::{Error, HubName, HubProblem, PublishProblem};
+use longshore::remote::is_remote;
 use longshore::{heap, serve};
 use serde_json::json;
 
@@ -21,10 +22,11 @@ Exit codes:
    11  not a regular file              21  the heap is not available, or no tmpfs
    12  no permission                   22  the read mode is not available
    13  the disk failed or is full      23  the model is in use, or pinned
-   14  the file changed or shrank     126  the program cannot be run
-   15  not a valid file of its format 127  the program was not found
-   16  a checksum differs             130  Ctrl-C (128 + the signal's number)
-   17  the file is empty, or the directory has no files or no model
+   14  the file changed or shrank      24  a server failed or did not answer in time
+   15  not a valid file of its format 126  the program cannot be run
+   16  a checksum differs             127  the program was not found
+   17  the file is empty, or the      130  Ctrl-C (128 + the signal's number)
+       directory has no files or no model
    18  the address is not mapped
    19  the name of the model exists already
 
@@ -145,7 +147,10 @@ fn code_of_serving(error: &serve::Error) -> u8 {
         Error::SocketDenied { .. } => 12,
         // The file is not a regular one: the client opens no other.
         Error::Open { source, .. } if source.kind() == ErrorKind::InvalidInput => 11,
-        Error::Open { source, .. } => code_of_system(source),
+        Error::Open { path, source } => match code_of_system(source) {
+            1 if is_remote(path) || HubName::is_one(path) => 24,
+            code => code,
+        },
         Error::Refused { reason, .. } => match reason {
             Reason::NotServed | Reason::NotHeld => 31,
             Reason::Unreadable | Reason::Malformed => 15,
@@ -180,6 +185,7 @@ fn code_of_loading(error: &Error) -> u8 {
             code => code,
         },
         Error::NotRegular { .. } => 11,
+        Error::Read { path, .. } if is_remote(path) || HubName::is_one(path) => 24,
         Error::Read { .. } => 13,
         Error::Truncated { .. } | Error::Changed { .. } => 14,
         Error::Format { .. }

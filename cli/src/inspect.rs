@@ -8,7 +8,6 @@ use longshore::formats::gguf::{Array, Value as GgufValue};
 use longshore::formats::{Header, printable};
 use longshore::load::{FileTensors, FormatChoice, Opened};
 use longshore::mem::Granule;
-use longshore::remote::Remote;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
@@ -16,7 +15,7 @@ use crate::output::print;
 use crate::units::Decimal;
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<()> {
-    let remote = Remote::new();
+    let remote = args.server.remote();
     let sources = std::slice::from_ref(&args.file);
     let files = args.filter.files_anywhere(&remote, sources, FormatChoice::Auto)?;
     let choice = match files.as_slice() {

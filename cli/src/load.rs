@@ -35,7 +35,8 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         let refused = longshore::heap::Error::CannotSealContent { heap };
         return Err(longshore::load::Error::from(refused).into());
     }
-    let mut opened = args.filter.open(&args.files, args.format)?;
+    let remote = args.server.remote();
+    let mut opened = args.filter.open(&remote, &args.files, args.format)?;
     if let Some(Alignment(alignment)) = args.align {
         if opened.tensors.is_empty() {
             let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
@@ -69,6 +70,9 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         .observe(|progress| display.show(progress));
     if let Some(limit) = args.memory_max {
         loader = loader.memory_max(limit.0);
+    }
+    if let Some(count) = args.connections {
+        loader = loader.connections(usize::from(count));
     }
     for verify in &args.verify {
         if let Verify::Digest(kind) = verify {

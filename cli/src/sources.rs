@@ -1,6 +1,7 @@
 //! The sources of models: files, directories, and repositories in the cache of the Hugging Face Hub.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use longshore::formats::directory::ModelFilter;
@@ -62,11 +63,36 @@ impl FilterArgs {
     }
 
     /// Opens the files of all sources.
-    pub(crate) fn open(&self, sources: &[PathBuf], format: FormatChoice) -> load::Result<Opened> {
-        let remote = Remote::new();
-        let files = self.files_anywhere(&remote, sources, format)?;
-        load::open_by(&files, format, &remote)
+    pub(crate) fn open(
+        &self,
+        remote: &Remote,
+        sources: &[PathBuf],
+        format: FormatChoice,
+    ) -> load::Result<Opened> {
+        let files = self.files_anywhere(remote, sources, format)?;
+        load::open_by(&files, format, remote)
     }
+}
+
+/// The options of sources on servers.
+#[derive(Args, Debug)]
+pub(crate) struct ServerArgs {
+    /// Of a source on a server, end with an error if all requests together take longer.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+}
+
+impl ServerArgs {
+    /// Makes the access to files on servers.
+    pub(crate) fn remote(&self) -> Remote {
+        self.timeout.iter().fold(Remote::new(), |remote, limit| remote.time_limit(*limit))
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0);
+    let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    duration.ok_or_else(|| "expected a number of seconds, such as 600".to_owned())
 }
 
 /// Returns the directory or file to publish for a source, as an absolute path.

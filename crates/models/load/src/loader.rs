@@ -51,6 +51,7 @@ pub struct Loader<'a> {
     pub(crate) piece_bytes: u64,
     pub(crate) depth: u32,
     pub(crate) use_uring: bool,
+    pub(crate) connections: Option<usize>,
     pub(crate) digests: Vec<DigestKind>,
     pub(crate) manifest: Option<&'a Manifest>,
     pub(crate) cancel: CancelToken,
@@ -100,6 +101,7 @@ impl<'a> Loader<'a> {
             piece_bytes: PIECE_BYTES,
             depth: DEPTH,
             use_uring: true,
+            connections: None,
             digests: Vec::new(),
             manifest: None,
             cancel: CancelToken::new(),
@@ -149,6 +151,13 @@ impl<'a> Loader<'a> {
     /// Sets whether direct reads may use io_uring. If not, threads make them.
     pub fn use_uring(mut self, use_uring: bool) -> Self {
         self.use_uring = use_uring;
+        self
+    }
+
+    /// Sets the number of connections over which files of other machines are read, clamped to 1 to 256. Otherwise
+    /// it grows from 16 to at most 128 while the throughput does.
+    pub fn connections(mut self, count: usize) -> Self {
+        self.connections = Some(count.clamp(1, 256));
         self
     }
 
@@ -239,6 +248,7 @@ impl<'a> Loader<'a> {
             piece_bytes: self.piece_bytes,
             depth: self.depth,
             use_uring: self.use_uring,
+            connections: self.connections,
             workers: std::thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX),
         }
     }

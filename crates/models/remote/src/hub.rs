@@ -125,14 +125,20 @@ impl<'a> Hub<'a> {
     }
 
     /// Returns the URL of a file.
-    pub(crate) fn file_url(&self, name: &HubName, commit: &str, file: &str) -> Url {
+    pub(crate) fn file_url(
+        &self,
+        kind: RepositoryKind,
+        repository: &str,
+        commit: &str,
+        file: &str,
+    ) -> Url {
         let mut url = self.endpoint.clone();
-        let kind = match name.kind {
+        let kind = match kind {
             RepositoryKind::Dataset => Some("datasets"),
             RepositoryKind::Space => Some("spaces"),
             _ => None,
         };
-        add_segments(&mut url, kind.into_iter().chain(name.repository.split('/')));
+        add_segments(&mut url, kind.into_iter().chain(repository.split('/')));
         add_segments(&mut url, ["resolve", commit].into_iter().chain(file.split('/')));
         url
     }
@@ -190,7 +196,8 @@ impl Directory for Listing<'_> {
     }
 
     fn read(&mut self, file: &str, max_bytes: u64) -> Result<Vec<u8>, HubError> {
-        let url = self.hub.file_url(self.name, &self.revision.commit, file);
+        let HubName { kind, repository, .. } = self.name;
+        let url = self.hub.file_url(*kind, repository, &self.revision.commit, file);
         let mut response = self.hub.get(&url, self.patience)?;
         match response.head.status {
             200 => {}
@@ -240,11 +247,9 @@ mod tests {
         let client = Client::new();
         let endpoint = Url::parse("https://hub/base/").unwrap();
         let hub = Hub { client: &client, endpoint, token: None };
-        let name: HubName = "hf://org/name".parse().unwrap();
-        let url = hub.file_url(&name, "c0", "a b/m?.gguf");
+        let url = hub.file_url(RepositoryKind::Model, "org/name", "c0", "a b/m?.gguf");
         assert_eq!(url.as_str(), "https://hub/base/org/name/resolve/c0/a%20b/m%3F.gguf");
-        let dataset: HubName = "hf://datasets/org/name".parse().unwrap();
-        let url = hub.file_url(&dataset, "c0", "x");
+        let url = hub.file_url(RepositoryKind::Dataset, "org/name", "c0", "x");
         assert_eq!(url.as_str(), "https://hub/base/datasets/org/name/resolve/c0/x");
     }
 }

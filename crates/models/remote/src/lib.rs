@@ -7,8 +7,10 @@
 //!                                       Loader::load: ranges of 8 MiB, each to its place
 //! ```
 
+mod find;
 pub mod http;
 mod hub;
 mod opener;
+mod store;
 
-pub use opener::{Remote, is_remote};
+pub use opener::{Remote, UnknownOptionError, is_remote};

@@ -1,36 +1,51 @@
-//! An opener of files of this machine and of HTTP servers.
+//! An opener of files of this machine, of HTTP servers, of object stores and of the Hub.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use longshore_formats::Format;
-use longshore_formats::directory::{FindError, ModelFilter, PIPELINE_NAME};
+use longshore_formats::directory::ModelFilter;
 use longshore_load::{
-    Error, FormatChoice, HubCache, HubName, Object, ObjectError, Opened, Opener, Result,
-    SourceFile, find_files, open_by,
+    Error, FormatChoice, HubName, Object, ObjectError, Opened, Opener, Result, SourceFile, open_by,
 };
 use longshore_mem::VolatileSliceMut;
 use url::Url;
 
-use crate::http::{Client, HttpError, HttpFile, Patience};
-use crate::hub::{self, Hub, HubError};
+use crate::http::{Client, HttpError, HttpFile, Patience, Requests, UrlRequests};
+use crate::hub::Hub;
+use crate::store::{ObjectName, Provider, Store, StoreOptions};
 
 /// The longest time for which a server may send nothing.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// The access to files of HTTP servers, with connections that are kept.
+/// The access to files of HTTP servers, object stores and the Hub, with connections that are kept.
 #[derive(Clone, Debug, Default)]
 pub struct Remote {
-    client: Arc<Client>,
-    hub: Option<Url>,
+    pub(crate) client: Arc<Client>,
+    pub(crate) hub: Option<Url>,
+    options: StoreOptions,
+    until: Option<Instant>,
+    stores: Arc<Mutex<HashMap<(Provider, String), Arc<Store>>>>,
     notes: Arc<Mutex<Vec<String>>>,
 }
 
-/// Returns `true` if the path is the URL of a file of an HTTP server. A file of such a name is written as
-/// `./https:/…`.
+/// The error for an option that no object store has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no option of an object store; the names are those of the object_store crate, such as \
+     aws_endpoint_url, google_service_account or azure_storage_account_name"
+)]
+pub struct UnknownOptionError(String);
+
+/// Returns `true` if the path is the URL of a file of an HTTP server, or the name of an object of an object store. A
+/// file of such a name is written as `./https:/…`.
 pub fn is_remote(path: &Path) -> bool {
+    is_url(path) || ObjectName::from_path(path).is_ok_and(|name| name.is_some())
+}
+
+pub(crate) fn is_url(path: &Path) -> bool {
     let bytes = path.as_os_str().as_encoded_bytes();
     bytes.starts_with(b"https:/") || bytes.starts_with(b"http:/")
 }
@@ -48,12 +63,39 @@ impl Remote {
         self
     }
 
+    /// Sets an option of object stores, which replaces that of the environment. The names are those of the
+    /// configuration keys of [`object_store`], such as `aws_region`.
+    ///
+    /// # Errors
+    /// [`UnknownOptionError`].
+    pub fn storage_option(
+        mut self,
+        name: &str,
+        value: &str,
+    ) -> std::result::Result<Self, UnknownOptionError> {
+        match self.options.set(name, value) {
+            true => Ok(self),
+            false => Err(UnknownOptionError(name.to_owned())),
+        }
+    }
+
+    /// Limits the time that all requests together may take from now on.
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.until = Instant::now().checked_add(limit);
+        self
+    }
+
     /// Returns what the user should know about the files that were found, such as that the Hub did not answer.
     pub fn notes(&self) -> Vec<String> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Opens files of this machine, of HTTP servers and of the Hub like [`longshore_load::open`].
+    pub(crate) fn note(&self, note: String) {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(note);
+    }
+
+    /// Opens files of this machine, of HTTP servers, of object stores and of the Hub like
+    /// [`longshore_load::open`].
     ///
     /// # Errors
     /// Those of [`longshore_load::open`]; [`Error::Open`] for a file that a server does not send.
@@ -66,152 +108,71 @@ impl Remote {
         open_by(&files, format, self)
     }
 
-    /// Returns the files to open for a source, like [`longshore_load::find_files`]. A branch or tag of a
-    /// repository is looked up in the Hub; if that does not answer, the local cache is used, with a note. A
-    /// commit that the cache has, and every name if `HF_HUB_OFFLINE` is set, needs no request.
-    ///
-    /// # Errors
-    /// Those of [`longshore_load::find_files`]; [`Error::Open`] if the Hub refuses or has no such repository.
-    pub fn find_files(
-        &self,
-        source: impl AsRef<Path>,
-        format: FormatChoice,
-        filter: &ModelFilter,
-    ) -> Result<Vec<PathBuf>> {
-        let source = source.as_ref();
-        if is_remote(source) {
-            return Ok(vec![source.to_owned()]);
-        }
-        let local = || find_files(source, format, filter);
-        let Ok(Some(name)) = HubName::from_path(source) else { return local() };
-        let is_commit = |it: &String| it.len() == 40 && it.bytes().all(|it| it.is_ascii_hexdigit());
-        if hub::is_offline() {
-            return local();
-        }
-        if name.revision.as_ref().is_some_and(is_commit)
-            && let Ok(files) = local()
-        {
-            return Ok(files);
-        }
-        match self.find_in_hub(&name, format, filter) {
-            Err(FindError::Directory(HubError::Http(HttpError::Connection(error)))) => {
-                let files = local().map_err(|missing| {
-                    let text = format!("the Hub did not answer ({error}), and {missing}");
-                    let source_error = io::Error::new(error.kind(), text);
-                    Error::Open { path: source.to_owned(), source: source_error }
-                })?;
-                let note = format!(
-                    "{name} is that of the local cache, because the Hub did not answer: {error}"
-                );
-                self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(note);
-                Ok(files)
-            }
-            Err(FindError::Directory(error)) => {
-                let kind = match &error {
-                    HubError::Http(error) => kind(error),
-                    HubError::Refused { .. } => io::ErrorKind::PermissionDenied,
-                    HubError::Answer(_) => io::ErrorKind::InvalidData,
-                };
-                Err(Error::Open { path: source.to_owned(), source: io::Error::new(kind, error) })
-            }
-            Err(FindError::Problem { folder, reason }) => {
-                let path = if folder.is_empty() { source.to_owned() } else { source.join(folder) };
-                Err(Error::Directory { path, reason })
-            }
-            Err(FindError::Pipeline(error)) => {
-                let error = io::Error::new(io::ErrorKind::InvalidData, error);
-                Err(Error::Open { path: source.join(PIPELINE_NAME), source: error })
-            }
-            found => found.map_err(|_| Error::Open {
-                path: source.to_owned(),
-                source: io::ErrorKind::Other.into(),
-            }),
-        }
-    }
-
-    fn find_in_hub(
-        &self,
-        name: &HubName,
-        format: FormatChoice,
-        filter: &ModelFilter,
-    ) -> std::result::Result<Vec<PathBuf>, FindError<HubError>> {
-        let patience = Patience { stop: &|| false, silence_max: SILENCE_MAX };
-        let hub = Hub::from_env(&self.client, self.hub.as_ref()).map_err(FindError::Directory)?;
-        let revision = hub.revision(name, &patience).map_err(FindError::Directory)?;
-        let mut filter = filter.clone();
-        if let Some(variant) = &name.variant {
-            filter = filter.variant(variant);
-        }
-        filter = match format {
-            FormatChoice::Gguf => filter.format(Format::Gguf),
-            FormatChoice::Safetensors => filter.format(Format::Safetensors),
-            _ => filter,
-        };
-        let files = match &name.file {
-            Some(file) => vec![file.clone()],
-            None => hub.find(name, &revision, &filter, &patience)?,
-        };
-        let cache = HubCache::from_env().ok();
-        let place = |file: String| {
-            let mut at_commit = name.clone();
-            (at_commit.revision, at_commit.variant) = (Some(revision.commit.clone()), None);
-            at_commit.file = Some(file);
-            let cached = cache.as_ref().and_then(|cache| cache.locate(&at_commit).ok());
-            cached.unwrap_or_else(|| PathBuf::from(at_commit.to_string()))
-        };
-        Ok(files.into_iter().map(place).collect())
-    }
-
-    /// Opens a file of this machine, or the URL of one of an HTTP server.
+    /// Opens a file of this machine, the URL of one of an HTTP server, an object, or a file of a repository at a
+    /// commit.
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NotRegular`].
     pub fn open_file(&self, path: &Path) -> Result<SourceFile> {
-        if is_remote(path) {
-            return self.open_url(path);
-        }
-        match HubName::from_path(path) {
-            Ok(Some(HubName { revision: Some(commit), file: Some(_), .. }))
-                if commit.len() == 40 =>
-            {
-                self.open_in_hub(path)
+        let name = match is_url(path) {
+            true => Url::parse(&path.to_string_lossy())
+                .map_or(path.to_owned(), |url| shown(&url).into()),
+            false => path.to_owned(),
+        };
+        match self.requests(path) {
+            Ok(None) => SourceFile::open(path),
+            Ok(Some(requests)) => {
+                let opened = HttpFile::open(&self.client, requests, &self.patience());
+                let file = opened.map_err(|error| failed(&name, error))?;
+                let object = RemoteObject { file, until: self.until };
+                Ok(SourceFile::from_object(name, Arc::new(object)))
             }
-            _ => SourceFile::open(path),
+            Err(error) => Err(failed(&name, error)),
         }
     }
 
-    /// Opens a file of a repository at a commit.
-    fn open_in_hub(&self, path: &Path) -> Result<SourceFile> {
-        let failed = |kind, error: Box<dyn std::error::Error + Send + Sync>| Error::Open {
-            path: path.to_owned(),
-            source: io::Error::new(kind, error),
+    /// Returns the requests for a file; `None` for one of this machine.
+    fn requests(&self, path: &Path) -> std::result::Result<Option<Arc<dyn Requests>>, HttpError> {
+        let invalid = |error: Box<dyn std::error::Error + Send + Sync>| {
+            HttpError::from(io::Error::new(io::ErrorKind::InvalidInput, error))
         };
-        let hub = Hub::from_env(&self.client, self.hub.as_ref());
-        let hub = hub.map_err(|error| failed(io::ErrorKind::InvalidInput, error.into()))?;
-        let name = HubName::from_path(path).ok().flatten();
-        let parts = name.as_ref().and_then(|it| Some((it.revision.as_ref()?, it.file.as_ref()?)));
-        let Some((name, (commit, file))) = name.as_ref().zip(parts) else {
-            return SourceFile::open(path);
+        if is_url(path) {
+            let url = Url::parse(&path.to_string_lossy()).map_err(|error| invalid(error.into()))?;
+            return Ok(Some(Arc::new(UrlRequests::new(url, &[]))));
+        }
+        if let Some(name) = ObjectName::from_path(path).map_err(|error| invalid(error.into()))? {
+            return Ok(Some(Arc::new(self.store(&name)?.requests(&name.key)?)));
+        }
+        let Ok(Some(HubName {
+            revision: Some(commit), file: Some(file), kind, repository, ..
+        })) = HubName::from_path(path)
+        else {
+            return Ok(None);
         };
-        let patience = Patience { stop: &|| false, silence_max: SILENCE_MAX };
-        let url = hub.file_url(name, commit, file);
-        let opened = HttpFile::open(&self.client, &url, hub.secret(), &patience);
-        let opened = opened.map_err(|error| failed(kind(&error), error.into()))?;
-        Ok(SourceFile::from_object(path, Arc::new(opened)))
+        if !is_commit(&commit) {
+            return Ok(None);
+        }
+        let hub = Hub::from_env(&self.client, self.hub.as_ref())
+            .map_err(|error| invalid(error.into()))?;
+        let url = hub.file_url(kind, &repository, &commit, &file);
+        Ok(Some(Arc::new(UrlRequests::new(url, hub.secret()))))
     }
 
-    fn open_url(&self, path: &Path) -> Result<SourceFile> {
-        let text = path.to_string_lossy();
-        let failed = |name: &Path, kind, error: Box<dyn std::error::Error + Send + Sync>| {
-            Error::Open { path: name.to_owned(), source: io::Error::new(kind, error) }
-        };
-        let url = Url::parse(&text)
-            .map_err(|error| failed(path, io::ErrorKind::InvalidInput, error.into()))?;
-        let name = PathBuf::from(shown(&url));
-        let patience = Patience { stop: &|| false, silence_max: SILENCE_MAX };
-        let file = HttpFile::open(&self.client, &url, &[], &patience);
-        let file = file.map_err(|error| failed(&name, kind(&error), error.into()))?;
-        Ok(SourceFile::from_object(name, Arc::new(file)))
+    /// Returns the bucket of an object.
+    pub(crate) fn store(&self, name: &ObjectName) -> std::result::Result<Arc<Store>, HttpError> {
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (name.provider, name.bucket.clone());
+        if let Some(store) = stores.get(&key) {
+            return Ok(Arc::clone(store));
+        }
+        let store = Arc::new(Store::new(&self.client, name, &self.options)?);
+        stores.insert(key, Arc::clone(&store));
+        Ok(store)
+    }
+
+    /// Returns the limits of a request.
+    pub(crate) fn patience(&self) -> Patience<'static> {
+        Patience { stop: &|| false, silence_max: SILENCE_MAX, until: self.until }
     }
 }
 
@@ -221,9 +182,16 @@ impl Opener for Remote {
     }
 }
 
-impl Object for HttpFile {
+/// A file of a server, which a load reads.
+#[derive(Debug)]
+struct RemoteObject {
+    file: HttpFile,
+    until: Option<Instant>,
+}
+
+impl Object for RemoteObject {
     fn len(&self) -> u64 {
-        self.len()
+        self.file.len()
     }
 
     fn read(
@@ -234,18 +202,27 @@ impl Object for HttpFile {
     ) -> std::result::Result<(), ObjectError> {
         // Most headers need no other request.
         let end = (offset as usize).saturating_add(memory.len());
-        if let Some(known) = self.first().get(offset as usize..end) {
+        if let Some(known) = self.file.first().get(offset as usize..end) {
             let written = memory.write(0, known);
             return written.map_err(|error| ObjectError::Failed(error.into()));
         }
-        let patience = Patience { stop, silence_max: SILENCE_MAX };
-        let read = HttpFile::read(self, memory, offset, &patience);
+        let patience = Patience { stop, silence_max: SILENCE_MAX, until: self.until };
+        let read = self.file.read(memory, offset, &patience);
         read.map_err(|error| match error {
             HttpError::Changed => ObjectError::Changed,
             HttpError::Stopped => ObjectError::Stopped,
             error => ObjectError::Failed(error.into()),
         })
     }
+}
+
+/// Returns `true` for a revision that names a commit.
+pub(crate) fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|it| it.is_ascii_hexdigit())
+}
+
+pub(crate) fn failed(path: &Path, error: HttpError) -> Error {
+    Error::Open { path: path.to_owned(), source: io::Error::new(error.kind(), error) }
 }
 
 /// Returns a URL without the parts that can be secret.
@@ -259,16 +236,6 @@ fn shown(url: &Url) -> String {
     url.into()
 }
 
-/// Returns the kind of the nearest error of a file of this machine.
-fn kind(error: &HttpError) -> io::ErrorKind {
-    match error {
-        HttpError::NotFound { .. } => io::ErrorKind::NotFound,
-        HttpError::Refused { .. } => io::ErrorKind::PermissionDenied,
-        HttpError::Connection(error) => error.kind(),
-        _ => io::ErrorKind::Other,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,6 +244,20 @@ mod tests {
     fn secrets_of_a_url_are_not_shown() {
         let url = Url::parse("https://user:password@host/a/b.gguf?X-Amz-Signature=1#x").unwrap();
         assert_eq!(shown(&url), "https://host/a/b.gguf");
-        assert!(is_remote(Path::new("http://a")) && !is_remote(Path::new("./http:/a")));
+        for (path, expected) in
+            [("http://a", true), ("./http:/a", false), ("s3://b/k", true), ("gs:/b", true)]
+        {
+            assert_eq!(is_remote(Path::new(path)), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn options_of_object_stores_are_known_by_name_and_not_shown() {
+        let remote = Remote::new().storage_option("AWS_Secret_Access_Key", "hidden").unwrap();
+        let shown = format!("{remote:?}");
+        assert!(shown.contains("aws_secret_access_key") && !shown.contains("hidden"), "{shown}");
+        assert!(Remote::new().storage_option("azure_storage_sas_token", "a").is_ok());
+        let error = Remote::new().storage_option("aws_acess_key", "a").unwrap_err();
+        assert!(error.to_string().contains("\"aws_acess_key\""), "{error}");
     }
 }

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use longshore_mem::VolatileSliceMut;
-use longshore_remote::http::{Client, Field, HttpError, HttpFile, Patience};
+use longshore_remote::http::{Client, Field, HttpError, HttpFile, Patience, UrlRequests};
+use url::Url;
+
 use server::{Answer, Request, Server};
 
 const VERSION: &str = "\"1\"";
@@ -17,11 +19,15 @@ fn content() -> Vec<u8> {
 }
 
 fn patience() -> Patience<'static> {
-    Patience { stop: &|| false, silence_max: Duration::from_secs(10) }
+    Patience { stop: &|| false, silence_max: Duration::from_secs(10), until: None }
 }
 
 fn open(server: &Server) -> Result<HttpFile, HttpError> {
-    HttpFile::open(&Arc::new(Client::new()), &server.url, &[], &patience())
+    open_url(&Arc::new(Client::new()), &server.url, &[])
+}
+
+fn open_url(client: &Arc<Client>, url: &Url, secret: &[Field]) -> Result<HttpFile, HttpError> {
+    HttpFile::open(client, Arc::new(UrlRequests::new(url.clone(), secret)), &patience())
 }
 
 fn read(file: &HttpFile, start: usize, end: usize) -> Result<Vec<u8>, HttpError> {
@@ -162,7 +168,7 @@ fn a_silent_server_ends_a_read_by_timeout_or_by_the_caller() {
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
     let is_stopped = AtomicBool::new(false);
     let stop = || is_stopped.load(Ordering::Relaxed);
-    let patience = Patience { stop: &stop, silence_max: Duration::from_secs(30) };
+    let patience = Patience { stop: &stop, silence_max: Duration::from_secs(30), until: None };
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
             let began = Instant::now();
@@ -181,7 +187,8 @@ fn a_silent_server_ends_a_read_by_timeout_or_by_the_caller() {
         _ => Answer::Content(VERSION),
     });
     let file = open(&server).unwrap();
-    let patience = Patience { stop: &|| false, silence_max: Duration::from_millis(300) };
+    let patience =
+        Patience { stop: &|| false, silence_max: Duration::from_millis(300), until: None };
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
     file.read(&mut place, 0, &patience).unwrap();
     assert!(bytes == content()[..2000]);
@@ -196,7 +203,7 @@ fn redirects_are_followed_without_secrets_to_other_hosts() {
     });
     let secret = [Field::new("Authorization", "Bearer token").unwrap()];
     let client = Arc::new(Client::new());
-    let file = HttpFile::open(&client, &first.url, &secret, &patience()).unwrap();
+    let file = open_url(&client, &first.url, &secret).unwrap();
     assert!(read(&file, 5, 1000).unwrap() == content()[5..1000]);
     assert_eq!((first.count(), target.count()), (1, 2));
     let has_secret = |server: &Server| -> Vec<bool> {
@@ -210,7 +217,7 @@ fn redirects_are_followed_without_secrets_to_other_hosts() {
         let server = Server::start(Vec::new(), move |_, _| {
             raw("302 Found", &format!("Location: {location}\r\n"))
         });
-        let failed = HttpFile::open(&client, &server.url, &secret, &patience()).unwrap_err();
+        let failed = open_url(&client, &server.url, &secret).unwrap_err();
         assert!(matches!(failed, HttpError::Connection(_)) && server.count() <= 11, "{failed}");
     }
 }
@@ -225,7 +232,8 @@ fn a_kept_connection_that_the_server_closed_is_replaced() {
     });
     drop(file);
     let file = open(&server).unwrap();
-    let patience = Patience { stop: &|| false, silence_max: Duration::from_millis(300) };
+    let patience =
+        Patience { stop: &|| false, silence_max: Duration::from_millis(300), until: None };
     let mut bytes = vec![0; 2000];
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
     file.read(&mut place, 0, &patience).unwrap();

@@ -20,6 +20,7 @@
 //! it. Bytes of an aligned layout whose places do not suit direct I/O are staged (`staged.rs`).
 
 mod ahead;
+mod connections;
 mod digest;
 mod piece;
 mod ring;
@@ -48,6 +49,7 @@ use crate::report::{BytesByRoute, Engine};
 
 use ahead::Frontier;
 pub(crate) use ahead::{Fed, Feed};
+pub(crate) use connections::Connections;
 pub(crate) use digest::hash_aside;
 pub(crate) use piece::{FileRange, Piece, Route};
 pub(crate) use ring::run as run_ring;
@@ -182,7 +184,9 @@ impl Workers<'_> {
         let staged_frontier = Frontier::new(&places.pieces, self.tuning.populate_ahead_bytes);
         let staged = Spans::new(spans, &places, &staged_frontier);
         let direct_threads = (self.tuning.depth as usize).min(direct_queue.len());
-        let other_threads = self.tuning.workers_for(target.plan).min(other_queue.len());
+        let mut connections =
+            Connections::new(target.plan, self.tuning.workers, self.tuning.connections);
+        let mut other_threads = connections.count().min(other_queue.len());
         let began = Instant::now();
         thread::scope(|scope| {
             let _guard = target.tracker.stop_on_panic();
@@ -209,6 +213,13 @@ impl Workers<'_> {
             while !target.tracker.wait_idle(TICK) {
                 // This also checks for a cancellation, for threads that wait for each other.
                 target.report(observe);
+                let more = connections.more(Instant::now(), target.tracker.done_bytes());
+                for _ in 0..more.min(other_queue.left()) {
+                    other_threads += 1;
+                    started.push(start(scope, target, || {
+                        workers::run(&other_queue, target, self.reads);
+                    }));
+                }
             }
             for thread in started.into_iter().flatten() {
                 if thread.join().is_err() {

@@ -315,6 +315,7 @@ fn a_complete_fill_claims_no_memory_for_padding() {
         depth: 1,
         use_uring: false,
         workers: 1,
+        connections: None,
     };
     let (cancel, mut last) = (CancelToken::new(), None);
     let observe = |progress: Progress, left_bytes| last = Some((progress.done_bytes, left_bytes));
@@ -390,6 +391,7 @@ fn routing_stops_when_the_load_is_cancelled() {
         depth: 1,
         use_uring: false,
         workers: 1,
+        connections: None,
     };
     for (looks, pieces) in [(0, 0), (3, 3), (100, 16)] {
         let asked = AtomicU64::new(0);

@@ -74,6 +74,11 @@ impl<'a> Queue<'a> {
     pub(super) fn len(&self) -> usize {
         self.pieces.len()
     }
+
+    /// Returns the number of pieces that no thread has taken.
+    pub(super) fn left(&self) -> usize {
+        self.pieces.len().saturating_sub(self.next.load(Ordering::Relaxed))
+    }
 }
 
 impl Feed for Queue<'_> {

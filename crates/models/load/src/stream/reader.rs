@@ -14,13 +14,15 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Instant;
 
 use super::core::{Core, GLANCE, Memory, Place, Reading};
 use crate::budget::Claim;
 use crate::digest_kind::DigestKind;
 use crate::error::Result;
 use crate::fill::{
-    self, Fed, Feed, FileRange, FileRouter, Piece, Reads, Route, Routed, TICK, Target, Tuning,
+    self, Connections, Fed, Feed, FileRange, FileRouter, Piece, Reads, Route, Routed, TICK, Target,
+    Tuning,
 };
 use crate::report::Engine;
 use crate::verify::{FileHasher, Manifest};
@@ -111,15 +113,20 @@ impl Threads<'_> {
                     started.push(fill::start(scope, target, run));
                 }
             }
-            for _ in 0..tuning.workers_for(&self.core.opened.plan) {
-                let run = || fill::run_worker(&other, target, self.reads);
-                started.push(fill::start(scope, target, run));
+            let plan = &self.core.opened.plan;
+            let mut connections = Connections::new(plan, tuning.workers, tuning.connections);
+            let read_other = || fill::run_worker(&other, target, self.reads);
+            for _ in 0..connections.count() {
+                started.push(fill::start(scope, target, read_other));
             }
             if !self.settings.digests.is_empty() {
                 started.push(fill::start(scope, target, || self.hash()));
             }
             while !target.tracker.wait_idle(TICK) {
                 observe();
+                for _ in 0..connections.more(Instant::now(), target.tracker.done_bytes()) {
+                    started.push(fill::start(scope, target, read_other));
+                }
             }
             for thread in started.into_iter().flatten() {
                 if thread.join().is_err() {

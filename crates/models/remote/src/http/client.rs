@@ -1,13 +1,15 @@
 //! Requests for ranges of an object, on connections that are kept.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Write as _};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use url::Url;
 
 use super::connection::{Connection, Endpoint, Patience};
 use super::head::Head;
+use super::pace::Pace;
 use super::proxy::Proxy;
 use super::tls::Tls;
 
@@ -20,14 +22,34 @@ const IDLE_MAX: usize = 128;
 #[derive(Debug, Default)]
 pub struct Client {
     tls: OnceLock<Tls>,
-    idle: Mutex<HashMap<Endpoint, Vec<Connection>>>,
+    servers: Mutex<HashMap<Endpoint, Server>>,
+}
+
+/// A server, as far as the client knows it.
+#[derive(Debug, Default)]
+struct Server {
+    idle: Vec<Connection>,
+    pace: Arc<Pace>,
 }
 
 /// A header field of a request. Its value may be secret, so it is not shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Field {
-    name: &'static str,
+    name: Cow<'static, str>,
     value: String,
+}
+
+/// A request with a body.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    /// The method, such as `GET`.
+    pub method: &'a str,
+    /// The URL. User and password are not sent.
+    pub url: &'a Url,
+    /// The header fields, except `Host`, `User-Agent` and `Content-Length`.
+    pub fields: &'a [Field],
+    /// The body.
+    pub body: &'a [u8],
 }
 
 /// A response whose body has not been received.
@@ -38,18 +60,23 @@ pub struct Response {
     /// The connection, on which the body follows.
     pub connection: Connection,
     endpoint: Endpoint,
+    pace: Arc<Pace>,
 }
 
 impl Field {
-    /// Makes a field. Returns `None` if the value has a character that ends it.
-    pub fn new(name: &'static str, value: impl Into<String>) -> Option<Self> {
-        let value = value.into();
-        (!value.contains(['\r', '\n', '\0'])).then_some(Self { name, value })
+    /// Makes a field. Returns `None` if the name or the value has a character that ends it.
+    pub fn new(name: impl Into<Cow<'static, str>>, value: impl Into<String>) -> Option<Self> {
+        let (name, value) = (name.into(), value.into());
+        let is_token = !name.is_empty()
+            && name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'-' || it == b'_');
+        (is_token && !value.contains(['\r', '\n', '\0'])).then_some(Self { name, value })
     }
+}
 
-    /// Makes the field for the bytes from `first` to `last`.
-    pub(super) fn range(first: u64, last: u64) -> Self {
-        Self { name: "Range", value: format!("bytes={first}-{last}") }
+impl Response {
+    /// Returns the usual speed of the server.
+    pub(super) fn pace(&self) -> Arc<Pace> {
+        Arc::clone(&self.pace)
     }
 }
 
@@ -67,33 +94,42 @@ impl Client {
 
     /// Makes a client that trusts these certificates instead of those of the system.
     pub fn with_tls(tls: Tls) -> Self {
-        Self { tls: tls.into(), idle: Mutex::default() }
+        Self { tls: tls.into(), servers: Mutex::default() }
     }
 
-    /// Requests `url` with the method GET, and receives the head of the response. A kept connection that
-    /// the server has closed meanwhile is replaced.
+    /// Requests `url` with the method GET, like [`Client::send`].
     ///
     /// # Errors
-    /// Those of [`Connection::open`], [`Connection::send`] and [`Connection::receive_head`];
-    /// [`ErrorKind::InvalidInput`] if the URL has no host, or another scheme than `http` and `https`.
+    /// Those of [`Client::send`].
     pub fn get(
         &self,
         url: &Url,
         fields: &[Field],
         patience: &Patience<'_>,
     ) -> io::Result<Response> {
-        let endpoint = endpoint(url)?;
+        self.send(Request { method: "GET", url, fields, body: &[] }, patience)
+    }
+
+    /// Sends a request, and receives the head of the response. A kept connection that the server has closed
+    /// meanwhile is replaced.
+    ///
+    /// # Errors
+    /// Those of [`Connection::open`], [`Connection::send`] and [`Connection::receive_head`];
+    /// [`ErrorKind::InvalidInput`] if the URL has no host, or another scheme than `http` and `https`.
+    pub fn send(&self, request: Request<'_>, patience: &Patience<'_>) -> io::Result<Response> {
+        let endpoint = endpoint(request.url)?;
         let proxy = Proxy::from_env(&endpoint);
         // A proxy for plain HTTP gets the whole URL.
         let to_proxy = proxy.as_ref().filter(|_| !endpoint.is_tls);
-        let request = request(url, fields, to_proxy)?;
+        let request = text(request, to_proxy)?;
+        let pace = self.pace(&endpoint);
         // Another server process may have closed all of them.
         while let Some(mut connection) = self.take(&endpoint) {
             let head = connection
                 .send(&request, patience)
                 .and_then(|()| connection.receive_head(patience));
             match head {
-                Ok(head) => return Ok(Response { head, connection, endpoint }),
+                Ok(head) => return Ok(Response { head, connection, endpoint, pace }),
                 Err(error) if is_closed(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -102,7 +138,7 @@ impl Client {
             Connection::open(&endpoint, self.tls_for(&endpoint)?, proxy.as_ref(), patience)?;
         connection.send(&request, patience)?;
         let head = connection.receive_head(patience)?;
-        Ok(Response { head, connection, endpoint })
+        Ok(Response { head, connection, endpoint, pace })
     }
 
     /// Requests `url` like [`Client::get`], and follows redirects. Returns the response with its URL.
@@ -145,16 +181,27 @@ impl Client {
         if response.head.closes || !response.connection.is_idle() {
             return;
         }
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = idle.entry(response.endpoint).or_default();
-        if kept.len() < IDLE_MAX {
-            kept.push(response.connection);
+        let mut servers = self.servers();
+        let idle = &mut servers.entry(response.endpoint).or_default().idle;
+        if idle.len() < IDLE_MAX {
+            idle.push(response.connection);
         }
     }
 
+    fn servers(&self) -> std::sync::MutexGuard<'_, HashMap<Endpoint, Server>> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pace(&self, endpoint: &Endpoint) -> Arc<Pace> {
+        let mut servers = self.servers();
+        if let Some(server) = servers.get(endpoint) {
+            return Arc::clone(&server.pace);
+        }
+        Arc::clone(&servers.entry(endpoint.clone()).or_default().pace)
+    }
+
     fn take(&self, endpoint: &Endpoint) -> Option<Connection> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.get_mut(endpoint)?.pop()
+        self.servers().get_mut(endpoint)?.idle.pop()
     }
 
     /// Returns the configuration of TLS. It is read when the first server needs it.
@@ -188,10 +235,12 @@ fn endpoint(url: &Url) -> io::Result<Endpoint> {
     Ok(Endpoint { host, port, is_tls })
 }
 
-fn request(url: &Url, fields: &[Field], proxy: Option<&Proxy>) -> io::Result<Vec<u8>> {
-    let mut text = Vec::with_capacity(512);
+/// Returns the bytes of a request.
+fn text(request: Request<'_>, proxy: Option<&Proxy>) -> io::Result<Vec<u8>> {
+    let Request { method, url, fields, body } = request;
+    let mut text = Vec::with_capacity(512 + body.len());
     let host = url.host_str().unwrap_or_default();
-    text.extend_from_slice(b"GET ");
+    write!(text, "{method} ")?;
     if proxy.is_some() {
         write!(text, "http://{host}")?;
         if let Some(port) = url.port() {
@@ -213,7 +262,11 @@ fn request(url: &Url, fields: &[Field], proxy: Option<&Proxy>) -> io::Result<Vec
     for Field { name, value } in fields {
         write!(text, "{name}: {value}\r\n")?;
     }
+    if !body.is_empty() || method != "GET" {
+        write!(text, "Content-Length: {}\r\n", body.len())?;
+    }
     text.extend_from_slice(b"\r\n");
+    text.extend_from_slice(body);
     Ok(text)
 }
 
@@ -221,19 +274,22 @@ fn request(url: &Url, fields: &[Field], proxy: Option<&Proxy>) -> io::Result<Vec
 mod tests {
     use super::*;
 
+    fn request(method: &str, url: &Url, fields: &[Field], body: &[u8]) -> String {
+        let request = Request { method, url, fields, body };
+        String::from_utf8(text(request, None).unwrap()).unwrap()
+    }
+
     #[test]
     fn a_request_has_the_path_and_the_query_as_they_are() {
         let url = Url::parse("http://user:secret@host:81/a%20b/c?x=1&y=%2F#part").unwrap();
         let range = Field::new("Range", "bytes=0-1").unwrap();
-        let text = String::from_utf8(request(&url, &[range], None).unwrap()).unwrap();
+        let text = request("GET", &url, &[range], b"");
         assert!(text.starts_with("GET /a%20b/c?x=1&y=%2F HTTP/1.1\r\nHost: host:81\r\n"), "{text}");
         assert!(text.ends_with("Range: bytes=0-1\r\n\r\n") && !text.contains("secret"), "{text}");
         let v6 = Url::parse("https://[::1]/a").unwrap();
-        assert!(
-            String::from_utf8(request(&v6, &[], None).unwrap())
-                .unwrap()
-                .contains("Host: [::1]\r\n")
-        );
+        assert!(request("GET", &v6, &[], b"").contains("Host: [::1]\r\n"));
+        let put = request("PUT", &v6, &[], b"body");
+        assert!(put.starts_with("PUT /a ") && put.ends_with("Content-Length: 4\r\n\r\nbody"));
         let expected = Endpoint { host: "::1".to_owned(), port: 443, is_tls: true };
         assert_eq!(endpoint(&v6).unwrap(), expected);
         assert!(endpoint(&Url::parse("file:///a").unwrap()).is_err());
@@ -243,6 +299,7 @@ mod tests {
     fn a_field_cannot_end_its_line() {
         for value in ["a\r\nb", "a\nb", "a\0"] {
             assert!(Field::new("Authorization", value).is_none());
+            assert!(Field::new(value, "a").is_none());
         }
         let field = Field::new("Authorization", "Bearer secret").unwrap();
         assert_eq!(format!("{field:?}"), "Authorization: …");

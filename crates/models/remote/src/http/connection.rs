@@ -1,6 +1,6 @@
 //! One connection to a server.
 
-use std::io::{self, BufRead, ErrorKind, Read, Write};
+use std::io::{self, BufRead, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -31,11 +31,39 @@ pub struct Endpoint {
 }
 
 /// The limits of a call that waits for a server.
+#[derive(Clone, Copy)]
 pub struct Patience<'a> {
     /// Returns `true` if the call is to end with [`ErrorKind::Interrupted`].
     pub stop: &'a (dyn Fn() -> bool + Sync),
-    /// The longest time without any byte. After it, the call ends with [`ErrorKind::TimedOut`].
+    /// The longest time without any byte, and for a whole head. After it, the call ends with
+    /// [`ErrorKind::TimedOut`].
     pub silence_max: Duration,
+    /// The time at which the call ends with [`ErrorKind::TimedOut`] in any case.
+    pub until: Option<Instant>,
+}
+
+impl Patience<'_> {
+    /// Returns these limits with an earlier end.
+    #[must_use]
+    pub fn until(self, end: Instant) -> Self {
+        Self { until: Some(self.until.map_or(end, |until| until.min(end))), ..self }
+    }
+
+    /// Returns an error if the call is to end.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        if (self.stop)() {
+            return Err(ErrorKind::Interrupted.into());
+        }
+        if self.is_over() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if the time limit has passed.
+    pub(super) fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
 }
 
 /// A connection, on which one request is made after the other.
@@ -63,13 +91,10 @@ impl Connection {
     ) -> io::Result<Self> {
         let mut last = io::Error::new(ErrorKind::NotFound, "the host has no address");
         for address in addresses(proxy.map_or(endpoint, |proxy| &proxy.endpoint), patience)? {
-            let began = Instant::now();
-            let goes_on = || !(patience.stop)() && began.elapsed() < patience.silence_max;
-            match stream_socket::connect(address, goes_on) {
+            let limited = patience.until(Instant::now() + patience.silence_max);
+            match stream_socket::connect(address, || limited.check().is_ok()) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {
-                    if (patience.stop)() {
-                        return Err(error);
-                    }
+                    patience.check()?;
                     last = ErrorKind::TimedOut.into();
                 }
                 Ok(socket) => {
@@ -82,6 +107,7 @@ impl Connection {
                             opened.tunnel(endpoint, proxy, patience)?;
                         }
                         opened.tls = Some(Box::new(tls.connect(&endpoint.host)?));
+                        opened.shake_hands(patience)?;
                     }
                     return Ok(opened);
                 }
@@ -122,25 +148,45 @@ impl Connection {
             && self.tls.as_ref().is_none_or(|tls| !tls.is_handshaking())
     }
 
-    /// Sends the head of a request.
+    /// Makes the handshake of TLS, one system call after the other, because a server may send it byte by byte.
+    fn shake_hands(&mut self, patience: &Patience<'_>) -> io::Result<()> {
+        let limited = patience.until(Instant::now() + patience.silence_max);
+        while self.tls.as_ref().is_some_and(|tls| tls.is_handshaking()) {
+            self.flush(&limited)?;
+            let Self { socket, tls: Some(tls), .. } = self else { return Ok(()) };
+            if !tls.is_handshaking() {
+                break;
+            }
+            wait(&limited, || receive_tls(tls, socket))?;
+            limited.check()?;
+        }
+        self.flush(&limited)
+    }
+
+    /// Sends what TLS has to send.
+    fn flush(&mut self, patience: &Patience<'_>) -> io::Result<()> {
+        let Self { socket, tls: Some(tls), .. } = self else { return Ok(()) };
+        while tls.wants_write() {
+            wait(patience, || tls.write_tls(socket))?;
+        }
+        Ok(())
+    }
+
+    /// Sends a request.
     ///
     /// # Errors
     /// Those of the socket and of TLS; [`ErrorKind::TimedOut`], [`ErrorKind::Interrupted`].
     pub fn send(&mut self, request: &[u8], patience: &Patience<'_>) -> io::Result<()> {
         let mut rest = request;
-        wait(patience, || {
-            while !rest.is_empty() {
-                let sent = match &mut self.tls {
-                    Some(tls) => rustls::Stream::new(&mut **tls, &mut self.socket).write(rest)?,
-                    None => self.socket.write(rest)?,
-                };
-                rest = &rest[sent..];
-            }
-            match &mut self.tls {
-                Some(tls) => rustls::Stream::new(&mut **tls, &mut self.socket).flush(),
-                None => Ok(()),
-            }
-        })
+        while !rest.is_empty() {
+            let sent = match &mut self.tls {
+                Some(tls) => tls.writer().write(rest)?,
+                None => wait(patience, || self.socket.write(rest))?,
+            };
+            rest = &rest[sent..];
+            self.flush(patience)?;
+        }
+        Ok(())
     }
 
     /// Receives the head of a response.
@@ -151,22 +197,19 @@ impl Connection {
     pub fn receive_head(&mut self, patience: &Patience<'_>) -> io::Result<Head> {
         self.received.drain(..self.used);
         self.used = 0;
+        let limited = patience.until(Instant::now() + patience.silence_max);
         loop {
             let invalid = |problem| io::Error::new(ErrorKind::InvalidData, problem);
             if let Some((head, len)) = Head::parse(&self.received).map_err(invalid)? {
                 self.used = len;
                 return Ok(head);
             }
+            limited.check()?;
             let before = self.received.len();
             let wanted = HEAD_READ_BYTES.min(HEAD_LEN_MAX_BYTES - before);
             self.received.resize(before + wanted, 0);
-            let read = wait(patience, || {
-                let place = &mut self.received[before..];
-                match &mut self.tls {
-                    Some(tls) => rustls::Stream::new(&mut **tls, &mut self.socket).read(place),
-                    None => self.socket.read(place),
-                }
-            });
+            let mut place = VolatileSliceMut::from(&mut self.received[before..]);
+            let read = from_socket(&mut self.socket, self.tls.as_deref_mut(), &mut place, &limited);
             self.received.truncate(before + read.as_ref().map_or(0, |read| *read));
             if read? == 0 {
                 return Err(ErrorKind::UnexpectedEof.into());
@@ -192,29 +235,47 @@ impl Connection {
             self.used += len;
             return Ok(len);
         }
-        let Some(tls) = &mut self.tls else {
-            return wait(patience, || stream_socket::receive(&self.socket, memory));
-        };
-        let socket = &mut self.socket;
-        wait(patience, || {
-            loop {
-                match tls.reader().fill_buf() {
-                    Ok(bytes) => {
-                        let len = bytes.len().min(memory.len());
-                        memory.write(0, &bytes[..len]).map_err(io::Error::other)?;
-                        tls.reader().consume(len);
-                        return Ok(len);
-                    }
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    Err(error) => return Err(error),
-                }
-                if tls.read_tls(socket)? == 0 {
-                    return Err(ErrorKind::UnexpectedEof.into());
-                }
-                tls.process_new_packets().map_err(io::Error::other)?;
-            }
-        })
+        from_socket(&mut self.socket, self.tls.as_deref_mut(), memory, patience)
     }
+}
+
+/// Receives bytes from the socket into `memory`, and decrypts them if there is a session of TLS.
+fn from_socket(
+    socket: &mut TcpStream,
+    tls: Option<&mut ClientConnection>,
+    memory: &mut VolatileSliceMut<'_>,
+    patience: &Patience<'_>,
+) -> io::Result<usize> {
+    let Some(tls) = tls else {
+        return wait(patience, || stream_socket::receive(&*socket, memory));
+    };
+    wait(patience, || {
+        match tls.reader().fill_buf() {
+            Ok(bytes) => {
+                let len = bytes.len().min(memory.len());
+                memory.write(0, &bytes[..len]).map_err(io::Error::other)?;
+                tls.reader().consume(len);
+                return Ok(len);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        receive_tls(tls, socket)?;
+        Err(ErrorKind::WouldBlock.into())
+    })
+}
+
+/// Receives a part of a record of TLS.
+fn receive_tls(tls: &mut ClientConnection, socket: &mut TcpStream) -> io::Result<()> {
+    if tls.read_tls(socket)? == 0 {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    let processed = tls.process_new_packets();
+    if processed.is_err() {
+        // The alert, which tells the server the reason.
+        let _ = tls.write_tls(socket);
+    }
+    processed.map(drop).map_err(io::Error::other)
 }
 
 /// Looks up the addresses of a host, on a thread of its own, because the C library cannot be interrupted.
@@ -226,36 +287,27 @@ fn addresses(endpoint: &Endpoint, patience: &Patience<'_>) -> io::Result<Vec<Soc
         // The receiver has given up.
         let _ = sender.send(found.map(Vec::from_iter));
     })?;
-    let began = Instant::now();
+    let limited = patience.until(Instant::now() + patience.silence_max);
     loop {
         match receiver.recv_timeout(GLANCE) {
             Ok(found) => return found,
             Err(RecvTimeoutError::Disconnected) => return Err(ErrorKind::NotFound.into()),
-            Err(RecvTimeoutError::Timeout) if (patience.stop)() => {
-                return Err(ErrorKind::Interrupted.into());
-            }
-            Err(RecvTimeoutError::Timeout) if began.elapsed() >= patience.silence_max => {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Timeout) => limited.check()?,
         }
     }
 }
 
 /// Repeats a call that the timeout of the socket ends, until it succeeds or the patience ends.
 fn wait<T>(patience: &Patience<'_>, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let began = Instant::now();
+    let mut limited = None;
     loop {
         match call() {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             done => return done,
         }
-        if (patience.stop)() {
-            return Err(ErrorKind::Interrupted.into());
-        }
-        if began.elapsed() >= patience.silence_max {
-            return Err(ErrorKind::TimedOut.into());
-        }
+        let limited =
+            limited.get_or_insert_with(|| patience.until(Instant::now() + patience.silence_max));
+        limited.check()?;
     }
 }

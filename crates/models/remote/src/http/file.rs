@@ -1,131 +1,71 @@
-//! A file of an HTTP server, read by ranges.
+//! A file of a server, read by ranges.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longshore_mem::VolatileSliceMut;
-use url::Url;
 
-use super::client::{Client, Field, Response};
+use super::client::{Client, Response};
 use super::connection::Patience;
+use super::error::HttpError;
 use super::head::Head;
+use super::requests::{Requests, Version};
 
 /// The length of the first request, which also returns the length of the file. Most headers are shorter.
 const FIRST_BYTES: u64 = 64 << 10;
-/// The number of times that a request is made for the same byte.
+/// The number of times that a request is made without progress.
 const TRIES_MAX: u32 = 5;
 /// The longest time between two tries.
 const PAUSE_MAX: Duration = Duration::from_secs(20);
+/// The number of bytes that a connection must bring in each [`Patience::silence_max`], so that a server that
+/// sends a byte now and then does not hold a load for ever.
+const PROGRESS_BYTES: usize = 256 << 10;
 
-/// A file of an HTTP server, of one version.
+/// A file of a server, of one version.
 #[derive(Debug)]
 pub struct HttpFile {
     client: Arc<Client>,
-    url: Url,
-    secret: Vec<Field>,
+    requests: Arc<dyn Requests>,
     len_bytes: u64,
-    /// The version, if the server has strong ones.
-    etag: Option<String>,
+    version: Version,
     /// The first bytes.
     first: Vec<u8>,
 }
 
-/// The error of a read.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum HttpError {
-    /// The file does not exist.
-    #[error("the server has no such file (status {status})")]
-    NotFound {
-        /// The status code.
-        status: u16,
-    },
-    /// The server refuses access.
-    #[error("the server refuses access (status {status}); check the credentials")]
-    Refused {
-        /// The status code.
-        status: u16,
-    },
-    /// The server failed, also after several tries.
-    #[error("the server answers with status {status}")]
-    Status {
-        /// The status code.
-        status: u16,
-    },
-    /// The server sends whole files only, or encodes them.
-    #[error("the server does not send ranges of the file as it is ({reason})")]
-    NoRanges {
-        /// The deviation.
-        reason: &'static str,
-    },
-    /// The file is not the version that was opened.
-    #[error("the file changed on the server")]
-    Changed,
-    /// The caller stopped the call.
-    #[error("the read was stopped")]
-    Stopped,
-    /// The connection failed, also after several tries.
-    #[error(transparent)]
-    Connection(#[from] io::Error),
-}
-
 impl HttpFile {
-    /// Requests the first bytes of a file, and so its length and version. Redirects are followed, and later
-    /// requests go to the last URL.
+    /// Requests the first bytes of a file, and so its length and version.
     ///
     /// # Errors
     /// [`HttpError`].
     pub fn open(
         client: &Arc<Client>,
-        url: &Url,
-        secret: &[Field],
+        requests: Arc<dyn Requests>,
         patience: &Patience<'_>,
     ) -> Result<Self, HttpError> {
-        let fields = [range_field(&(0..FIRST_BYTES))];
+        let client = Arc::clone(client);
         let mut tries = Tries::default();
         loop {
-            let answer = client.follow(url, &fields, secret, patience);
-            let (mut response, last) = match answer {
-                Ok(answer) => answer,
-                Err(error) => {
-                    tries.again(None, error.into(), patience)?;
-                    continue;
+            let request = requests.get(&client, &(0..FIRST_BYTES), &Version::default(), patience);
+            let (retry_after_s, error) = match request {
+                Ok(response) if response.head.status == 416 => {
+                    // No byte of an empty file can be requested.
+                    let (version, first) = (Version::default(), Vec::new());
+                    return Ok(Self { client, requests, len_bytes: 0, version, first });
                 }
+                Ok(mut response) => match first_bytes(&mut response, patience) {
+                    Ok((len_bytes, first)) => {
+                        let version = Version::of(&response.head);
+                        client.keep(response);
+                        return Ok(Self { client, requests, len_bytes, version, first });
+                    }
+                    Err(error) => (response.head.retry_after_s, error),
+                },
+                Err(error) => (None, error),
             };
-            let host = |url: &Url| (url.host_str().map(str::to_owned), url.port_or_known_default());
-            let secret = if host(&last) == host(url) { secret.to_vec() } else { Vec::new() };
-            let head = response.head.clone();
-            if head.status == 416 {
-                // No byte of an empty file can be requested.
-                let (client, url) = (Arc::clone(client), last);
-                let first = Vec::new();
-                return Ok(Self { client, url, secret, len_bytes: 0, etag: None, first });
-            }
-            if let Some(error) = failure(&head) {
-                tries.again(head.retry_after_s, error, patience)?;
-                continue;
-            }
-            let (range, len_bytes) = partial(&head)?;
-            if range.start != 0 || range.end != len_bytes.min(FIRST_BYTES) {
-                return Err(HttpError::NoRanges { reason: "another range was sent" });
-            }
-            let mut first = vec![0; range.end as usize];
-            let mut place = VolatileSliceMut::from(first.as_mut_slice());
-            let mut done = 0;
-            match receive(&mut response, &mut place, &mut done, patience) {
-                Ok(()) => {}
-                Err(error) => {
-                    tries.again(None, error.into(), patience)?;
-                    continue;
-                }
-            }
-            client.keep(response);
-            // A weak version does not change with every byte.
-            let etag = head.etag.filter(|etag| !etag.starts_with("W/"));
-            let client = Arc::clone(client);
-            return Ok(Self { client, url: last, secret, len_bytes, etag, first });
+            tries.again(retry_after_s, error, patience)?;
         }
     }
 
@@ -139,31 +79,33 @@ impl HttpFile {
         self.len_bytes == 0
     }
 
-    /// Returns the first bytes of the file, which were received when it was opened.
+    /// Returns the first bytes of the file, at most 64 KiB, which came with its length.
     pub fn first(&self) -> &[u8] {
         &self.first
     }
 
-    /// Fills `memory` from `offset`. A transfer that breaks off is resumed where it did.
+    /// Receives the range of the file at `offset` that fills `memory`. A transfer that breaks off is resumed
+    /// where it did. The rest of one that takes four times as long as usual is requested again.
     ///
     /// # Errors
-    /// [`HttpError`]; [`ErrorKind::UnexpectedEof`] if the file ends before.
+    /// [`HttpError`]; [`ErrorKind::UnexpectedEof`] if the file is shorter.
     pub fn read(
         &self,
         memory: &mut VolatileSliceMut<'_>,
         offset: u64,
         patience: &Patience<'_>,
     ) -> Result<(), HttpError> {
-        let (mut done, mut tries) = (0, Tries::default());
         let end = offset.checked_add(memory.len() as u64).filter(|end| *end <= self.len_bytes);
         let end = end.ok_or_else(|| HttpError::from(io::Error::from(ErrorKind::UnexpectedEof)))?;
+        let (mut done, mut tries, mut slow) = (0, Tries::default(), 0);
         while done < memory.len() {
             let before = done;
             let wanted = offset + done as u64..end;
-            match self.part(memory, &mut done, &wanted, patience) {
+            match self.part(memory, &mut done, &wanted, slow, patience) {
                 Ok(()) => {}
-                Err((retry_after_s, error)) => {
-                    if done > before {
+                Err(Failure::Slow) => slow += 1,
+                Err(Failure::Error { retry_after_s, error }) => {
+                    if done - before >= PROGRESS_BYTES {
                         tries = Tries::default();
                     }
                     tries.again(retry_after_s, error, patience)?;
@@ -173,42 +115,76 @@ impl HttpFile {
         Ok(())
     }
 
-    /// Makes one request for the rest of a range.
+    /// Makes one request for the rest of a range, of which a connection was too slow `slow` times.
     fn part(
         &self,
         memory: &mut VolatileSliceMut<'_>,
         done: &mut usize,
         wanted: &Range<u64>,
+        slow: u32,
         patience: &Patience<'_>,
-    ) -> Result<(), (Option<u64>, HttpError)> {
-        let final_error = |error| (None, error);
-        let mut fields = vec![range_field(wanted)];
-        let version = self.etag.as_ref().and_then(|etag| Field::new("If-Match", etag.as_str()));
-        fields.extend(version);
-        fields.extend(self.secret.iter().cloned());
-        let response = self.client.get(&self.url, &fields, patience);
-        let mut response = response.map_err(|error| final_error(error.into()))?;
+    ) -> Result<(), Failure> {
+        let began = Instant::now();
+        let mut response = self.requests.get(&self.client, wanted, &self.version, patience)?;
         let head = &response.head;
         if let Some(error) = failure(head) {
-            return Err((head.retry_after_s, error));
+            return Err(Failure::Error { retry_after_s: head.retry_after_s, error });
         }
-        let (range, len_bytes) = partial(head).map_err(final_error)?;
-        let is_same = head.etag.is_none() || self.etag.is_none() || head.etag == self.etag;
-        if len_bytes != self.len_bytes || !is_same {
-            return Err(final_error(HttpError::Changed));
+        let (range, len_bytes) = partial(head)?;
+        if len_bytes != self.len_bytes || !self.version.is_same(head) {
+            return Err(HttpError::Changed.into());
         }
         if range.start != wanted.start || range.end > wanted.end {
-            return Err(final_error(HttpError::NoRanges { reason: "another range was sent" }));
+            return Err(HttpError::NoRanges { reason: "another range was sent" }.into());
         }
-        let len = *done + (range.end - range.start) as usize;
-        let mut place = memory
-            .subslice_mut(0, len)
-            .map_err(|error| final_error(HttpError::from(io::Error::other(error))))?;
-        receive(&mut response, &mut place, done, patience)
-            .map_err(|error| final_error(error.into()))?;
+        let (len, pace) = (range.end - range.start, response.pace());
+        let limit = pace.limit(len).and_then(|limit| limit.checked_mul(1 << slow.min(8)));
+        let limited = limit.map_or(*patience, |limit| patience.until(began + limit));
+        let to = *done + len as usize;
+        let mut place = memory.subslice_mut(0, to).map_err(io::Error::other)?;
+        match receive(&mut response, &mut place, done, &limited) {
+            Ok(()) => {}
+            Err(_) if limited.is_over() && !patience.is_over() => return Err(Failure::Slow),
+            Err(error) => return Err(error.into()),
+        }
+        pace.note(len, began.elapsed());
         self.client.keep(response);
         Ok(())
     }
+}
+
+/// The reason why a part has not been received.
+enum Failure {
+    /// Other connections are much faster.
+    Slow,
+    Error {
+        retry_after_s: Option<u64>,
+        error: HttpError,
+    },
+}
+
+impl<E: Into<HttpError>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Error { retry_after_s: None, error: error.into() }
+    }
+}
+
+/// Receives the first bytes of a file. Returns its length with them.
+fn first_bytes(
+    response: &mut Response,
+    patience: &Patience<'_>,
+) -> Result<(u64, Vec<u8>), HttpError> {
+    if let Some(error) = failure(&response.head) {
+        return Err(error);
+    }
+    let (range, len_bytes) = partial(&response.head)?;
+    if range.start != 0 || range.end != len_bytes.min(FIRST_BYTES) {
+        return Err(HttpError::NoRanges { reason: "another range was sent" });
+    }
+    let mut first = vec![0; range.end as usize];
+    let mut place = VolatileSliceMut::from(first.as_mut_slice());
+    receive(response, &mut place, &mut 0, patience)?;
+    Ok((len_bytes, first))
 }
 
 /// Receives the rest of `memory` behind the first `done` bytes.
@@ -218,7 +194,15 @@ fn receive(
     done: &mut usize,
     patience: &Patience<'_>,
 ) -> io::Result<()> {
+    let mut progress = (Instant::now(), *done);
     while *done < memory.len() {
+        patience.check()?;
+        if progress.0.elapsed() >= patience.silence_max {
+            if *done - progress.1 < PROGRESS_BYTES {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            progress = (Instant::now(), *done);
+        }
         let rest = memory.len() - *done;
         let mut place = memory.subslice_mut(*done, rest).map_err(io::Error::other)?;
         match response.connection.receive(&mut place, patience)? {
@@ -229,21 +213,13 @@ fn receive(
     Ok(())
 }
 
-fn range_field(range: &Range<u64>) -> Field {
-    Field::range(range.start, range.end - 1)
-}
-
 /// Returns the error for a status that is not that of a range.
 fn failure(head: &Head) -> Option<HttpError> {
-    let status = head.status;
-    Some(match status {
-        206 => return None,
-        200 => HttpError::NoRanges { reason: "it sent the whole file" },
-        401 | 403 | 407 => HttpError::Refused { status },
-        404 | 410 => HttpError::NotFound { status },
-        412 => HttpError::Changed,
-        _ => HttpError::Status { status },
-    })
+    match head.status {
+        206 => None,
+        200 => Some(HttpError::NoRanges { reason: "it sent the whole file" }),
+        status => Some(HttpError::of_status(status)),
+    }
 }
 
 /// Returns the range of a partial response and the length of the file.
@@ -262,47 +238,39 @@ fn partial(head: &Head) -> Result<(Range<u64>, u64), HttpError> {
 
 /// The tries of one request.
 #[derive(Debug, Default)]
-struct Tries(u32);
+pub(crate) struct Tries(u32);
 
 impl Tries {
     /// Waits before the next try.
     ///
     /// # Errors
-    /// `error` if it is final, or if there were enough tries; [`HttpError::Stopped`].
-    fn again(
+    /// `error` if it is final, or if there were enough tries; [`HttpError::Stopped`],
+    /// [`HttpError::TimeLimit`].
+    pub(crate) fn again(
         &mut self,
         retry_after_s: Option<u64>,
         error: HttpError,
         patience: &Patience<'_>,
     ) -> Result<(), HttpError> {
-        let is_stopped = || (patience.stop)();
-        if is_stopped() {
-            return Err(HttpError::Stopped);
-        }
+        let ended = || match () {
+            () if (patience.stop)() => Err(HttpError::Stopped),
+            () if patience.is_over() => Err(HttpError::TimeLimit),
+            () => Ok(()),
+        };
+        ended()?;
         self.0 += 1;
-        if self.0 >= TRIES_MAX || !is_transient(&error) {
+        if self.0 >= TRIES_MAX || !error.is_transient() {
             return Err(error);
         }
         let requested = retry_after_s.map_or(Duration::ZERO, Duration::from_secs);
-        let usual = Duration::from_millis(100 << self.0);
+        // Clients that failed together do not return together.
+        let jitter = RandomState::new().hash_one(0) % (50 << self.0);
+        let usual = Duration::from_millis((75 << self.0) + jitter);
         let until = Instant::now() + requested.max(usual).min(PAUSE_MAX);
         while Instant::now() < until {
-            if is_stopped() {
-                return Err(HttpError::Stopped);
-            }
+            ended()?;
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
-    }
-}
-
-/// Returns `true` if the next try may succeed.
-fn is_transient(error: &HttpError) -> bool {
-    match error {
-        HttpError::Status { status } => matches!(status, 408 | 429 | 500 | 502 | 503 | 504),
-        HttpError::Connection(error) => {
-            !matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::InvalidData)
-        }
-        _ => false,
     }
 }

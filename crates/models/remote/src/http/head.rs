@@ -19,6 +19,10 @@ pub struct Head {
     pub content_range: Option<ContentRange>,
     /// The version of the object, as the server writes it, with quotes.
     pub etag: Option<String>,
+    /// The time of the last change of the object, as the server writes it.
+    pub last_modified: Option<String>,
+    /// The region of a bucket of S3, if it is another one than that of the request.
+    pub bucket_region: Option<String>,
     /// The address to use instead.
     pub location: Option<String>,
     /// The time after which to try again, in seconds.
@@ -112,6 +116,10 @@ impl Head {
             once(&mut self.content_range, text.and_then(ContentRange::parse), "Content-Range")?;
         } else if is("etag") {
             once(&mut self.etag, text.map(str::to_owned), "ETag")?;
+        } else if is("last-modified") {
+            once(&mut self.last_modified, text.map(str::to_owned), "Last-Modified")?;
+        } else if is("x-amz-bucket-region") {
+            once(&mut self.bucket_region, text.map(str::to_owned), "x-amz-bucket-region")?;
         } else if is("location") {
             once(&mut self.location, text.map(str::to_owned), "Location")?;
         } else if is("retry-after") {

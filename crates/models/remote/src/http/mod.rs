@@ -6,14 +6,20 @@
 mod body;
 mod client;
 mod connection;
+mod error;
 mod file;
 mod head;
+mod pace;
 mod proxy;
+mod requests;
 mod tls;
 
-pub use client::{Client, Field, Response};
+pub use client::{Client, Field, Request, Response};
 pub use connection::{Connection, Endpoint, Patience};
-pub use file::{HttpError, HttpFile};
+pub use error::HttpError;
+pub use file::HttpFile;
+pub(crate) use file::Tries;
 pub use head::{ContentRange, HEAD_LEN_MAX_BYTES, Head, HeadProblem};
 pub use proxy::Proxy;
+pub use requests::{Requests, UrlRequests, Version};
 pub use tls::Tls;

@@ -1,6 +1,7 @@
 //! Proxies that the environment names.
 
 use std::env;
+use std::net::Ipv4Addr;
 
 use url::Url;
 
@@ -26,6 +27,11 @@ impl Proxy {
     /// names the host. Names in capitals are read, too, except `HTTP_PROXY`, which a web server may set from a
     /// request.
     pub(super) fn from_env(endpoint: &Endpoint) -> Option<Self> {
+        // No proxy reaches the metadata server of a cloud instance.
+        let is_link_local = endpoint.host.parse().is_ok_and(|it: Ipv4Addr| it.is_link_local());
+        if is_link_local {
+            return None;
+        }
         let set = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let either = |name: &str| set(name).or_else(|| set(&name.to_uppercase()));
         let own = if endpoint.is_tls { either("https_proxy") } else { set("http_proxy") };

@@ -1,0 +1,184 @@
+//! The search for the files of a model on servers.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use longshore_formats::Format;
+use longshore_formats::directory::{FindError, ModelFilter, PIPELINE_NAME, find};
+use longshore_load::{Error, FormatChoice, HubCache, HubName, Result, find_files};
+
+use crate::http::HttpError;
+use crate::hub::{self, Hub, HubError};
+use crate::opener::{Remote, failed, is_commit, is_url};
+use crate::store::{Listing, ObjectName};
+
+/// The usual name of an index, which is asked for before a listing, for which there may be no right.
+const INDEX_NAME: &str = "model.safetensors.index.json";
+/// The usual name of a model in one file.
+const MODEL_NAME: &str = "model.safetensors";
+
+impl Remote {
+    /// Returns the files to open for a source, like [`longshore_load::find_files`].
+    ///
+    /// A prefix of an object store (`s3://BUCKET/PREFIX/`) is a directory. A name without a known ending and without
+    /// a `/` at its end is a prefix if there is no such object. Without a filter, the usual names are asked for
+    /// first, so that the right to list is not needed for them.
+    ///
+    /// A branch or tag of a repository is looked up in the Hub; if that does not answer, the local cache is
+    /// used, with a note. A commit that the cache has, and every name if `HF_HUB_OFFLINE` is set, needs no request.
+    ///
+    /// # Errors
+    /// Those of [`longshore_load::find_files`]; [`Error::Open`] if a server refuses or has no such model.
+    pub fn find_files(
+        &self,
+        source: impl AsRef<Path>,
+        format: FormatChoice,
+        filter: &ModelFilter,
+    ) -> Result<Vec<PathBuf>> {
+        let source = source.as_ref();
+        if is_url(source) {
+            return Ok(vec![source.to_owned()]);
+        }
+        match ObjectName::from_path(source) {
+            Ok(Some(name)) => return self.find_in_store(source, &name, format, filter),
+            Ok(None) => {}
+            Err(error) => {
+                let error = io::Error::new(io::ErrorKind::InvalidInput, error);
+                return Err(failed(source, error.into()));
+            }
+        }
+        let local = || find_files(source, format, filter);
+        let Ok(Some(name)) = HubName::from_path(source) else { return local() };
+        if hub::is_offline() {
+            return local();
+        }
+        if name.revision.as_deref().is_some_and(is_commit)
+            && let Ok(files) = local()
+        {
+            return Ok(files);
+        }
+        match self.find_in_hub(&name, format, filter) {
+            Err(FindError::Directory(HubError::Http(HttpError::Connection(error)))) => {
+                let files = local().map_err(|missing| {
+                    let text = format!("the Hub did not answer ({error}), and {missing}");
+                    let source_error = io::Error::new(error.kind(), text);
+                    Error::Open { path: source.to_owned(), source: source_error }
+                })?;
+                self.note(format!(
+                    "{name} is that of the local cache, because the Hub did not answer: {error}"
+                ));
+                Ok(files)
+            }
+            found => found.map_err(|error| not_found(source, error)),
+        }
+    }
+
+    fn find_in_store(
+        &self,
+        source: &Path,
+        name: &ObjectName,
+        format: FormatChoice,
+        filter: &ModelFilter,
+    ) -> Result<Vec<PathBuf>> {
+        let file = |name: &ObjectName| PathBuf::from(name.to_string());
+        let has_known_ending =
+            [".safetensors", ".gguf", ".json"].iter().any(|ending| name.key.ends_with(ending));
+        let is_raw = format == FormatChoice::Raw;
+        if !name.is_prefix && (has_known_ending || is_raw || self.exists(name)?) {
+            return Ok(vec![file(name)]);
+        }
+        let filter = with_format(filter, format);
+        if filter.is_empty() && self.exists(&name.below(INDEX_NAME))? {
+            return Ok(vec![file(&name.below(INDEX_NAME))]);
+        }
+        let store = self.store(name).map_err(|error| failed(source, error))?;
+        let patience = self.patience();
+        match find(&mut Listing::new(&store, name, &patience), &filter) {
+            Ok(files) => Ok(files.iter().map(|found| file(&name.below(found))).collect()),
+            Err(FindError::Directory(HttpError::Refused { .. }))
+                if filter.is_empty() && self.exists(&name.below(MODEL_NAME))? =>
+            {
+                Ok(vec![file(&name.below(MODEL_NAME))])
+            }
+            Err(error) => Err(not_found(source, error)),
+        }
+    }
+
+    /// Returns `true` if there is an object of this name. A store answers like for a missing one if it does not let
+    /// the caller list.
+    fn exists(&self, name: &ObjectName) -> Result<bool> {
+        match self.open_file(Path::new(&name.to_string())) {
+            Ok(_) => Ok(true),
+            Err(Error::Open { source, .. })
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+                ) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn find_in_hub(
+        &self,
+        name: &HubName,
+        format: FormatChoice,
+        filter: &ModelFilter,
+    ) -> std::result::Result<Vec<PathBuf>, FindError<HubError>> {
+        let patience = self.patience();
+        let hub = Hub::from_env(&self.client, self.hub.as_ref()).map_err(FindError::Directory)?;
+        let revision = hub.revision(name, &patience).map_err(FindError::Directory)?;
+        let mut filter = with_format(filter, format);
+        if let Some(variant) = &name.variant {
+            filter = filter.variant(variant);
+        }
+        let files = match &name.file {
+            Some(file) => vec![file.clone()],
+            None => hub.find(name, &revision, &filter, &patience)?,
+        };
+        let cache = HubCache::from_env().ok();
+        let place = |file: String| {
+            let mut at_commit = name.clone();
+            (at_commit.revision, at_commit.variant) = (Some(revision.commit.clone()), None);
+            at_commit.file = Some(file);
+            let cached = cache.as_ref().and_then(|cache| cache.locate(&at_commit).ok());
+            cached.unwrap_or_else(|| PathBuf::from(at_commit.to_string()))
+        };
+        Ok(files.into_iter().map(place).collect())
+    }
+}
+
+fn with_format(filter: &ModelFilter, format: FormatChoice) -> ModelFilter {
+    match format {
+        FormatChoice::Gguf => filter.clone().format(Format::Gguf),
+        FormatChoice::Safetensors => filter.clone().format(Format::Safetensors),
+        _ => filter.clone(),
+    }
+}
+
+fn not_found<E>(source: &Path, error: FindError<E>) -> Error
+where
+    E: Into<HubError>,
+{
+    match error {
+        FindError::Directory(error) => {
+            let error = error.into();
+            let kind = match &error {
+                HubError::Http(error) => error.kind(),
+                HubError::Refused { .. } => io::ErrorKind::PermissionDenied,
+                HubError::Answer(_) => io::ErrorKind::InvalidData,
+            };
+            Error::Open { path: source.to_owned(), source: io::Error::new(kind, error) }
+        }
+        FindError::Problem { folder, reason } => {
+            let path = if folder.is_empty() { source.to_owned() } else { source.join(folder) };
+            Error::Directory { path, reason }
+        }
+        FindError::Pipeline(error) => {
+            let error = io::Error::new(io::ErrorKind::InvalidData, error);
+            Error::Open { path: source.join(PIPELINE_NAME), source: error }
+        }
+    }
+}

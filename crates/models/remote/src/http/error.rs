@@ -1,0 +1,82 @@
+//! The errors of reads from servers.
+
+use std::io::{self, ErrorKind};
+
+/// The error of a read from a server.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HttpError {
+    /// The file does not exist.
+    #[error("the server has no such file (status {status})")]
+    NotFound {
+        /// The status code.
+        status: u16,
+    },
+    /// The server refuses access.
+    #[error("the server refuses access (status {status}); check the credentials")]
+    Refused {
+        /// The status code.
+        status: u16,
+    },
+    /// The server failed, also after several tries.
+    #[error("the server answers with status {status}")]
+    Status {
+        /// The status code.
+        status: u16,
+    },
+    /// The server sends whole files only, or encodes them.
+    #[error("the server does not send ranges of the file as it is ({reason})")]
+    NoRanges {
+        /// The deviation.
+        reason: &'static str,
+    },
+    /// The file is not the version that was opened.
+    #[error("the file changed on the server")]
+    Changed,
+    /// No credentials were found, or they could not be renewed.
+    #[error("{0}")]
+    Credentials(String),
+    /// The caller stopped the call.
+    #[error("the read was stopped")]
+    Stopped,
+    /// The time limit passed.
+    #[error("the time limit has passed")]
+    TimeLimit,
+    /// The connection failed, also after several tries.
+    #[error(transparent)]
+    Connection(#[from] io::Error),
+}
+
+impl HttpError {
+    /// Makes the error for a status other than that of a range.
+    pub(crate) fn of_status(status: u16) -> Self {
+        match status {
+            401 | 403 | 407 => Self::Refused { status },
+            404 | 410 => Self::NotFound { status },
+            412 => Self::Changed,
+            _ => Self::Status { status },
+        }
+    }
+
+    /// Returns `true` if the next try may succeed.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Status { status } => matches!(status, 408 | 429 | 500 | 502 | 503 | 504),
+            Self::Connection(error) => {
+                !matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::InvalidData)
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns the kind of the nearest error of a file of this machine.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotFound { .. } => ErrorKind::NotFound,
+            Self::Refused { .. } | Self::Credentials(_) => ErrorKind::PermissionDenied,
+            Self::TimeLimit => ErrorKind::TimedOut,
+            Self::Connection(error) => error.kind(),
+            _ => ErrorKind::Other,
+        }
+    }
+}

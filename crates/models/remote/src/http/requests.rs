@@ -1,0 +1,132 @@
+//! The requests for ranges of one file.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use url::Url;
+
+use super::client::{Client, Field, Response};
+use super::connection::Patience;
+use super::error::HttpError;
+use super::head::Head;
+
+/// Makes the requests for ranges of one file, with what authorises them.
+pub trait Requests: fmt::Debug + Send + Sync {
+    /// Requests a range of a version of the file, and receives the head of the response.
+    ///
+    /// # Errors
+    /// [`HttpError::Credentials`], [`HttpError::Connection`]. A status is no error.
+    fn get(
+        &self,
+        client: &Client,
+        range: &Range<u64>,
+        version: &Version,
+        patience: &Patience<'_>,
+    ) -> Result<Response, HttpError>;
+}
+
+/// The version of a file, as far as a server tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Version {
+    /// The strong entity tag, with quotes. A weak one need not change with every byte.
+    pub etag: Option<String>,
+    /// The time of the last change.
+    pub modified: Option<String>,
+}
+
+impl Version {
+    /// Returns the version in the head of a response.
+    pub(super) fn of(head: &Head) -> Self {
+        let etag = head.etag.clone().filter(|etag| !etag.starts_with("W/"));
+        Self { etag, modified: head.last_modified.clone() }
+    }
+
+    /// Returns `false` if a response is of another version.
+    pub(super) fn is_same(&self, head: &Head) -> bool {
+        let now = Self::of(head);
+        match (&self.etag, &now.etag) {
+            (Some(etag), Some(now)) => etag == now,
+            _ => self.modified.is_none() || now.modified.is_none() || self.modified == now.modified,
+        }
+    }
+
+    /// Returns the field by which a server refuses to send another version (RFC 9110, sections 13.1.1 and
+    /// 13.1.4).
+    fn condition(&self) -> Option<Field> {
+        let etag = self.etag.as_ref().map(|etag| Field::new("If-Match", etag.as_str()));
+        let modified =
+            || self.modified.as_ref().map(|time| Field::new("If-Unmodified-Since", time.as_str()));
+        etag.or_else(modified).flatten()
+    }
+}
+
+/// Requests to one URL, and to the URL that it redirects to.
+#[derive(Debug)]
+pub struct UrlRequests {
+    url: Url,
+    secret: Vec<Field>,
+    /// The URL after redirects, and the fields that may be sent there.
+    last: Mutex<Option<(Url, Vec<Field>)>>,
+}
+
+impl UrlRequests {
+    /// Makes requests to `url`. The `secret` fields are not sent to other hosts.
+    pub fn new(url: Url, secret: &[Field]) -> Self {
+        Self { url, secret: secret.to_vec(), last: Mutex::default() }
+    }
+
+    fn last(&self) -> std::sync::MutexGuard<'_, Option<(Url, Vec<Field>)>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Requests for UrlRequests {
+    fn get(
+        &self,
+        client: &Client,
+        range: &Range<u64>,
+        version: &Version,
+        patience: &Patience<'_>,
+    ) -> Result<Response, HttpError> {
+        let mut fields = vec![Field::range(range)?];
+        let known = self.last().clone();
+        if let Some((url, secret)) = known {
+            let mut all = [fields.as_slice(), &secret].concat();
+            all.extend(version.condition());
+            let response = client.get(&url, &all, patience)?;
+            // The URL after a redirect is often valid for some minutes only.
+            let was_redirected = url != self.url;
+            match response.head.status {
+                300..400 => {}
+                400 | 401 | 403 | 404 | 410 if was_redirected => {}
+                _ => return Ok(response),
+            }
+            if !was_redirected {
+                fields.extend(version.condition());
+            }
+        }
+        let (response, url) = client.follow(&self.url, &fields, &self.secret, patience)?;
+        if response.head.status == 206 {
+            let host = |url: &Url| (url.host_str().map(str::to_owned), url.port_or_known_default());
+            let same = host(&url) == host(&self.url);
+            let secret = if same { self.secret.clone() } else { Vec::new() };
+            *self.last() = Some((url, secret));
+        }
+        Ok(response)
+    }
+}
+
+impl Field {
+    /// Makes the field for a range.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if it is empty.
+    pub(crate) fn range(range: &Range<u64>) -> io::Result<Self> {
+        let last = range.end.checked_sub(1).filter(|last| *last >= range.start);
+        let last = last.ok_or_else(|| io::Error::from(ErrorKind::InvalidInput))?;
+        let field = Self::new("Range", format!("bytes={}-{last}", range.start));
+        field.ok_or_else(|| ErrorKind::InvalidInput.into())
+    }
+}

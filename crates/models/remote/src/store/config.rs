@@ -1,0 +1,130 @@
+//! The settings of object stores: the variables that the tools of the providers read, and options of the caller.
+
+use std::env;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::{ObjectStore, RetryConfig};
+
+use super::drive::Handover;
+use super::name::Provider;
+use super::without_queries;
+use crate::http::HttpError;
+
+/// Settings that replace those of the environment. Their values can be secret, so they are not shown.
+#[derive(Clone, Default)]
+pub(crate) struct StoreOptions(Vec<(String, String)>);
+
+impl StoreOptions {
+    /// Sets an option. Returns `false` if no provider has one of this name.
+    pub(crate) fn set(&mut self, name: &str, value: &str) -> bool {
+        let is_known = is_known::<AmazonS3ConfigKey>(name)
+            || is_known::<GoogleConfigKey>(name)
+            || is_known::<AzureConfigKey>(name);
+        if is_known {
+            self.0.push((name.to_ascii_lowercase(), value.to_owned()));
+        }
+        is_known
+    }
+
+    /// Makes the part of `object_store` that signs requests for a bucket. A `region` replaces that of the settings.
+    ///
+    /// # Errors
+    /// [`HttpError::Credentials`] if the settings are not valid.
+    pub(super) fn signer(
+        &self,
+        provider: Provider,
+        bucket: &str,
+        region: Option<&str>,
+    ) -> Result<Arc<dyn ObjectStore>, HttpError> {
+        // The client makes the tries.
+        let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+        let built: object_store::Result<Arc<dyn ObjectStore>> = match provider {
+            Provider::S3 => {
+                let builder = AmazonS3Builder::from_env()
+                    .with_bucket_name(bucket)
+                    .with_http_connector(Handover)
+                    .with_retry(retry);
+                let mut builder = self.each(builder, AmazonS3Builder::with_config);
+                if let Some(region) = region {
+                    builder = builder.with_region(region);
+                }
+                builder.build().map(|store| Arc::new(store) as _)
+            }
+            Provider::Gcs => {
+                let mut builder = GoogleCloudStorageBuilder::from_env()
+                    .with_bucket_name(bucket)
+                    .with_http_connector(Handover)
+                    .with_retry(retry);
+                if let Some(host) = set("STORAGE_EMULATOR_HOST") {
+                    let url = if host.contains("://") { host } else { format!("http://{host}") };
+                    builder = builder.with_base_url(&url).with_skip_signature(true);
+                }
+                let builder = self.each(builder, GoogleCloudStorageBuilder::with_config);
+                builder.build().map(|store| Arc::new(store) as _)
+            }
+            Provider::Azure => {
+                let mut builder = MicrosoftAzureBuilder::from_env();
+                for (key, value) in azure_environment() {
+                    builder = builder.with_config(key, value);
+                }
+                let builder = builder
+                    .with_container_name(bucket)
+                    .with_http_connector(Handover)
+                    .with_retry(retry);
+                let builder = self.each(builder, MicrosoftAzureBuilder::with_config);
+                builder.build().map(|store| Arc::new(store) as _)
+            }
+        };
+        built.map_err(|error| HttpError::Credentials(without_queries(&error.to_string())))
+    }
+
+    /// Applies the options that a provider knows.
+    fn each<B, K: FromStr>(&self, builder: B, apply: impl Fn(B, K, String) -> B) -> B {
+        self.0.iter().fold(builder, |builder, (name, value)| match name.parse() {
+            Ok(key) => apply(builder, key, value.clone()),
+            Err(_) => builder,
+        })
+    }
+}
+
+impl fmt::Debug for StoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+fn is_known<K: FromStr>(name: &str) -> bool {
+    name.to_ascii_lowercase().parse::<K>().is_ok()
+}
+
+fn set(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Returns the settings that the Azure tools read, and `object_store` does not.
+fn azure_environment() -> Vec<(AzureConfigKey, String)> {
+    let mut found = Vec::new();
+    for part in set("AZURE_STORAGE_CONNECTION_STRING").unwrap_or_default().split(';') {
+        let Some((name, value)) = part.split_once('=') else { continue };
+        let key = match name {
+            "AccountName" => AzureConfigKey::AccountName,
+            "AccountKey" => AzureConfigKey::AccessKey,
+            "BlobEndpoint" => AzureConfigKey::Endpoint,
+            "SharedAccessSignature" => AzureConfigKey::SasKey,
+            _ => continue,
+        };
+        found.push((key, value.to_owned()));
+    }
+    for (name, key) in [
+        ("AZURE_STORAGE_ACCOUNT", AzureConfigKey::AccountName),
+        ("AZURE_STORAGE_KEY", AzureConfigKey::AccessKey),
+    ] {
+        found.extend(set(name).map(|value| (key, value)));
+    }
+    found
+}

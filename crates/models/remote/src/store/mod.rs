@@ -1,0 +1,315 @@
+//! Object stores: Amazon S3, Google Cloud Storage and Azure Blob Storage.
+//!
+//! ```text
+//!   s3://BUCKET/KEY ─► object_store: credentials, URL, signature ─► HttpFile: ranges, into the buffer
+//!                          │ tokens, listings
+//!                          ▼
+//!                        drive: our client
+//! ```
+
+mod config;
+mod drive;
+mod listing;
+mod name;
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::Uri;
+use http::header::{CONTENT_LENGTH, HOST};
+use object_store::client::{
+    HttpError as StoreHttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+};
+use object_store::path::Path as Key;
+use object_store::{GetOptions, ListResult, ObjectStore};
+use url::Url;
+
+use crate::http::{
+    Client, Field, HttpError, Patience, Request, Requests, Response, Tries, Version,
+};
+use drive::{Driven, drive};
+
+pub(crate) use config::StoreOptions;
+pub(crate) use listing::Listing;
+pub(crate) use name::{ObjectName, Provider};
+
+/// The limit on an answer to a request for a token or a page of a listing, in bytes. A page has 1,000 names of at
+/// most 1 KiB, or 5,000 of Azure.
+const ANSWER_MAX_BYTES: usize = 32 << 20;
+/// The limit on the number of requests for one listing. A page has at least 1,000 names.
+const REQUESTS_MAX: u32 = 200;
+/// The longest time for which the metadata server of a cloud instance is waited for. Elsewhere nothing answers.
+const METADATA_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A bucket.
+pub(crate) struct Store {
+    client: Arc<Client>,
+    provider: Provider,
+    bucket: String,
+    options: StoreOptions,
+    /// It is replaced if the bucket is in another region.
+    signer: RwLock<Arc<dyn ObjectStore>>,
+}
+
+impl Store {
+    /// Makes the access to a bucket with the credentials that the environment names. No request is made.
+    ///
+    /// # Errors
+    /// [`HttpError::Credentials`] if they are not valid.
+    pub(crate) fn new(
+        client: &Arc<Client>,
+        name: &ObjectName,
+        options: &StoreOptions,
+    ) -> Result<Self, HttpError> {
+        let (provider, bucket) = (name.provider, name.bucket.clone());
+        let signer = RwLock::new(options.signer(provider, &bucket, None)?);
+        let (client, options) = (Arc::clone(client), options.clone());
+        Ok(Self { client, provider, bucket, options, signer })
+    }
+
+    fn signer(&self) -> Arc<dyn ObjectStore> {
+        Arc::clone(&self.signer.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the requests for an object.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a key that `object_store` cannot ask for.
+    pub(crate) fn requests(self: &Arc<Self>, key: &str) -> Result<ObjectRequests, HttpError> {
+        Ok(ObjectRequests { store: Arc::clone(self), key: parse_key(key)? })
+    }
+
+    /// Lists the objects and folders directly below a prefix.
+    fn list(&self, prefix: &str, patience: &Patience<'_>) -> Result<ListResult, HttpError> {
+        let prefix = parse_key(prefix)?;
+        let signer = self.signer();
+        let driven = self.drive(signer.list_with_delimiter(Some(&prefix)), patience)?;
+        match driven {
+            Driven::Done(listed) => Ok(listed),
+            Driven::Range(_) => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+        }
+    }
+
+    /// Returns the signed request for a range of a version.
+    fn sign(
+        &self,
+        key: &Key,
+        range: &Range<u64>,
+        version: &Version,
+        patience: &Patience<'_>,
+    ) -> Result<(Url, Vec<Field>), HttpError> {
+        let signer = self.signer();
+        // Azure also signs the condition.
+        let options =
+            GetOptions::new().with_range(Some(range.clone())).with_if_match(version.etag.clone());
+        match self.drive(signer.get_opts(key, options), patience)? {
+            Driven::Range(request) => Ok((to_url(request.uri())?, to_fields(&request)?)),
+            Driven::Done(_) => {
+                Err(HttpError::Credentials("the request could not be signed".to_owned()))
+            }
+        }
+    }
+
+    /// Drives a future of the store. Its requests for tokens and listings are made by the client.
+    fn drive<T>(
+        &self,
+        future: impl Future<Output = object_store::Result<T>>,
+        patience: &Patience<'_>,
+    ) -> Result<Driven<T>, HttpError> {
+        let (mut failed, mut count, mut asked_metadata) = (None, 0, false);
+        let mut status = None;
+        let driven = drive(future, patience, |request| {
+            count += 1;
+            asked_metadata |= to_url(request.uri()).is_ok_and(|url| is_metadata(&url));
+            let answer = match count {
+                ..=REQUESTS_MAX => self.answer(&request, patience),
+                _ => {
+                    Err(io::Error::new(io::ErrorKind::InvalidData, "the listing has no end").into())
+                }
+            };
+            status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
+            answer.map_err(|error| {
+                failed = Some(error);
+                StoreHttpError::new(HttpErrorKind::Unknown, io::Error::other("no answer"))
+            })
+        })?;
+        match driven {
+            Driven::Range(request) => Ok(Driven::Range(request)),
+            Driven::Done(Ok(done)) => Ok(Driven::Done(done)),
+            Driven::Done(Err(_)) if asked_metadata => Err(self.no_credentials()),
+            Driven::Done(Err(error)) => {
+                let of_status = || status.filter(|status| *status >= 300).map(HttpError::of_status);
+                let unclear = || HttpError::Credentials(without_queries(&error.to_string()));
+                Err(failed.or_else(of_status).unwrap_or_else(unclear))
+            }
+        }
+    }
+
+    /// Makes a request for a token or a page of a listing.
+    fn answer(
+        &self,
+        request: &HttpRequest,
+        patience: &Patience<'_>,
+    ) -> Result<HttpResponse, HttpError> {
+        let url = to_url(request.uri())?;
+        let fields = to_fields(request)?;
+        let body = request.body().as_bytes().map(|body| body.to_vec()).unwrap_or_default();
+        let sent =
+            Request { method: request.method().as_str(), url: &url, fields: &fields, body: &body };
+        let is_metadata = is_metadata(&url);
+        let limited = match is_metadata {
+            true => patience.until(Instant::now() + METADATA_PATIENCE),
+            false => *patience,
+        };
+        let mut tries = Tries::default();
+        loop {
+            let received = self.client.send(sent, &limited).and_then(|mut response| {
+                let body = response.body(ANSWER_MAX_BYTES, &limited)?;
+                Ok((response, body))
+            });
+            let (retry_after_s, error) = match received {
+                Ok((response, body)) => {
+                    let status = response.head.status;
+                    let error = HttpError::Status { status };
+                    if is_metadata || !error.is_transient() {
+                        let answer = to_answer(&response, body);
+                        self.client.keep(response);
+                        return answer;
+                    }
+                    (response.head.retry_after_s, error)
+                }
+                Err(error) if is_metadata => return Err(error.into()),
+                Err(error) => (None, error.into()),
+            };
+            tries.again(retry_after_s, error, patience)?;
+        }
+    }
+
+    /// Makes the error for a provider whose environment has no credentials.
+    fn no_credentials(&self) -> HttpError {
+        let hint = match self.provider {
+            Provider::S3 => {
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or \
+                 AWS_SKIP_SIGNATURE=true for a public bucket"
+            }
+            Provider::Gcs => {
+                "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
+            }
+            Provider::Azure => {
+                "set AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or \
+                 AZURE_STORAGE_SAS_TOKEN, or AZURE_SKIP_SIGNATURE=true for a public container"
+            }
+        };
+        HttpError::Credentials(format!(
+            "no credentials were found, and no metadata server of a cloud instance gives any; {hint}"
+        ))
+    }
+
+    /// Uses another region from now on.
+    fn move_to(&self, region: &str) -> Result<(), HttpError> {
+        let signer = self.options.signer(self.provider, &self.bucket, Some(region))?;
+        *self.signer.write().unwrap_or_else(PoisonError::into_inner) = signer;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { provider, bucket, .. } = self;
+        f.debug_struct("Store")
+            .field("provider", provider)
+            .field("bucket", bucket)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The requests for one object. Each is signed anew, so that none expires.
+#[derive(Debug)]
+pub(crate) struct ObjectRequests {
+    store: Arc<Store>,
+    key: Key,
+}
+
+impl Requests for ObjectRequests {
+    fn get(
+        &self,
+        client: &Client,
+        range: &Range<u64>,
+        version: &Version,
+        patience: &Patience<'_>,
+    ) -> Result<Response, HttpError> {
+        let get = || -> Result<Response, HttpError> {
+            let (url, fields) = self.store.sign(&self.key, range, version, patience)?;
+            Ok(client.get(&url, &fields, patience)?)
+        };
+        let response = get()?;
+        let region = response.head.bucket_region.as_deref();
+        match (response.head.status, region) {
+            (300..=400, Some(region)) => {
+                self.store.move_to(region)?;
+                get()
+            }
+            _ => Ok(response),
+        }
+    }
+}
+
+fn parse_key(key: &str) -> Result<Key, HttpError> {
+    Key::parse(key).map_err(|_| {
+        let message = "a key with empty parts, `.` or `..` cannot be requested";
+        io::Error::new(io::ErrorKind::InvalidInput, message).into()
+    })
+}
+
+/// Returns `true` for a server that gives tokens to the instances of a cloud.
+fn is_metadata(url: &Url) -> bool {
+    matches!(url.host_str(), Some("169.254.169.254" | "metadata.google.internal" | "metadata"))
+}
+
+fn to_url(uri: &Uri) -> Result<Url, HttpError> {
+    let invalid = |_| io::Error::new(io::ErrorKind::InvalidInput, "the endpoint is no valid URL");
+    Ok(Url::parse(&uri.to_string()).map_err(invalid)?)
+}
+
+/// Returns the header fields of a request, without those that the client sends in any case.
+fn to_fields(request: &HttpRequest) -> Result<Vec<Field>, HttpError> {
+    let sent =
+        request.headers().iter().filter(|(name, _)| **name != HOST && **name != CONTENT_LENGTH);
+    sent.map(|(name, value)| {
+        let value = value.to_str().ok();
+        let field = value.and_then(|value| Field::new(name.as_str().to_owned(), value));
+        field.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput).into())
+    })
+    .collect()
+}
+
+fn to_answer(response: &Response, body: Vec<u8>) -> Result<HttpResponse, HttpError> {
+    let head = &response.head;
+    let mut answer = http::Response::builder().status(head.status);
+    for (name, value) in [("location", &head.location), ("etag", &head.etag)] {
+        if let Some(value) = value {
+            answer = answer.header(name, value);
+        }
+    }
+    let answer = answer.body(HttpResponseBody::from(Bytes::from(body)));
+    answer.map_err(|_| io::Error::from(io::ErrorKind::InvalidData).into())
+}
+
+/// Removes the queries of URLs, which can be secret, from a text.
+fn without_queries(text: &str) -> String {
+    let mut shown = String::new();
+    for word in text.split_inclusive(char::is_whitespace) {
+        match word.split_once('?') {
+            Some((before, query)) if before.contains("://") => {
+                shown.push_str(before);
+                shown.extend(query.chars().rev().take(1).filter(|last| last.is_whitespace()));
+            }
+            _ => shown.push_str(word),
+        }
+    }
+    shown
+}
