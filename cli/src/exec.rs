@@ -24,7 +24,8 @@ use rustix::io::FdFlags;
 use crate::exit::failure;
 use crate::program::{cannot_run, check_program};
 use crate::progress::Display;
-use crate::{signals, sources};
+use crate::sources::{self, ToPublish};
+use crate::signals;
 
 /// The argument that the path of the model replaces.
 const PLACE: &str = "{}";
@@ -58,6 +59,9 @@ pub(crate) struct ExecArgs {
     /// Face Hub.
     #[arg(value_name = "SOURCE")]
     source: PathBuf,
+
+    #[command(flatten)]
+    server: sources::ServerArgs,
 
     /// Publish in this directory of a tmpfs, where the model stays.
     #[arg(long, value_name = "DIR")]
@@ -109,7 +113,9 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
     check_program(&args.command)?;
     let cancel = signals::cancel_token()?;
     let manifest = args.manifest.as_ref().map(Manifest::open).transpose()?;
-    let source = sources::to_publish(&args.source)?;
+    let remote = args.server.remote();
+    let source = sources::to_publish(&remote, &args.source)?;
+    sources::print_notes(&remote);
     let mut display = Display::new(args.quiet);
     let observe = |progress| display.show(progress);
     let placed = place(args, &source, manifest.as_ref(), &cancel, observe)?;
@@ -149,7 +155,7 @@ enum Kept {
 
 fn place(
     args: &ExecArgs,
-    source: &Path,
+    source: &ToPublish,
     manifest: Option<&Manifest>,
     cancel: &CancelToken,
     mut observe: impl FnMut(Progress),
@@ -163,7 +169,11 @@ fn place(
             if let Some(manifest) = manifest {
                 publisher = publisher.manifest(manifest);
             }
-            match publisher.publish(source) {
+            let published = match source {
+                ToPublish::Local(source) => publisher.publish(source),
+                ToPublish::Remote(model) => publisher.publish_remote(model),
+            };
+            match published {
                 Err(error) if way.is_default && is_full(&error) => error.to_string(),
                 published => {
                     let published = published?;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use longshore::formats::directory::ModelFilter;
 use longshore::formats::printable;
 use longshore::load::{DigestKind, Manifest, Outcome, Published, Publisher};
 use longshore_sys::{directory, tmpfs};
@@ -18,6 +19,7 @@ use crate::exit::failure;
 use crate::output::print;
 use crate::progress::Display;
 use crate::signals;
+use crate::sources::{ServerArgs, print_notes};
 use crate::units::{Decimal, Size};
 
 /// Publish models as files in a tmpfs, in huge pages, for every program of the machine.
@@ -46,6 +48,9 @@ pub(crate) struct PublishArgs {
     /// The directory to publish in, in a tmpfs.
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
+
+    #[command(flatten)]
+    server: ServerArgs,
 
     /// The name of the model, instead of that of the source.
     #[arg(long)]
@@ -110,6 +115,7 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<()> {
     }
     let mut models = Vec::new();
     for source in &args.sources {
+        let remote = args.server.remote();
         let mut display = Display::new(args.quiet || args.json);
         let mut publisher = Publisher::new(&args.to)
             .replace(args.replace)
@@ -128,8 +134,12 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<()> {
         if let Some(manifest) = &manifest {
             publisher = publisher.manifest(manifest);
         }
-        let published = publisher.publish(source)?;
+        let published = match remote.model(source, &ModelFilter::new())? {
+            Some(model) => publisher.publish_remote(&model)?,
+            None => publisher.publish(source)?,
+        };
         drop(display);
+        print_notes(&remote);
         if args.json {
             models.push(as_json(&published));
         } else if !args.quiet {

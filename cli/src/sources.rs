@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use longshore::formats::directory::ModelFilter;
 use longshore::formats::printable;
-use longshore::load::{self, FormatChoice, Opened};
+use longshore::load::{self, FormatChoice, Opened, RemoteModel};
 use longshore::remote::Remote;
 
 /// The options that select files of a directory.
@@ -56,9 +56,7 @@ impl FilterArgs {
         for source in sources {
             files.extend(remote.find_files(source, format, &filter)?);
         }
-        for note in remote.notes() {
-            eprintln!("longshore: note: {}", printable(&note));
-        }
+        print_notes(remote);
         Ok(files)
     }
 
@@ -95,7 +93,25 @@ fn seconds(text: &str) -> Result<Duration, String> {
     duration.ok_or_else(|| "expected a number of seconds, such as 600".to_owned())
 }
 
-/// Returns the directory or file to publish for a source, as an absolute path.
-pub(crate) fn to_publish(source: &Path) -> anyhow::Result<PathBuf> {
-    Ok(std::path::absolute(load::locate(source)?)?)
+/// Prints notes about files that were found, on standard error.
+pub(crate) fn print_notes(remote: &Remote) {
+    for note in remote.notes() {
+        eprintln!("longshore: note: {}", printable(&note));
+    }
+}
+
+/// What is published for a source.
+pub(crate) enum ToPublish {
+    /// A directory or file, as an absolute path.
+    Local(PathBuf),
+    /// Files of servers.
+    Remote(RemoteModel),
+}
+
+/// Returns what to publish for a source.
+pub(crate) fn to_publish(remote: &Remote, source: &Path) -> anyhow::Result<ToPublish> {
+    match remote.model(source, &ModelFilter::new())? {
+        Some(model) => Ok(ToPublish::Remote(model)),
+        None => Ok(ToPublish::Local(std::path::absolute(load::locate(source)?)?)),
+    }
 }

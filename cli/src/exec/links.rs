@@ -15,6 +15,7 @@ use longshore_sys::effective_uid;
 use rustix::io::FdFlags;
 
 use crate::exit::failure;
+use crate::sources::ToPublish;
 
 /// The number of names that are tried.
 const ATTEMPTS_MAX: u32 = 100;
@@ -22,12 +23,15 @@ const ATTEMPTS_MAX: u32 = 100;
 /// Loads a model, and makes a directory with links to its files, which the program inherits as
 /// descriptors. Returns the path for the program, and the model, whose descriptors must stay open.
 pub(super) fn link(
-    source: &Path,
+    source: &ToPublish,
     manifest: Option<&Manifest>,
     cancel: &CancelToken,
     observe: impl FnMut(Progress),
 ) -> anyhow::Result<(PathBuf, HeldModel)> {
-    let model = HeldModel::load(source, manifest, cancel, observe)?;
+    let model = match source {
+        ToPublish::Local(source) => HeldModel::load(source, manifest, cancel, observe)?,
+        ToPublish::Remote(model) => HeldModel::load_remote(model, manifest, cancel, observe)?,
+    };
     remove_old();
     let pid = std::process::id();
     let own = make_own(pid)?;

@@ -61,7 +61,7 @@ pub use plan::{FILE_ALIGNMENT, Plan, PlannedFile};
 pub use progress::{CancelToken, Progress};
 pub use publish::{
     HeldFile, HeldModel, ManagerLock, ModelUse, Outcome, PublishProblem, Published, PublishedFile,
-    PublishedModel, PublishedModels, Publisher, SourceState,
+    PublishedModel, PublishedModels, Publisher, RemoteModel, SourceState,
 };
 pub use reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimit, ModeProblem};
 pub use repack::{copy_file, repack};

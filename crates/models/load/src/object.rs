@@ -14,6 +14,11 @@ pub trait Object: fmt::Debug + Send + Sync {
         self.len() == 0
     }
 
+    /// Returns the version, as the server tells it: another content has another one. `None` if it tells none.
+    fn version(&self) -> Option<&str> {
+        None
+    }
+
     /// Fills `memory` from `offset`, and blocks until that is done. The range is within the file. A transfer
     /// that breaks off is resumed. Calls `stop` at least once a second, and ends if it returns `true`.
     ///

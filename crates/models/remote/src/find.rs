@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use longshore_formats::Format;
 use longshore_formats::directory::{FindError, ModelFilter, PIPELINE_NAME, find};
-use longshore_load::{Error, FormatChoice, HubCache, HubName, Result, find_files};
+use longshore_load::{Error, FormatChoice, HubCache, HubName, Result, find_files, is_index};
 
 use crate::http::HttpError;
-use crate::hub::{self, Hub, HubError};
+use crate::hub::{self, Hub, HubError, Revision};
 use crate::opener::{Remote, failed, is_commit, is_url};
 use crate::store::{Listing, ObjectName};
 
@@ -58,19 +58,25 @@ impl Remote {
             return Ok(files);
         }
         match self.find_in_hub(&name, format, filter) {
-            Err(FindError::Directory(HubError::Http(HttpError::Connection(error)))) => {
+            Err(FindError::Directory(error)) if error.is_silence() => {
                 let files = local().map_err(|missing| {
                     let text = format!("the Hub did not answer ({error}), and {missing}");
-                    let source_error = io::Error::new(error.kind(), text);
+                    let source_error = io::Error::new(io::ErrorKind::NotConnected, text);
                     Error::Open { path: source.to_owned(), source: source_error }
                 })?;
-                self.note(format!(
-                    "{name} is that of the local cache, because the Hub did not answer: {error}"
-                ));
+                self.note_silence(&name, &error);
                 Ok(files)
             }
-            found => found.map_err(|error| not_found(source, error)),
+            Ok(found) => Ok(found.names.iter().map(|file| found.place(&name, file)).collect()),
+            Err(error) => Err(not_found(source, error)),
         }
+    }
+
+    /// Notes that the local cache is used.
+    pub(crate) fn note_silence(&self, name: &HubName, error: &HubError) {
+        self.note(format!(
+            "{name} is that of the local cache, because the Hub did not answer: {error}"
+        ));
     }
 
     fn find_in_store(
@@ -121,12 +127,12 @@ impl Remote {
         }
     }
 
-    fn find_in_hub(
+    pub(crate) fn find_in_hub(
         &self,
         name: &HubName,
         format: FormatChoice,
         filter: &ModelFilter,
-    ) -> std::result::Result<Vec<PathBuf>, FindError<HubError>> {
+    ) -> std::result::Result<HubFiles, FindError<HubError>> {
         let patience = self.patience();
         let hub = Hub::from_env(&self.client, self.hub.as_ref()).map_err(FindError::Directory)?;
         let revision = hub.revision(name, &patience).map_err(FindError::Directory)?;
@@ -134,20 +140,69 @@ impl Remote {
         if let Some(variant) = &name.variant {
             filter = filter.variant(variant);
         }
-        let files = match &name.file {
-            Some(file) => vec![file.clone()],
-            None => hub.find(name, &revision, &filter, &patience)?,
+        let named = name.file.clone().unwrap_or_default();
+        let is_file = revision.files.contains(&named);
+        let folder = format!("{named}/");
+        let names = match is_file || format == FormatChoice::Raw {
+            true => vec![named.clone()],
+            false
+                if !named.is_empty()
+                    && !revision.files.iter().any(|it| it.starts_with(&folder)) =>
+            {
+                return Err(FindError::Directory(HttpError::NotFound { status: 404 }.into()));
+            }
+            false => {
+                let found = hub.find(name, &revision, &named, &filter, &patience)?;
+                let at = |found| if named.is_empty() { found } else { format!("{folder}{found}") };
+                found.into_iter().map(at).collect()
+            }
         };
-        let cache = HubCache::from_env().ok();
-        let place = |file: String| {
-            let mut at_commit = name.clone();
-            (at_commit.revision, at_commit.variant) = (Some(revision.commit.clone()), None);
-            at_commit.file = Some(file);
-            let cached = cache.as_ref().and_then(|cache| cache.locate(&at_commit).ok());
-            cached.unwrap_or_else(|| PathBuf::from(at_commit.to_string()))
+        let root = match is_file {
+            true => named.rsplit_once('/').map_or("", |(parent, _)| parent).to_owned(),
+            false => named,
         };
-        Ok(files.into_iter().map(place).collect())
+        let Revision { commit, files: all } = revision;
+        Ok(HubFiles { commit, names, all, root, is_file })
     }
+}
+
+/// The files of a model in a repository.
+pub(crate) struct HubFiles {
+    commit: String,
+    /// The paths of the files to open.
+    pub(crate) names: Vec<String>,
+    /// The paths of all files of the repository.
+    pub(crate) all: Vec<String>,
+    /// The folder of the model, or of the file that was named.
+    pub(crate) root: String,
+    /// `true` if a file was named.
+    pub(crate) is_file: bool,
+}
+
+impl HubFiles {
+    /// Returns the name of a file, or of the repository, at the commit.
+    pub(crate) fn at_commit(&self, name: &HubName, file: Option<&str>) -> HubName {
+        let mut at_commit = name.clone();
+        (at_commit.revision, at_commit.variant) = (Some(self.commit.clone()), None);
+        at_commit.file = file.map(str::to_owned);
+        at_commit
+    }
+
+    /// Returns the path of a file, in the local cache if it is there. The path of an index is never that, because its
+    /// shards need not be there.
+    pub(crate) fn place(&self, name: &HubName, file: &str) -> PathBuf {
+        let at_commit = self.at_commit(name, Some(file));
+        let path = PathBuf::from(at_commit.to_string());
+        match is_index(&path, FormatChoice::Auto) {
+            true => path,
+            false => in_cache(&at_commit).unwrap_or(path),
+        }
+    }
+}
+
+/// Returns the path of a file in the local cache.
+pub(crate) fn in_cache(name: &HubName) -> Option<PathBuf> {
+    HubCache::from_env().ok()?.locate(name).ok()
 }
 
 fn with_format(filter: &ModelFilter, format: FormatChoice) -> ModelFilter {
@@ -158,7 +213,7 @@ fn with_format(filter: &ModelFilter, format: FormatChoice) -> ModelFilter {
     }
 }
 
-fn not_found<E>(source: &Path, error: FindError<E>) -> Error
+pub(crate) fn not_found<E>(source: &Path, error: FindError<E>) -> Error
 where
     E: Into<HubError>,
 {

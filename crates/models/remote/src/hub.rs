@@ -70,6 +70,13 @@ pub(crate) enum HubError {
     Answer(String),
 }
 
+impl HubError {
+    /// Returns `true` if there was no answer, so that the local cache is better than nothing.
+    pub(crate) fn is_silence(&self) -> bool {
+        matches!(self, Self::Http(HttpError::Connection(_) | HttpError::Status { status: 500.. }))
+    }
+}
+
 impl<'a> Hub<'a> {
     /// Makes the access that the environment describes, as for `huggingface_hub`: `HF_ENDPOINT`, and the token
     /// of `HF_TOKEN`, of the file `HF_TOKEN_PATH`, or of `HF_HOME/token`.
@@ -148,15 +155,16 @@ impl<'a> Hub<'a> {
         self.token.as_slice()
     }
 
-    /// Returns the names of the files of the model, as [`find`] does for a directory.
+    /// Returns the paths of the files of the model in the folder `root`, as [`find`] does for a directory.
     pub(crate) fn find(
         &self,
         name: &HubName,
         revision: &Revision,
+        root: &str,
         filter: &ModelFilter,
         patience: &Patience<'_>,
     ) -> Result<Vec<String>, FindError<HubError>> {
-        find(&mut Listing { hub: self, name, revision, patience }, filter)
+        find(&mut Listing { hub: self, name, revision, root, patience }, filter)
     }
 
     fn get(&self, url: &Url, patience: &Patience<'_>) -> Result<Response, HubError> {
@@ -165,18 +173,26 @@ impl<'a> Hub<'a> {
     }
 }
 
-/// The files of a repository as a directory.
+/// A folder of a repository as a directory.
 struct Listing<'a> {
     hub: &'a Hub<'a>,
     name: &'a HubName,
     revision: &'a Revision,
+    root: &'a str,
     patience: &'a Patience<'a>,
 }
 
 impl Listing<'_> {
+    /// Returns the path of a file or folder in the repository.
+    fn path(&self, name: &str) -> String {
+        let parts = [self.root, name].into_iter().filter(|part| !part.is_empty());
+        parts.collect::<Vec<_>>().join("/")
+    }
+
     /// Returns the paths below a folder.
     fn below(&self, folder: &str) -> impl Iterator<Item = &str> {
-        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let prefix = self.path(folder);
+        let prefix = if prefix.is_empty() { prefix } else { prefix + "/" };
         let files = self.revision.files.iter();
         files.filter_map(move |file| file.strip_prefix(prefix.as_str()))
     }
@@ -197,7 +213,7 @@ impl Directory for Listing<'_> {
 
     fn read(&mut self, file: &str, max_bytes: u64) -> Result<Vec<u8>, HubError> {
         let HubName { kind, repository, .. } = self.name;
-        let url = self.hub.file_url(*kind, repository, &self.revision.commit, file);
+        let url = self.hub.file_url(*kind, repository, &self.revision.commit, &self.path(file));
         let mut response = self.hub.get(&url, self.patience)?;
         match response.head.status {
             200 => {}

@@ -10,6 +10,7 @@
 mod find;
 pub mod http;
 mod hub;
+mod model;
 mod opener;
 mod store;
 

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use longshore_formats::directory::ModelFilter;
 use longshore_load::{
-    Error, FormatChoice, HubName, Object, ObjectError, Opened, Opener, Result, SourceFile, open_by,
+    Error, FormatChoice, HubName, Object, ObjectError, Opened, Opener, Result, SourceFile,
+    is_index, open_by,
 };
 use longshore_mem::VolatileSliceMut;
 use url::Url;
 
+use crate::find::in_cache;
 use crate::http::{Client, HttpError, HttpFile, Patience, Requests, UrlRequests};
 use crate::hub::Hub;
 use crate::store::{ObjectName, Provider, Store, StoreOptions};
@@ -119,6 +121,16 @@ impl Remote {
                 .map_or(path.to_owned(), |url| shown(&url).into()),
             false => path.to_owned(),
         };
+        if let Ok(Some(at_commit)) = HubName::from_path(path)
+            && at_commit.revision.as_deref().is_some_and(is_commit)
+            && at_commit.file.is_some()
+            && let Some(cached) = in_cache(&at_commit)
+        {
+            let opened = SourceFile::open(&cached)?;
+            // The shards of an index need not be there.
+            let is_index = is_index(path, FormatChoice::Auto);
+            return Ok(if is_index { opened.named(path) } else { opened });
+        }
         match self.requests(path) {
             Ok(None) => SourceFile::open(path),
             Ok(Some(requests)) => {
@@ -192,6 +204,11 @@ struct RemoteObject {
 impl Object for RemoteObject {
     fn len(&self) -> u64 {
         self.file.len()
+    }
+
+    fn version(&self) -> Option<&str> {
+        let version = self.file.version();
+        version.etag.as_deref().or(version.modified.as_deref())
     }
 
     fn read(

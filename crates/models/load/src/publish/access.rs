@@ -163,6 +163,26 @@ impl Access {
         Ok(found)
     }
 
+    /// Returns the permissions for the copy of a file of a server: only the publisher has the right to read it,
+    /// unless another mode is requested.
+    pub(crate) fn of_remote_file(&mut self) -> CopyAccess {
+        let mode = self.mode.unwrap_or(0) & UNWRITABLE | 0o400;
+        self.remote(mode, mode)
+    }
+
+    /// Returns the permissions for a directory with such files.
+    pub(crate) fn of_remote_directory(&mut self) -> CopyAccess {
+        let mode = self.mode.unwrap_or(0);
+        let mode = (mode | (mode & 0o444) >> 2) & UNWRITABLE | 0o700;
+        self.remote(mode, mode & (mode & 0o111) << 2)
+    }
+
+    fn remote(&mut self, mode: u32, known: u32) -> CopyAccess {
+        let found = CopyAccess { mode, ..CopyAccess::default() };
+        self.note_common(&found, known);
+        found
+    }
+
     /// Notes the permission bits that users have to read a file or directory.
     fn note_common(&mut self, found: &CopyAccess, mode: u32) {
         let of_user = found.user.map_or(0o777, |(_, bits)| bits << 6 | bits << 3 | bits);

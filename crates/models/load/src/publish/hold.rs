@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use longshore_heap::{Heap, PageReport, Sealing, SharedBuffer};
 
+use super::origin::Origin;
+use super::remote::RemoteModel;
 use super::tree::{Links, Tree};
 use super::{add, check_manifest, has_weights};
 use crate::budget;
@@ -51,19 +53,41 @@ impl HeldModel {
         source: &Path,
         manifest: Option<&Manifest>,
         cancel: &CancelToken,
+        observe: impl FnMut(Progress),
+    ) -> Result<Self> {
+        let tree = Tree::of(source, Links::Followed)?;
+        Self::load_from(&Origin::Local(tree), manifest, cancel, observe)
+    }
+
+    /// Loads the files of a model on servers, like [`HeldModel::load`].
+    ///
+    /// # Errors
+    /// Those of [`HeldModel::load`].
+    pub fn load_remote(
+        model: &RemoteModel,
+        manifest: Option<&Manifest>,
+        cancel: &CancelToken,
+        observe: impl FnMut(Progress),
+    ) -> Result<Self> {
+        Self::load_from(&Origin::Remote(model), manifest, cancel, observe)
+    }
+
+    fn load_from(
+        tree: &Origin<'_>,
+        manifest: Option<&Manifest>,
+        cancel: &CancelToken,
         mut observe: impl FnMut(Progress),
     ) -> Result<Self> {
         let began = Instant::now();
         let manifest = manifest.map(Manifest::resolved);
-        let tree = Tree::of(source, Links::Followed)?;
-        let total_bytes = tree.content_bytes();
+        let (total_bytes, records) = (tree.content_bytes(), tree.records());
         // Each load checks its own file, but the whole model must fit, too.
         drop(budget::check(total_bytes, &Heap::Memfd, None)?);
         let headers = HeadersOfModel::default();
         let mut done_bytes = 0;
-        let (mut files, mut pages) = (Vec::with_capacity(tree.files.len()), PageReport::default());
-        for file in &tree.files {
-            let opened = tree.open(file)?;
+        let (mut files, mut pages) = (Vec::with_capacity(records.len()), PageReport::default());
+        for (number, file) in records.iter().enumerate() {
+            let opened = tree.open(number)?;
             if has_weights(opened.path()) {
                 headers.check(&opened)?;
             }
@@ -81,13 +105,13 @@ impl HeldModel {
             let digests = loaded.files.first().map_or(&[][..], |file| &file.digests);
             check_manifest(manifest.as_ref(), &full, digests)?;
             add(&mut pages, &loaded.report.pages);
-            done_bytes += file.version.len_bytes;
+            done_bytes += file.bytes;
             let memory = loaded.buffer.share(Sealing::Content)?;
             files.push(HeldFile { path: PathBuf::from(&file.path), memory });
         }
         tree.check_unchanged()?;
         let name = tree.default_name();
-        let Tree { main, folders, .. } = tree;
+        let (main, folders) = (tree.main().map(Path::to_owned), tree.folders().to_vec());
         Ok(Self { name, main, folders, files, pages })
     }
 }

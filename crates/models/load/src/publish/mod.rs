@@ -14,10 +14,12 @@
 mod access;
 mod hold;
 mod models;
+mod origin;
 mod problem;
 mod published;
 mod record;
 mod refresh;
+mod remote;
 mod target;
 mod tree;
 
@@ -33,6 +35,7 @@ pub use hold::{HeldFile, HeldModel};
 pub use models::{ManagerLock, ModelUse, PublishedModel, PublishedModels, SourceState};
 pub use problem::PublishProblem;
 pub use published::{Outcome, Published, PublishedFile};
+pub use remote::RemoteModel;
 
 use crate::budget;
 use crate::digest_kind::DigestKind;
@@ -41,12 +44,14 @@ use crate::loader::Loader;
 use crate::open::HeadersOfModel;
 use crate::plan::Plan;
 use crate::progress::{CancelToken, Progress};
+use crate::source::SourceFile;
 use crate::verify::Manifest;
 use access::{Access, CopyAccess};
+use origin::Origin;
 use record::{FileRecord, Record};
 use refresh::{limit, refresh};
 use target::{Existing, Partial, Target};
-use tree::{Links, Tree, TreeFile, publish_error, write_error};
+use tree::{Links, Tree, publish_error, write_error};
 
 /// The number of times that a model is renamed while other programs make and remove the name.
 const RENAMES_MAX: u32 = 100;
@@ -198,11 +203,29 @@ impl<'a> Publisher<'a> {
     /// # Errors
     /// [`Error::Publish`], [`Error::Write`], [`Error::Changed`] if a file of the source changes, and
     /// those of [`Loader::load`]. Then no model appears, and an existing one stays.
-    pub fn publish(mut self, source: &Path) -> Result<Published> {
-        let began = Instant::now();
+    pub fn publish(self, source: &Path) -> Result<Published> {
         let target = Target::open(&self.target)?;
         target.remove_leftovers();
         let tree = Tree::of(source, self.links)?;
+        self.publish_from(&target, &Origin::Local(tree))
+    }
+
+    /// Publishes a model whose files are on servers, like [`Publisher::publish`]. Only the user of this process may
+    /// read the copy, unless [`Publisher::mode`] requests more.
+    ///
+    /// # Errors
+    /// Those of [`Publisher::publish`].
+    pub fn publish_remote(self, model: &RemoteModel) -> Result<Published> {
+        let target = Target::open(&self.target)?;
+        target.remove_leftovers();
+        if model.files().is_empty() {
+            return Err(publish_error(model.source(), PublishProblem::Empty));
+        }
+        self.publish_from(&target, &Origin::Remote(model))
+    }
+
+    fn publish_from(mut self, target: &Target, tree: &Origin<'_>) -> Result<Published> {
+        let began = Instant::now();
         let name = self.name.clone().unwrap_or_else(|| tree.default_name());
         target.check_name(&name)?;
         // The same model may be published by another process of a job, such as another rank.
@@ -216,26 +239,26 @@ impl<'a> Publisher<'a> {
             }
             Ok(())
         })?;
-        let mut found = self.find(&target, &name, &tree)?;
+        let mut found = self.find(target, &name, tree)?;
         if let Found::Old(record, old) = &found {
             self.pin |= directory::exists(old, Path::new(record::PIN_NAME));
             // Another model stays as it is until it is replaced.
             if tree.is_source_of(record) {
-                limit(&tree, record, old.as_fd(), self.mode)?;
+                tree.limit(record, old.as_fd(), self.mode)?;
             }
         }
         tree.check_owners()?;
         if let Found::Same(same) = &found {
-            return self.described(&target, &name, &tree, same, began);
+            return self.described(target, &name, tree, same, began);
         }
-        self.check_headers(&tree, began)?;
-        let lengths = tree.files.iter().map(|file| file.version.len_bytes);
-        target.check_room(lengths, tree.folders.len() + usize::from(self.pin))?;
+        self.check_headers(tree, began)?;
+        let lengths: Vec<_> = tree.records().iter().map(|file| file.bytes).collect();
+        target.check_room(lengths.into_iter(), tree.folders().len() + usize::from(self.pin))?;
         // Each load checks its own file, but the whole model must fit, too.
         drop(budget::check(tree.content_bytes(), &Heap::MemfdBasePages, None)?);
 
         let mut partial = target.begin(&name)?;
-        let filled = self.fill(&tree, &partial, began).map_err(|error| named(error, &target))?;
+        let filled = self.fill(tree, &partial, began).map_err(|error| named(error, target))?;
         tree.check_unchanged()?;
         let mut attempts = 0;
         let outcome = loop {
@@ -247,18 +270,18 @@ impl<'a> Publisher<'a> {
                 return Err(publish_error(&target.path().join(&name), PublishProblem::NameExists));
             }
             // Another publisher may have published the model meanwhile.
-            found = self.find(&target, &name, &tree)?;
+            found = self.find(target, &name, tree)?;
             match &found {
-                Found::Same(same) => return self.described(&target, &name, &tree, same, began),
+                Found::Same(same) => return self.described(target, &name, tree, same, began),
                 Found::Old(_, old) if partial.exchange(&name, old)? => break Outcome::Replaced,
                 Found::Old(..) | Found::None => {}
             }
         };
         // Permissions of the source may have changed meanwhile. It is published, also if this fails.
-        let _ = refresh(&tree, partial.folder.as_fd(), self.mode);
+        let _ = tree.refresh(partial.folder.as_fd(), self.mode);
         let directory = target.path().join(&name);
         Ok(Published {
-            path: tree.main.as_ref().map_or_else(|| directory.clone(), |it| directory.join(it)),
+            path: tree.main().map_or_else(|| directory.clone(), |it| directory.join(it)),
             directory,
             outcome,
             files: filled.files,
@@ -283,8 +306,7 @@ impl<'a> Publisher<'a> {
         let name = self.name.clone().unwrap_or_else(|| tree.default_name());
         target.check_name(&name)?;
         let Existing::Model(record, folder) = target.existing(&name) else { return Ok(()) };
-        let files = tree.files.iter().map(|file| FileRecord::new(&file.path, &file.version));
-        let wanted = Record::new(tree.root(), self.mode, files.collect());
+        let wanted = Record::new(tree.root(), self.mode, tree.records());
         match record.is_same(&wanted) {
             true => refresh(&tree, folder.as_fd(), self.mode).map(drop),
             false if tree.is_source_of(&record) => limit(&tree, &record, folder.as_fd(), self.mode),
@@ -293,9 +315,8 @@ impl<'a> Publisher<'a> {
     }
 
     /// Finds the model with this name. If it is the same, it gets the access of the source.
-    fn find(&self, target: &Target, name: &str, tree: &Tree) -> Result<Found> {
-        let files = tree.files.iter().map(|file| FileRecord::new(&file.path, &file.version));
-        let wanted = Record::new(tree.root(), self.mode, files.collect());
+    fn find(&self, target: &Target, name: &str, tree: &Origin<'_>) -> Result<Found> {
+        let wanted = Record::new(tree.root(), self.mode, tree.records());
         let refuse = |reason| Err(publish_error(&target.path().join(name), reason));
         match target.existing(name) {
             Existing::Nothing => Ok(Found::None),
@@ -305,7 +326,7 @@ impl<'a> Publisher<'a> {
                     && record.is_complete(&folder)
                     && self.has_digests(&record) =>
             {
-                let is_changed = refresh(tree, folder.as_fd(), self.mode)?;
+                let is_changed = tree.refresh(folder.as_fd(), self.mode)?;
                 self.verify(tree, &record)?;
                 Ok(Found::Same(Same { record, folder, is_changed }))
             }
@@ -313,7 +334,7 @@ impl<'a> Publisher<'a> {
             Existing::Model(record, folder) => {
                 // It stays, but an old version of this model has no more access than the new one.
                 if tree.is_source_of(&record) {
-                    limit(tree, &record, folder.as_fd(), self.mode)?;
+                    tree.limit(&record, folder.as_fd(), self.mode)?;
                 }
                 refuse(PublishProblem::NameExists)
             }
@@ -327,7 +348,7 @@ impl<'a> Publisher<'a> {
         })
     }
 
-    fn verify(&self, tree: &Tree, record: &Record) -> Result<()> {
+    fn verify(&self, tree: &Origin<'_>, record: &Record) -> Result<()> {
         for file in &record.files {
             let path = tree.root().join(&file.path);
             check_manifest(self.manifest.as_ref(), &path, &file.digests())?;
@@ -336,11 +357,11 @@ impl<'a> Publisher<'a> {
     }
 
     /// Checks the headers of all files with weights. One file can have many names, with one of two endings.
-    fn check_headers(&mut self, tree: &Tree, began: Instant) -> Result<()> {
+    fn check_headers(&mut self, tree: &Origin<'_>, began: Instant) -> Result<()> {
         let headers = HeadersOfModel::default();
         let mut seen = HashSet::new();
-        for file in &tree.files {
-            let total_bytes = tree.content_bytes();
+        let total_bytes = tree.content_bytes();
+        for (number, file) in tree.records().iter().enumerate() {
             if let Some(observe) = &mut self.observe {
                 observe(Progress::new(0, total_bytes, began.elapsed()));
             }
@@ -348,31 +369,32 @@ impl<'a> Publisher<'a> {
                 return Err(Error::Cancelled { done_bytes: 0, total_bytes });
             }
             let path = Path::new(&file.path);
-            if has_weights(path)
-                && seen.insert((file.version.device, file.version.inode, path.extension()))
-            {
-                headers.check(&tree.open(file)?)?;
+            let is_new = |identity| seen.insert((identity, path.extension()));
+            if has_weights(path) && file.identity().is_none_or(is_new) {
+                headers.check(&tree.open(number)?)?;
             }
         }
         Ok(())
     }
 
-    fn fill(&mut self, tree: &Tree, partial: &Partial<'_>, began: Instant) -> Result<Filled> {
+    fn fill(&mut self, tree: &Origin<'_>, partial: &Partial<'_>, began: Instant) -> Result<Filled> {
         let mut access = Access::new(self.mode);
-        for path in &tree.folders {
+        for path in tree.folders() {
             partial.create(path)?;
         }
-        let total_bytes = tree.content_bytes();
+        let (total_bytes, records) = (tree.content_bytes(), tree.records());
         let mut filled = Filled {
-            files: Vec::with_capacity(tree.files.len()),
-            records: Vec::with_capacity(tree.files.len()),
+            files: Vec::with_capacity(records.len()),
+            records: Vec::with_capacity(records.len()),
             pages: PageReport::default(),
             access: CopyAccess::default(),
         };
         let mut done_bytes = 0;
-        for file in &tree.files {
+        for (number, mut record) in records.into_iter().enumerate() {
             let mut observe = self.observe.take();
-            let filled_one = self.fill_file(tree, file, partial, &mut access, |progress| {
+            let path = Path::new(&record.path);
+            let source = tree.open(number)?;
+            let filled_one = self.fill_file(tree, source, path, partial, &mut access, |progress| {
                 if let Some(observe) = &mut observe {
                     let done_bytes = done_bytes + progress.done_bytes;
                     observe(Progress::new(done_bytes, total_bytes, began.elapsed()));
@@ -382,7 +404,6 @@ impl<'a> Publisher<'a> {
             let (published, pages) = filled_one?;
             done_bytes += published.len_bytes;
             add(&mut filled.pages, &pages);
-            let mut record = FileRecord::new(&file.path, &file.version);
             let digests = published.digests.iter();
             record.digests = digests.map(|(kind, it)| (kind.to_string(), it.clone())).collect();
             filled.records.push(record);
@@ -395,20 +416,17 @@ impl<'a> Publisher<'a> {
 
     fn fill_file(
         &self,
-        tree: &Tree,
-        file: &TreeFile,
+        tree: &Origin<'_>,
+        source: SourceFile,
+        path: &Path,
         partial: &Partial<'_>,
         access: &mut Access,
         observe: impl FnMut(Progress),
     ) -> Result<(PublishedFile, PageReport)> {
-        let source = tree.open(file)?;
-        let path = Path::new(&file.path);
         let folder = partial.open(path.parent().unwrap_or(Path::new("")))?;
-        let full = source.path().to_owned();
-        let local = source.require_local()?;
-        let permissions = directory::attributes(&folder)
-            .and_then(|it| access.of_file(local, folder.as_fd(), it.group))
-            .map_err(|error| Error::Open { path: full.clone(), source: error })?;
+        let (full, len_bytes) = (source.path().to_owned(), source.len());
+        let group = directory::attributes(&folder).map_err(write_error(&full))?.group;
+        let permissions = tree.access_of_file(&source, folder.as_fd(), group, access)?;
         let mut plan = Plan::new();
         plan.push(source)?;
         let mut loader = Loader::new()
@@ -425,7 +443,6 @@ impl<'a> Publisher<'a> {
         loaded.buffer.link(folder.as_fd(), name, 0o400)?;
         let given = directory::find_in(&folder, name).and_then(|copy| permissions.give(copy));
         given.map_err(write_error(&full))?;
-        let len_bytes = file.version.len_bytes;
         Ok((PublishedFile { path: path.to_owned(), len_bytes, digests }, loaded.report.pages))
     }
 
@@ -433,7 +450,7 @@ impl<'a> Publisher<'a> {
     /// directory.
     fn finish(
         &self,
-        tree: &Tree,
+        tree: &Origin<'_>,
         partial: &Partial<'_>,
         access: &mut Access,
         record: &Record,
@@ -450,12 +467,11 @@ impl<'a> Publisher<'a> {
         }
         let mut given = CopyAccess::default();
         // The model itself comes last.
-        let folders = tree.folders.iter().rev().map(PathBuf::as_path).chain([Path::new("")]);
+        let folders = tree.folders().iter().rev().map(PathBuf::as_path).chain([Path::new("")]);
         for path in folders {
-            let (source, folder) = (tree.open_folder(path)?, partial.open(path)?);
+            let folder = partial.open(path)?;
             let group = directory::attributes(&folder).map_err(failed())?.group;
-            let permissions = access.of_directory(source.as_fd(), folder.as_fd(), group);
-            let permissions = permissions.map_err(failed())?;
+            let permissions = tree.access_of_directory(path, folder.as_fd(), group, access)?;
             if path.as_os_str().is_empty() {
                 access.of_record().give(&written).map_err(failed())?;
                 given = permissions;
@@ -470,7 +486,7 @@ impl<'a> Publisher<'a> {
         &self,
         target: &Target,
         name: &str,
-        tree: &Tree,
+        tree: &Origin<'_>,
         same: &Same,
         began: Instant,
     ) -> Result<Published> {
@@ -492,7 +508,7 @@ impl<'a> Publisher<'a> {
             false => Outcome::AlreadyPublished,
         };
         Ok(Published {
-            path: tree.main.as_ref().map_or_else(|| directory.clone(), |it| directory.join(it)),
+            path: tree.main().map_or_else(|| directory.clone(), |it| directory.join(it)),
             outcome,
             files: files.collect(),
             content_bytes: tree.content_bytes(),

@@ -10,6 +10,7 @@ use longshore_sys::file::{self, Kind, Status};
 use serde::{Deserialize, Serialize};
 
 use crate::digest_kind::DigestKind;
+use crate::source::SourceFile;
 use crate::version::FileVersion;
 
 /// The name of the record in the directory of a model.
@@ -47,6 +48,9 @@ pub(crate) struct FileRecord {
     born: Option<(i64, u32)>,
     pub(crate) bytes: u64,
     modified: (i64, u32),
+    /// The version of a file of a server, as that tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
     #[serde(default)]
     pub(crate) digests: BTreeMap<String, String>,
 }
@@ -128,13 +132,34 @@ impl FileRecord {
             born: version.born,
             bytes: version.len_bytes,
             modified: version.modified,
+            version: None,
             digests: BTreeMap::new(),
         }
     }
 
+    /// Makes the record of a file, which can be one of a server.
+    pub(crate) fn of(path: &str, source: &SourceFile) -> Self {
+        let version = source.object().and_then(|object| object.version()).map(str::to_owned);
+        Self { version, ..Self::new(path, &source.version()) }
+    }
+
+    /// Returns the device and inode of the file; `None` for one of a server.
+    pub(crate) fn identity(&self) -> Option<((u32, u32), u64)> {
+        (self.inode != 0).then_some((self.device, self.inode))
+    }
+
     fn is_same(&self, other: &Self) -> bool {
-        (&self.path, self.device, self.inode, self.born, self.bytes, self.modified)
-            == (&other.path, other.device, other.inode, other.born, other.bytes, other.modified)
+        // A server that tells no versions may have another file now.
+        (self.identity().is_some() || self.version.is_some())
+            && (&self.path, self.identity(), self.born, self.bytes, self.modified, &self.version)
+                == (
+                    &other.path,
+                    other.identity(),
+                    other.born,
+                    other.bytes,
+                    other.modified,
+                    &other.version,
+                )
     }
 
     pub(crate) fn digests(&self) -> Vec<(DigestKind, String)> {

@@ -11,7 +11,7 @@ use longshore_sys::effective_uid;
 use longshore_sys::file::{self, Kind};
 
 use super::problem::PublishProblem;
-use super::record::{self, DEPTH_MAX, ENTRIES_MAX, Record};
+use super::record::{self, DEPTH_MAX, ENTRIES_MAX, FileRecord, Record};
 use crate::error::{Error, Result};
 use crate::find::locate;
 use crate::open::{FormatChoice, others_of};
@@ -400,6 +400,11 @@ impl Tree {
     pub(crate) fn content_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.version.len_bytes).fold(0, u64::saturating_add)
     }
+
+    /// Returns the records of all files, without checksums.
+    pub(crate) fn records(&self) -> Vec<FileRecord> {
+        self.files.iter().map(|file| FileRecord::new(&file.path, &file.version)).collect()
+    }
 }
 
 /// Returns the permissions of a file or directory. A program that writes to a file all the time changes its
@@ -454,7 +459,7 @@ fn without_dots(path: &Path) -> PathBuf {
 }
 
 /// Returns `true` if a published model has a file of its own with this path.
-fn is_reserved(path: &Path) -> bool {
+pub(crate) fn is_reserved(path: &Path) -> bool {
     [record::NAME, record::PIN_NAME].map(Path::new).contains(&path)
 }
 

@@ -79,6 +79,11 @@ impl HttpFile {
         self.len_bytes == 0
     }
 
+    /// Returns the version that was opened.
+    pub fn version(&self) -> &Version {
+        &self.version
+    }
+
     /// Returns the first bytes of the file, at most 64 KiB, which came with its length.
     pub fn first(&self) -> &[u8] {
         &self.first
