@@ -24,8 +24,8 @@ use rustix::io::FdFlags;
 use crate::exit::failure;
 use crate::program::{cannot_run, check_program};
 use crate::progress::Display;
-use crate::sources::{self, ToPublish};
 use crate::signals;
+use crate::sources::{self, ToPublish};
 
 /// The argument that the path of the model replaces.
 const PLACE: &str = "{}";

@@ -2,6 +2,7 @@
 
 mod server;
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -248,4 +249,124 @@ fn an_empty_file_has_no_ranges() {
     let file = open(&server).unwrap();
     assert!(file.is_empty() && file.first().is_empty());
     assert!(read(&file, 0, 0).unwrap().is_empty());
+}
+
+#[test]
+fn a_url_that_expired_is_asked_for_again() {
+    // Each URL of the storage is valid for two requests.
+    let storage = Server::start(content(), |number, request| {
+        let is_valid = request.target.ends_with(&format!("?signature={}", number / 3));
+        if is_valid && number % 3 < 2 { Answer::Content(VERSION) } else { raw("403 Expired", "") }
+    });
+    let to = storage.url.clone();
+    let first = Server::start(content(), move |number, request| {
+        // Its own version would be another one.
+        match request.fields.contains_key("if-match") {
+            true => raw("412 Precondition Failed", ""),
+            false => raw("302 Found", &format!("Location: {to}?signature={number}\r\n")),
+        }
+    });
+    let file = open_url(&Arc::new(Client::new()), &first.url, &[]).unwrap();
+    for start in [0, 70_000, 140_000, 210_000] {
+        assert!(read(&file, start, start + 500).unwrap() == content()[start..start + 500]);
+    }
+    // One request of five found its URL expired for the second time.
+    assert_eq!((first.count(), storage.count()), (3, 7));
+}
+
+/// Reads parts of 1.5 MB, of which the one with this number is answered like that.
+fn read_parts(slow: usize, answer: fn() -> Answer) -> (Server, Duration) {
+    let server = after_opening(move |number, _| match number {
+        number if number == slow => answer(),
+        _ => Answer::Content(VERSION),
+    });
+    let file = open(&server).unwrap();
+    let began = Instant::now();
+    for part in 0..12 {
+        let start = part % 2 * 1_500_000;
+        assert!(
+            read(&file, start, start + 1_500_000).unwrap() == content()[start..start + 1_500_000]
+        );
+    }
+    (server, began.elapsed())
+}
+
+#[test]
+fn the_rest_of_a_part_that_is_slow_is_requested_again() {
+    let answers: [fn() -> Answer; 2] = [|| Answer::Stall(1_000_000), || Answer::Drip(1_000_000)];
+    for answer in answers {
+        let (server, elapsed) = read_parts(9, answer);
+        let requests = server.requests.lock().unwrap();
+        let ranges: Vec<_> = requests.iter().map(Request::range).collect();
+        assert_eq!(ranges.len(), 1 + 13);
+        // The silence of the server is permitted to last 10 seconds.
+        assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
+        assert!(ranges[11].start >= 2_500_000 && ranges[11].end == 3_000_000, "{:?}", ranges[11]);
+    }
+}
+
+#[test]
+fn a_server_that_sends_some_bytes_now_and_then_does_not_hold_a_read() {
+    let server = after_opening(|_, _| Answer::Drip(1000));
+    let file = open(&server).unwrap();
+    let patience =
+        Patience { stop: &|| false, silence_max: Duration::from_millis(200), until: None };
+    let mut bytes = vec![0; 2_000_000];
+    let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
+    let failed = file.read(&mut place, 0, &patience).unwrap_err();
+    assert!(matches!(&failed, HttpError::Connection(error) if error.kind() == ErrorKind::TimedOut));
+    assert_eq!(server.count(), 1 + 5);
+}
+
+#[test]
+fn all_calls_end_at_the_time_limit() {
+    let end = |server: Server| {
+        let until = Some(Instant::now() + Duration::from_millis(300));
+        let patience = Patience { until, ..patience() };
+        let client = Arc::new(Client::new());
+        let requests = Arc::new(UrlRequests::new(server.url.clone(), &[]));
+        let began = Instant::now();
+        let ended = HttpFile::open(&client, requests, &patience).and_then(|file| {
+            let mut bytes = vec![0; 2000];
+            file.read(&mut VolatileSliceMut::from(bytes.as_mut_slice()), 0, &patience)
+        });
+        assert!(matches!(ended, Err(HttpError::TimeLimit)), "{ended:?}");
+        assert!(began.elapsed() < Duration::from_secs(5));
+    };
+    end(Server::start(content(), |_, _| Answer::Stall(0)));
+    end(after_opening(|_, _| Answer::Drip(0)));
+    end(Server::start(content(), |_, _| raw("503 Slow Down", "Retry-After: 60\r\n")));
+    end(Server::start(content(), |_, _| Answer::Raw("HTTP/1.1 206 x\r\n".to_owned())));
+}
+
+#[test]
+fn a_file_with_a_weak_version_is_one_with_a_time() {
+    let answer = |time: &'static str| {
+        move |_: usize, request: &Request| {
+            let range = request.range();
+            let end = range.end.min(3_000_000);
+            Answer::Raw(format!(
+                "HTTP/1.1 206 x\r\nContent-Length: {}\r\nContent-Range: bytes {}-{}/3000000\r\nETag: W/\"1\"\r\n\
+                 Last-Modified: {time}\r\n\r\n{}",
+                end - range.start,
+                range.start,
+                end - 1,
+                "x".repeat(end - range.start)
+            ))
+        }
+    };
+    const TIME: &str = "Sat, 28 Nov 2026 10:00:00 GMT";
+    let server = Server::start(content(), answer(TIME));
+    let file = open(&server).unwrap();
+    assert_eq!(read(&file, 5, 9).unwrap(), b"xxxx");
+    let fields = server.requests.lock().unwrap()[1].fields.clone();
+    assert_eq!(fields["if-unmodified-since"], TIME);
+    assert!(!fields.contains_key("if-match"));
+    let (before, after) = (answer(TIME), answer("Sat, 28 Nov 2026 10:00:01 GMT"));
+    let server = Server::start(content(), move |number, request| match number {
+        0 => before(number, request),
+        _ => after(number, request),
+    });
+    let failed = read(&open(&server).unwrap(), 5, 9).unwrap_err();
+    assert!(matches!(failed, HttpError::Changed), "{failed}");
 }

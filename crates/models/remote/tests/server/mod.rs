@@ -37,6 +37,8 @@ pub(crate) enum Answer {
     Cut(usize),
     /// The first bytes of the range; then nothing for a minute.
     Stall(usize),
+    /// The first bytes of the range; then one byte after the other, with a pause between them.
+    Drip(usize),
     /// These bytes instead of a head.
     Raw(String),
 }
@@ -120,6 +122,14 @@ fn serve(
                 send(Some(len), "\"1\"");
                 thread::sleep(Duration::from_secs(60));
                 false
+            }
+            Answer::Drip(len) => {
+                let sent = send(Some(len), "\"1\"");
+                let mut rest = content[request.range()].iter().skip(len);
+                sent && rest.all(|byte| {
+                    thread::sleep(Duration::from_millis(20));
+                    out.write_all(&[*byte]).is_ok()
+                })
             }
             Answer::Raw(text) => out.write_all(text.as_bytes()).is_ok(),
         };

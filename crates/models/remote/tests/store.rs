@@ -1,0 +1,212 @@
+//! Buckets of a server that answers as Amazon S3 does.
+
+mod server;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use longshore_formats::directory::ModelFilter;
+use longshore_load::{Error, FormatChoice, Loader, Outcome, Publisher};
+use longshore_remote::Remote;
+use server::{Answer, Request, Server};
+
+const SECRET: &str = "a-secret-that-is-not-shown";
+
+/// A safetensors file with one tensor.
+fn model() -> Vec<u8> {
+    let header = br#"{"weight":{"dtype":"U8","shape":[7],"data_offsets":[0,7]}}"#;
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header);
+    file.extend_from_slice(b"weights");
+    file
+}
+
+fn status(text: &str, fields: &str) -> Answer {
+    Answer::Raw(format!("HTTP/1.1 {text}\r\nContent-Length: 0\r\n{fields}\r\n"))
+}
+
+/// Returns a page of a listing. The last one has no token.
+fn page(keys: &[&str], folders: &[&str], token: Option<usize>) -> Answer {
+    let key = |key: &&str| {
+        format!(
+            "<Contents><Key>{key}</Key><LastModified>2026-11-28T00:00:00.000Z</LastModified>\
+             <ETag>\"1\"</ETag><Size>7</Size></Contents>"
+        )
+    };
+    let folder =
+        |folder: &&str| format!("<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>");
+    let token =
+        token.map(|token| format!("<NextContinuationToken>{token}</NextContinuationToken>"));
+    let body = format!(
+        "<ListBucketResult>{}{}{}</ListBucketResult>",
+        keys.iter().map(key).collect::<String>(),
+        folders.iter().map(folder).collect::<String>(),
+        token.unwrap_or_default()
+    );
+    Answer::Raw(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
+}
+
+/// Starts a server that has the content under the keys in `bucket` that end with `.safetensors`.
+fn bucket(list: impl Fn(usize, &Request) -> Answer + Send + Sync + 'static) -> Server {
+    Server::start(model(), move |number, request| match request.target.as_str() {
+        target if target.contains("list-type=2") => list(number, request),
+        target if target.ends_with(".safetensors") => Answer::Content("\"1\""),
+        "/bucket/m/config.json" => Answer::Content("\"1\""),
+        _ => status("404 Not Found", ""),
+    })
+}
+
+fn remote(server: &Server) -> Remote {
+    let mut endpoint = server.url.clone();
+    endpoint.set_path("");
+    let options = [
+        ("aws_access_key_id", "key"),
+        ("aws_secret_access_key", SECRET),
+        ("aws_region", "eu-west-1"),
+    ];
+    let options = options.into_iter().chain([("aws_endpoint_url", endpoint.as_str())]);
+    options.fold(Remote::new(), |remote, (name, value)| remote.storage_option(name, value).unwrap())
+}
+
+fn found(remote: &Remote, source: &str) -> Result<Vec<PathBuf>, Error> {
+    remote.find_files(source, FormatChoice::Auto, &ModelFilter::new())
+}
+
+fn cause(error: &Error) -> String {
+    let Error::Open { source, .. } = error else { panic!("{error}") };
+    source.to_string()
+}
+
+#[test]
+fn each_request_is_signed() {
+    let server = bucket(|_, _| page(&[], &[], None));
+    let opened =
+        remote(&server).open(&["s3://bucket/m/a.safetensors"], FormatChoice::Auto).unwrap();
+    let loaded = Loader::new().load(&opened.plan).unwrap();
+    assert!(loaded.buffer.read().unwrap()[..] == model()[..]);
+    let requests = server.requests.lock().unwrap();
+    assert!(!requests.is_empty());
+    for request in requests.iter() {
+        assert_eq!(request.target, "/bucket/m/a.safetensors");
+        let signature = &request.fields["authorization"];
+        assert!(signature.starts_with("AWS4-HMAC-SHA256 Credential=key/"), "{signature}");
+        assert!(signature.contains("/eu-west-1/s3/aws4_request"), "{signature}");
+        assert!(!format!("{request:?}").contains(SECRET));
+    }
+}
+
+#[test]
+fn a_bucket_of_another_region_is_asked_with_a_signature_for_it() {
+    let server =
+        Server::start(model(), |_, request: &Request| {
+            match request.fields["authorization"].contains("/ap-south-1/s3/") {
+                true => Answer::Content("\"1\""),
+                false => status("301 Moved Permanently", "x-amz-bucket-region: ap-south-1\r\n"),
+            }
+        });
+    let remote = remote(&server);
+    remote.open(&["s3://bucket/a.safetensors"], FormatChoice::Auto).unwrap();
+    let before = server.count();
+    remote.open(&["s3://bucket/b.safetensors"], FormatChoice::Auto).unwrap();
+    // The region is known by now.
+    let requests = server.requests.lock().unwrap();
+    assert!(
+        requests[before..].iter().all(|it| it.fields["authorization"].contains("/ap-south-1/"))
+    );
+}
+
+#[test]
+fn a_prefix_is_a_directory() {
+    let server = bucket(|_, request| match request.target.as_str() {
+        target if target.contains("prefix=m%2F") || target.contains("prefix=m/") => {
+            page(&["m/a.safetensors", "m/config.json", "m/a.bin"], &["m/sub/"], None)
+        }
+        target if target.contains("prefix=deep") && !target.contains("inner") => {
+            page(&[], &["deep/inner/"], None)
+        }
+        target if target.contains("inner") => page(&["deep/inner/b.safetensors"], &[], None),
+        _ => page(&[], &[], None),
+    });
+    let remote = remote(&server);
+    for source in ["s3://bucket/m/", "s3://bucket/m", "s3:/bucket/m/"] {
+        let expected = [PathBuf::from("s3://bucket/m/a.safetensors")];
+        assert_eq!(found(&remote, source).unwrap(), expected, "{source}");
+    }
+    let expected = [PathBuf::from("s3://bucket/deep/inner/b.safetensors")];
+    assert_eq!(found(&remote, "s3://bucket/deep").unwrap(), expected);
+    let refused = found(&remote, "s3://bucket/none/").unwrap_err();
+    assert!(matches!(refused, Error::Directory { .. }), "{refused}");
+    for source in ["s3://", "s3:///a", "s3://bucket/a//b.gguf", "s3://bucket/../b.gguf"] {
+        let files =
+            found(&remote, source).and_then(|files| remote.open(&files, FormatChoice::Auto));
+        let refused = files.unwrap_err();
+        assert!(matches!(refused, Error::Open { .. }), "{source}: {refused}");
+    }
+}
+
+#[test]
+fn a_prefix_needs_no_right_to_list() {
+    let server = bucket(|_, _| status("403 Forbidden", ""));
+    let remote = remote(&server);
+    let expected = [PathBuf::from("s3://bucket/m/model.safetensors")];
+    assert_eq!(found(&remote, "s3://bucket/m/").unwrap(), expected);
+    let model = remote.model("s3://bucket/m/", &ModelFilter::new()).unwrap().unwrap();
+    assert_eq!(model.paths().collect::<Vec<_>>(), ["config.json", "model.safetensors"]);
+    // With a filter, only the listing has the answer.
+    let filter = ModelFilter::new().include("*.gguf");
+    let refused = remote.find_files("s3://bucket/m/", FormatChoice::Auto, &filter).unwrap_err();
+    assert!(cause(&refused).contains("status 403"), "{refused}");
+}
+
+#[test]
+fn a_listing_without_an_end_is_refused() {
+    let server = bucket(|number, _| page(&["m/a.bin"], &[], Some(number)));
+    let refused = found(&remote(&server), "s3://bucket/m/").unwrap_err();
+    assert!(cause(&refused).contains("no end"), "{refused}");
+    assert!(server.count() < 250, "{}", server.count());
+}
+
+#[test]
+fn credentials_are_not_shown() {
+    let server = Server::start(model(), |_, _| status("403 Forbidden", ""));
+    let remote = remote(&server);
+    let refused = remote.open(&["s3://bucket/a.safetensors"], FormatChoice::Auto).unwrap_err();
+    let text = format!("{refused} {refused:?} {remote:?} {}", cause(&refused));
+    assert!(text.contains("check the credentials") && !text.contains(SECRET), "{text}");
+    assert_eq!(server.count(), 1);
+    let broken = Remote::new().storage_option("aws_access_key_id", SECRET).unwrap();
+    let broken = broken.storage_option("aws_s3_express", SECRET).unwrap();
+    let refused = broken.open(&["s3://bucket/a.safetensors"], FormatChoice::Auto).unwrap_err();
+    let text = format!("{refused} {refused:?} {broken:?}");
+    assert!(!text.contains(SECRET), "{text}");
+}
+
+#[test]
+fn a_search_ends_at_the_time_limit() {
+    let server = bucket(|_, _| Answer::Raw("HTTP/1.1 200 OK\r\n".to_owned()));
+    let remote = remote(&server).time_limit(Duration::from_millis(300));
+    let refused = found(&remote, "s3://bucket/m/").unwrap_err();
+    let Error::Open { source, .. } = &refused else { panic!("{refused}") };
+    assert_eq!(source.kind(), std::io::ErrorKind::TimedOut, "{source}");
+}
+
+#[test]
+fn a_model_is_published_with_the_files_beside_it() {
+    let server = bucket(|_, _| page(&["m/a.safetensors", "m/config.json", "m/a.bin"], &[], None));
+    let target = tempfile::tempdir_in("/dev/shm").unwrap();
+    let publish = |remote: &Remote| {
+        let model = remote.model(Path::new("s3://bucket/m"), &ModelFilter::new()).unwrap().unwrap();
+        Publisher::new(target.path()).publish_remote(&model).unwrap()
+    };
+    let remote = remote(&server);
+    let published = publish(&remote);
+    assert_eq!((published.outcome, published.mode & 0o777), (Outcome::New, 0o700));
+    assert_eq!(published.directory, target.path().join("m"));
+    let names: Vec<_> = published.files.iter().map(|file| file.path.to_str().unwrap()).collect();
+    assert_eq!(names, ["a.safetensors", "config.json"]);
+    assert!(std::fs::read(published.directory.join("a.safetensors")).unwrap() == model());
+    let before = server.count();
+    assert_eq!(publish(&remote).outcome, Outcome::AlreadyPublished);
+    // A listing, and the first bytes of each file.
+    assert!(server.count() - before <= 6, "{}", server.count() - before);
+}
