@@ -50,6 +50,8 @@ test_packages=(
     pkg-config:pkg-config
     valgrind:valgrind
     chromium:chromium
+    nginx-light:nginx
+    openssl:openssl
 )
 kernel_packages=(
     make:make

@@ -134,6 +134,17 @@ fn code_of_system(error: &io::Error) -> u8 {
     }
 }
 
+/// Returns the exit code for the error of a server.
+fn code_of_server(error: &io::Error) -> u8 {
+    match error.kind() {
+        ErrorKind::InvalidInput => 2,
+        _ => match code_of_system(error) {
+            1 => 24,
+            code => code,
+        },
+    }
+}
+
 fn code_of_serving(error: &serve::Error) -> u8 {
     use serve::{Error, Reason};
     match error {
@@ -147,10 +158,7 @@ fn code_of_serving(error: &serve::Error) -> u8 {
         Error::SocketDenied { .. } => 12,
         // The file is not a regular one: the client opens no other.
         Error::Open { source, .. } if source.kind() == ErrorKind::InvalidInput => 11,
-        Error::Open { path, source } => match code_of_system(source) {
-            1 if is_remote(path) || HubName::is_one(path) => 24,
-            code => code,
-        },
+        Error::Open { source, .. } => code_of_system(source),
         Error::Refused { reason, .. } => match reason {
             Reason::NotServed | Reason::NotHeld => 31,
             Reason::Unreadable | Reason::Malformed => 15,
@@ -179,6 +187,9 @@ fn code_of_serving(error: &serve::Error) -> u8 {
 
 fn code_of_loading(error: &Error) -> u8 {
     match error {
+        Error::Open { path, source } if is_remote(path) || HubName::is_one(path) => {
+            code_of_server(source)
+        }
         Error::Open { source, .. } => code_of_system(source),
         Error::Write { source, .. } => match code_of_system(source) {
             1 => 13,

@@ -1,24 +1,38 @@
 //! The configuration of TLS.
 
+use std::env;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::{Error as PemError, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+/// The variable with a file of more certificates that are trusted.
+const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
+/// The variable with a file of the certificate of this client.
+const CLIENT_CERTIFICATE: &str = "LONGSHORE_CLIENT_CERT_FILE";
 
 /// The certificates that are trusted, and the sessions that can be resumed.
 #[derive(Clone, Debug)]
 pub struct Tls(Arc<ClientConfig>);
 
 impl Tls {
-    /// Trusts the certificates of the system, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR` if one is set.
+    /// Trusts the certificates of the system, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR` if one is set, and
+    /// those of `AWS_CA_BUNDLE`. Servers that want a certificate of the client get that of the PEM file
+    /// `LONGSHORE_CLIENT_CERT_FILE`, which also has its key.
     ///
     /// # Errors
-    /// An error if there are no certificates.
+    /// An error if there are no certificates, or if a file that is named has none.
     pub fn from_system() -> io::Result<Self> {
         let found = rustls_native_certs::load_native_certs();
         let mut roots = RootCertStore::empty();
-        let (added, _) = roots.add_parsable_certificates(found.certs);
+        let (mut added, _) = roots.add_parsable_certificates(found.certs);
+        if let Some(path) = set(CA_BUNDLE) {
+            let (count, _) = roots.add_parsable_certificates(certificates(CA_BUNDLE, &path)?);
+            added += count;
+        }
         if added == 0 {
             let reason = found.errors.first().map(ToString::to_string).unwrap_or_default();
             let message = format!(
@@ -27,16 +41,21 @@ impl Tls {
             );
             return Err(io::Error::new(io::ErrorKind::NotFound, message));
         }
-        Self::with_roots(roots)
-    }
-
-    fn with_roots(roots: RootCertStore) -> io::Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(io::Error::other)?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+            .with_root_certificates(roots);
+        let config = match set(CLIENT_CERTIFICATE) {
+            None => config.with_no_client_auth(),
+            Some(path) => {
+                let chain = certificates(CLIENT_CERTIFICATE, &path)?;
+                let key = PrivateKeyDer::from_pem_file(&path);
+                let key = key.map_err(|error| unusable(CLIENT_CERTIFICATE, &path, &error))?;
+                let configured = config.with_client_auth_cert(chain, key);
+                configured.map_err(|error| unusable(CLIENT_CERTIFICATE, &path, &error))?
+            }
+        };
         Ok(Self(Arc::new(config)))
     }
 
@@ -46,4 +65,26 @@ impl Tls {
         let name = ServerName::try_from(host.to_owned()).map_err(invalid)?;
         ClientConnection::new(Arc::clone(&self.0), name).map_err(io::Error::other)
     }
+}
+
+fn set(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Reads the certificates of a PEM file.
+fn certificates(
+    variable: &'static str,
+    path: &PathBuf,
+) -> io::Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    let found: Vec<_> = read.map_err(|error| unusable(variable, path, &error))?;
+    if found.is_empty() {
+        return Err(unusable(variable, path, &PemError::NoItemsFound));
+    }
+    Ok(found)
+}
+
+fn unusable(variable: &str, path: &PathBuf, error: &dyn std::fmt::Display) -> io::Error {
+    let text = format!("{variable} names {}, which cannot be used: {error}", path.display());
+    io::Error::new(io::ErrorKind::InvalidInput, text)
 }

@@ -12,8 +12,17 @@ use object_store::{ObjectStore, RetryConfig};
 
 use super::drive::Handover;
 use super::name::Provider;
-use super::without_queries;
+use super::profile::Profile;
+use super::unclear;
 use crate::http::HttpError;
+
+/// The settings of S3 that give credentials.
+const CREDENTIALS: [AmazonS3ConfigKey; 4] = [
+    AmazonS3ConfigKey::AccessKeyId,
+    AmazonS3ConfigKey::WebIdentityTokenFile,
+    AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
+    AmazonS3ConfigKey::ContainerCredentialsFullUri,
+];
 
 /// Settings that replace those of the environment. Their values can be secret, so they are not shown.
 #[derive(Clone, Default)]
@@ -50,6 +59,24 @@ impl StoreOptions {
                     .with_http_connector(Handover)
                     .with_retry(retry);
                 let mut builder = self.each(builder, AmazonS3Builder::with_config);
+                let value = |key| builder.get_config_value(&key);
+                let is_unsigned =
+                    value(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
+                let has_credentials =
+                    is_unsigned || CREDENTIALS.into_iter().any(|key| value(key).is_some());
+                if !has_credentials && let Some(profile) = Profile::from_env() {
+                    for (key, name) in [
+                        (AmazonS3ConfigKey::Region, "region"),
+                        (AmazonS3ConfigKey::Endpoint, "endpoint_url"),
+                    ] {
+                        if builder.get_config_value(&key).is_none()
+                            && let Some(value) = Profile::setting(name)
+                        {
+                            builder = builder.with_config(key, value);
+                        }
+                    }
+                    builder = builder.with_credentials(Arc::new(profile));
+                }
                 if let Some(region) = region {
                     builder = builder.with_region(region);
                 }
@@ -80,7 +107,7 @@ impl StoreOptions {
                 builder.build().map(|store| Arc::new(store) as _)
             }
         };
-        built.map_err(|error| HttpError::Credentials(without_queries(&error.to_string())))
+        built.map_err(|error| unclear(&error))
     }
 
     /// Applies the options that a provider knows.

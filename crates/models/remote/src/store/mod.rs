@@ -11,6 +11,7 @@ mod config;
 mod drive;
 mod listing;
 mod name;
+mod profile;
 
 use std::fmt;
 use std::io;
@@ -143,8 +144,7 @@ impl Store {
             Driven::Done(Err(_)) if asked_metadata => Err(self.no_credentials()),
             Driven::Done(Err(error)) => {
                 let of_status = || status.filter(|status| *status >= 300).map(HttpError::of_status);
-                let unclear = || HttpError::Credentials(without_queries(&error.to_string()));
-                Err(failed.or_else(of_status).unwrap_or_else(unclear))
+                Err(failed.or_else(of_status).unwrap_or_else(|| unclear(&error)))
             }
         }
     }
@@ -297,6 +297,16 @@ fn to_answer(response: &Response, body: Vec<u8>) -> Result<HttpResponse, HttpErr
     }
     let answer = answer.body(HttpResponseBody::from(Bytes::from(body)));
     answer.map_err(|_| io::Error::from(io::ErrorKind::InvalidData).into())
+}
+
+/// Makes the error for settings or credentials that `object_store` refuses.
+fn unclear(error: &object_store::Error) -> HttpError {
+    let text = error.to_string();
+    let text = match text.split_once(" error: ") {
+        Some((store, reason)) if store.starts_with("Generic ") => reason,
+        _ => &text,
+    };
+    HttpError::Credentials(without_queries(text))
 }
 
 /// Removes the queries of URLs, which can be secret, from a text.

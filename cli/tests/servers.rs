@@ -1,0 +1,234 @@
+//! Models of real HTTP servers: nginx, with TLS by a private authority.
+
+mod command;
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use command::{LONGSHORE, Outcome, longshore, run};
+
+/// An nginx, which ends with the test.
+struct Nginx {
+    process: Child,
+    dir: tempfile::TempDir,
+    plain: u16,
+    tls: u16,
+    mutual: u16,
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Returns a port that is free now.
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Runs openssl in the directory.
+fn openssl(dir: &Path, arguments: &str) {
+    let mut command = Command::new("openssl");
+    command.args(arguments.split(' ')).current_dir(dir).stdout(Stdio::null()).stderr(Stdio::null());
+    assert!(command.status().unwrap().success(), "openssl {arguments}");
+}
+
+impl Nginx {
+    /// Starts an nginx with the directory `root` of the returned one. Returns `None` if it is not installed.
+    fn start() -> Option<Self> {
+        let is_there = |program: &str| {
+            Command::new(program)
+                .arg("-v")
+                .stderr(Stdio::null())
+                .stdout(Stdio::null())
+                .status()
+                .is_ok()
+        };
+        let nginx = ["/usr/sbin/nginx", "nginx"].into_iter().find(|it| is_there(it));
+        let Some(nginx) = nginx.filter(|_| is_there("openssl")) else {
+            assert!(std::env::var_os("CI").is_none(), "nginx and openssl are not installed");
+            println!("SKIPPED: nginx and openssl are not installed");
+            return None;
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path();
+        fs::create_dir(path.join("root")).unwrap();
+        let subject = |name: &str| format!("-newkey rsa:2048 -nodes -subj /CN={name}");
+        openssl(path, &format!("req -x509 -days 2 -keyout ca.key -out ca.pem {}", subject("ca")));
+        openssl(path, &format!("req -keyout key.pem -out request.pem {}", subject("localhost")));
+        fs::write(path.join("names"), "subjectAltName=DNS:localhost").unwrap();
+        let sign = "x509 -req -days 2 -CA ca.pem -CAkey ca.key -CAcreateserial -in request.pem";
+        openssl(path, &format!("{sign} -extfile names -out leaf.pem"));
+        let [leaf, key] =
+            ["leaf.pem", "key.pem"].map(|it| fs::read_to_string(path.join(it)).unwrap());
+        fs::write(path.join("client.pem"), leaf + &key).unwrap();
+        let (plain, tls, mutual) = (port(), port(), port());
+        let shown = path.display();
+        let certificates =
+            format!("ssl_certificate {shown}/leaf.pem; ssl_certificate_key {shown}/key.pem;");
+        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .iter()
+            .map(|it| format!("{it}_temp_path {shown}/{it};"))
+            .collect();
+        let config = format!(
+            "daemon off; master_process off; pid {shown}/pid; error_log {shown}/errors; \
+             events {{ worker_connections 256; }} \
+             http {{ {temporary} root {shown}/root; \
+             log_format sent '$request_method $uri $bytes_sent $http_authorization'; \
+             access_log {shown}/access sent; \
+             server {{ listen 127.0.0.1:{plain}; \
+                 location /whole/ {{ alias {shown}/root/; max_ranges 0; }} \
+                 location /private/ {{ return 403; }} }} \
+             server {{ listen 127.0.0.1:{tls} ssl; {certificates} }} \
+             server {{ listen 127.0.0.1:{mutual} ssl; {certificates} \
+                 ssl_client_certificate {shown}/ca.pem; ssl_verify_client on; }} }}"
+        );
+        fs::write(path.join("config"), config).unwrap();
+        let mut command = Command::new(nginx);
+        command.arg("-c").arg(path.join("config")).stderr(Stdio::null());
+        let process = command.spawn().unwrap();
+        let started = Self { process, dir, plain, tls, mutual };
+        for port in [plain, tls, mutual] {
+            let connects = || TcpStream::connect(("127.0.0.1", port)).is_ok();
+            let waits = |_: &i32| {
+                thread::sleep(Duration::from_millis(50));
+                true
+            };
+            assert!((0..200).take_while(waits).any(|_| connects()), "nginx does not listen");
+        }
+        Some(started)
+    }
+
+    /// Writes a model of this size, and returns its content.
+    fn make_model(&self, size: &str, name: &str) -> Vec<u8> {
+        let path = self.dir.path().join("root").join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        assert_eq!(longshore(&["make-model", "--size", size, path.to_str().unwrap()]).code, 0);
+        fs::read(path).unwrap()
+    }
+
+    /// Returns the lines of the access log: the method, the path, the bytes sent, and the authorization.
+    fn log(&self) -> Vec<Vec<String>> {
+        let text = fs::read_to_string(self.dir.path().join("access")).unwrap();
+        text.lines().map(|line| line.splitn(4, ' ').map(str::to_owned).collect()).collect()
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+}
+
+/// Makes a command without the settings of the machine.
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(LONGSHORE);
+    command.args(arguments);
+    for name in [
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "AWS_CA_BUNDLE",
+        "AWS_PROFILE",
+        "http_proxy",
+        "https_proxy",
+    ] {
+        command.env_remove(name).env_remove(name.to_uppercase());
+    }
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn with(arguments: &[&str], variables: &[(&str, &str)]) -> Outcome {
+    run(command(arguments).envs(variables.iter().copied()))
+}
+
+#[test]
+fn a_model_of_a_server_is_loaded_and_only_its_header_inspected() {
+    let Some(nginx) = Nginx::start() else { return };
+    let content = nginx.make_model("64MiB", "m.safetensors");
+    let url = format!("http://127.0.0.1:{}/m.safetensors", nginx.plain);
+    let inspected = with(&["inspect", "--json", &url], &[]).json();
+    assert_eq!(inspected["files"][0]["bytes"].as_u64(), Some(content.len() as u64), "{inspected}");
+    let sent: u64 = nginx.log().iter().map(|line| line[2].parse::<u64>().unwrap()).sum();
+    assert!(sent <= 1 << 20, "{sent}");
+    let loaded = with(&["load", "--json", "--verify", "sha256", &url], &[]).json();
+    let expected =
+        longshore(&["load", "--json", "--verify", "sha256", &nginx.file("root/m.safetensors")]);
+    assert_eq!(loaded["files"][0]["digests"], expected.json()["files"][0]["digests"], "{loaded}");
+    assert_eq!(loaded["bytes_by_mode"]["remote"].as_u64(), Some(content.len() as u64), "{loaded}");
+    let printed = command(&["exec", &url, "--", "cat", "{}"]).output().unwrap();
+    assert!(printed.stdout == content, "{}", String::from_utf8_lossy(&printed.stderr));
+}
+
+#[test]
+fn what_a_server_refuses_is_said() {
+    let Some(nginx) = Nginx::start() else { return };
+    nginx.make_model("1MiB", "m.safetensors");
+    let at = |path: &str| format!("http://127.0.0.1:{}/{path}", nginx.plain);
+    with(&["load", &at("none.gguf")], &[]).expect(10, &["none.gguf", "no such file"]);
+    with(&["load", &at("private/x.gguf")], &[]).expect(12, &["check the credentials"]);
+    with(&["load", &at("whole/m.safetensors")], &[]).expect(24, &["whole file"]);
+    let closed = format!("http://127.0.0.1:{}/m.gguf?secret", port());
+    let refused = with(&["load", &closed], &[]);
+    refused.expect(24, &["cannot open", "refused"]);
+    assert!(!refused.stderr.contains("secret"), "{}", refused.stderr);
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = format!("http://{}/m.gguf", silent.local_addr().unwrap());
+    with(&["inspect", "--timeout", "0.3", &silent], &[]).expect(24, &["time limit"]);
+    with(&["load", "--timeout", "0", &silent], &[]).expect(2, &["number of seconds"]);
+}
+
+#[test]
+fn certificates_of_servers_and_clients_are_checked() {
+    let Some(nginx) = Nginx::start() else { return };
+    nginx.make_model("1MiB", "m.safetensors");
+    let at = |host: &str, port: u16| format!("https://{host}:{port}/m.safetensors");
+    let (url, mutual) = (at("localhost", nginx.tls), at("localhost", nginx.mutual));
+    let (authority, client) = (nginx.file("ca.pem"), nginx.file("client.pem"));
+    let trusted = ("SSL_CERT_FILE", authority.as_str());
+    assert_eq!(with(&["inspect", &url], &[trusted]).code, 0);
+    assert_eq!(with(&["inspect", &url], &[("AWS_CA_BUNDLE", &authority)]).code, 0);
+    with(&["inspect", &url], &[]).expect(24, &["certificate", "UnknownIssuer"]);
+    // The certificate is that of another name.
+    with(&["inspect", &at("127.0.0.1", nginx.tls)], &[trusted]).expect(24, &["certificate"]);
+    let identity = ("LONGSHORE_CLIENT_CERT_FILE", client.as_str());
+    assert_eq!(with(&["inspect", &mutual], &[trusted, identity]).code, 0);
+    assert_eq!(with(&["inspect", &mutual], &[trusted]).code, 24);
+    let missing = ("LONGSHORE_CLIENT_CERT_FILE", "/nonexistent");
+    with(&["inspect", &mutual], &[trusted, missing]).expect(2, &["LONGSHORE_CLIENT_CERT_FILE"]);
+}
+
+#[test]
+fn credentials_come_from_a_profile_of_the_aws_tools() {
+    let Some(nginx) = Nginx::start() else { return };
+    nginx.make_model("1MiB", "bucket/m.safetensors");
+    let aws = nginx.dir.path().join("aws");
+    let script = "#!/bin/sh\ncase \"$*\" in\n'configure export-credentials --format process') \
+                  echo '{\"Version\":1,\"AccessKeyId\":\"of-a-profile\",\"SecretAccessKey\":\"hidden\"}' ;;\n\
+                  'configure get region') echo eu-north-1 ;;\n*) exit 1 ;;\nesac\n";
+    fs::write(&aws, script).unwrap();
+    assert!(Command::new("chmod").arg("+x").arg(&aws).status().unwrap().success());
+    let endpoint = format!("http://127.0.0.1:{}", nginx.plain);
+    let path = format!("{}:{}", nginx.dir.path().display(), std::env::var("PATH").unwrap());
+    let variables = [("AWS_PROFILE", "work"), ("AWS_ENDPOINT_URL", &*endpoint), ("PATH", &*path)];
+    assert_eq!(with(&["load", "s3://bucket/m.safetensors"], &variables).code, 0);
+    let log = nginx.log();
+    let expected = "AWS4-HMAC-SHA256 Credential=of-a-profile/";
+    assert!(log.iter().all(|line| line[3].starts_with(expected)), "{log:?}");
+    assert!(log.iter().all(|line| line[3].contains("/eu-north-1/s3/")) && !log.is_empty());
+    let without =
+        [("AWS_PROFILE", "work"), ("AWS_ENDPOINT_URL", &*endpoint), ("PATH", "/nonexistent")];
+    with(&["load", "s3://bucket/m.safetensors"], &without).expect(12, &["AWS profile"]);
+    let key = [("AWS_ACCESS_KEY_ID", "k"), ("AWS_ENDPOINT_URL", &*endpoint)];
+    with(&["load", "s3://bucket/m.safetensors"], &key).expect(12, &["Missing SecretAccessKey"]);
+    let unsigned = [("AWS_SKIP_SIGNATURE", "true"), ("AWS_ENDPOINT_URL", &*endpoint)];
+    assert_eq!(with(&["load", "s3://bucket/m.safetensors"], &unsigned).code, 0);
+    assert_eq!(nginx.log().last().unwrap()[3], "-");
+}

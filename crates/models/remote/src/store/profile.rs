@@ -1,0 +1,154 @@
+//! Profiles of the AWS tools, which `object_store` does not read: `aws` itself gives their credentials.
+
+use std::env;
+use std::fmt;
+use std::io::{self, ErrorKind, Read as _};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use object_store::CredentialProvider;
+use object_store::aws::AwsCredential;
+use serde::Deserialize;
+
+/// The longest time that `aws` may take. With single sign-on, it makes a request.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The time for which credentials are used. Those of a role are valid for at least 15 minutes.
+const VALIDITY: Duration = Duration::from_secs(300);
+/// The limit on the output of `aws`, in bytes. A session token has about 1,000.
+const OUTPUT_MAX_BYTES: u64 = 64 << 10;
+
+/// The credentials of a profile.
+#[derive(Default)]
+pub(super) struct Profile {
+    cached: Mutex<Option<(Instant, Arc<AwsCredential>)>>,
+}
+
+/// The output of `aws configure export-credentials`, in the format for credential processes.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Exported {
+    access_key_id: String,
+    secret_access_key: String,
+    session_token: Option<String>,
+}
+
+impl Exported {
+    /// Returns the keys that are in the files of the profile itself.
+    fn of_files() -> Option<Self> {
+        Some(Self {
+            access_key_id: Profile::setting("aws_access_key_id")?,
+            secret_access_key: Profile::setting("aws_secret_access_key")?,
+            session_token: Profile::setting("aws_session_token"),
+        })
+    }
+}
+
+impl Profile {
+    /// Returns the profile of the environment, if there is a file with profiles.
+    pub(super) fn from_env() -> Option<Self> {
+        let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+        let is_there = |variable: &str, name: &str| {
+            let path = set(variable).map(PathBuf::from);
+            let path = path.or_else(|| Some(env::home_dir()?.join(".aws").join(name)));
+            path.is_some_and(|path| path.is_file())
+        };
+        let has_files = is_there("AWS_CONFIG_FILE", "config")
+            || is_there("AWS_SHARED_CREDENTIALS_FILE", "credentials");
+        // A file with only a region is usual on instances, whose metadata server has the credentials.
+        let has_aws = || {
+            let path = set("PATH").unwrap_or_default();
+            env::split_paths(&path).any(|folder| folder.join("aws").is_file())
+        };
+        (set("AWS_PROFILE").is_some() || has_files && has_aws()).then(Self::default)
+    }
+
+    /// Returns a setting of the profile, such as `region`.
+    pub(super) fn setting(name: &str) -> Option<String> {
+        let value = run(&["configure", "get", name]).ok()?;
+        Some(value.trim().to_owned()).filter(|value| !value.is_empty())
+    }
+
+    fn credential(&self) -> Result<Arc<AwsCredential>, io::Error> {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((since, credential)) = &*cached
+            && since.elapsed() < VALIDITY
+        {
+            return Ok(Arc::clone(credential));
+        }
+        let exported = match run(&["configure", "export-credentials", "--format", "process"]) {
+            // The error of the parser could show a part of the text.
+            Ok(output) => serde_json::from_str(&output)
+                .map_err(|_| io::Error::new(ErrorKind::InvalidData, "its output is not valid"))?,
+            // Version 1 has no such command, and knows only the keys in files.
+            Err(error) => Exported::of_files().ok_or(error)?,
+        };
+        let credential = Arc::new(AwsCredential {
+            key_id: exported.access_key_id,
+            secret_key: exported.secret_access_key,
+            token: exported.session_token,
+        });
+        *cached = Some((Instant::now(), Arc::clone(&credential)));
+        Ok(credential)
+    }
+}
+
+impl fmt::Debug for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Profile").finish_non_exhaustive()
+    }
+}
+
+impl CredentialProvider for Profile {
+    type Credential = AwsCredential;
+
+    fn get_credential<'a, 'f>(
+        &'a self,
+    ) -> Pin<Box<dyn Future<Output = object_store::Result<Arc<AwsCredential>>> + Send + 'f>>
+    where
+        'a: 'f,
+        Self: 'f,
+    {
+        let credential = self.credential().map_err(|error| {
+            let text = format!(
+                "the credentials of the AWS profile could not be read by `aws configure export-credentials` \
+                 ({error}); install version 2 of the AWS command line and sign in, or set AWS_ACCESS_KEY_ID and \
+                 AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket"
+            );
+            object_store::Error::Generic { store: "S3", source: text.into() }
+        });
+        Box::pin(std::future::ready(credential))
+    }
+}
+
+/// Runs `aws`, and returns its output.
+fn run(arguments: &[&str]) -> io::Result<String> {
+    let mut command = Command::new("aws");
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn()?;
+    let stdout = child.stdout.take();
+    let reader = thread::spawn(move || -> io::Result<String> {
+        let mut text = String::new();
+        stdout.map(|it| it.take(OUTPUT_MAX_BYTES).read_to_string(&mut text)).transpose()?;
+        Ok(text)
+    });
+    let until = Instant::now() + PATIENCE;
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break status,
+            None if Instant::now() < until => thread::sleep(Duration::from_millis(10)),
+            None => {
+                child.kill()?;
+                child.wait()?;
+                return Err(ErrorKind::TimedOut.into());
+            }
+        }
+    };
+    if !status.success() {
+        return Err(io::Error::other(status.to_string()));
+    }
+    reader.join().map_err(|_| io::Error::from(ErrorKind::BrokenPipe))?
+}
