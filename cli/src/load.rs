@@ -55,8 +55,7 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         }
         Some(path) => Some(Manifest::open(path)?),
         None if args.verify.contains(&Verify::Hub) => {
-            let files = opened.plan.files().iter().map(|file| file.source().path());
-            Some(Manifest::of_hub_cache(files)?)
+            Some(Manifest::of_hub(opened.plan.files().iter().map(|file| file.source()))?)
         }
         None => None,
     };

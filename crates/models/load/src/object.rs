@@ -19,6 +19,11 @@ pub trait Object: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Returns the SHA-256 checksum in hexadecimal digits, if the server tells it.
+    fn sha256(&self) -> Option<&str> {
+        None
+    }
+
     /// Fills `memory` from `offset`, and blocks until that is done. The range is within the file. A transfer
     /// that breaks off is resumed. Calls `stop` at least once a second, and ends if it returns `true`.
     ///

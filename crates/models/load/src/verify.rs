@@ -95,28 +95,27 @@ impl Manifest {
         }
     }
 
-    /// Makes a manifest from the names of files in the cache of the Hugging Face Hub. A large file is stored
-    /// there under its SHA-256 checksum, which the Hub has reported: `blobs/SHA256`, with links to it in
-    /// `snapshots`.
+    /// Makes a manifest from what the Hugging Face Hub tells of large files: their SHA-256 checksums. A server of
+    /// it sends them, and in the local cache a file is stored under its own: `blobs/SHA256`, with links to it
+    /// in `snapshots`.
     ///
     /// # Errors
-    /// [`Error::Manifest`] for a file that is not stored in this way; [`Error::Open`] if a link cannot be
-    /// followed.
-    pub fn of_hub_cache(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
+    /// [`Error::Manifest`] for a file of which the Hub tells none; [`Error::Open`] if a link cannot be followed.
+    pub fn of_hub<'f>(files: impl IntoIterator<Item = &'f SourceFile>) -> Result<Self> {
         let mut entries = Vec::new();
-        for file in files {
-            let file = file.as_ref();
-            let stored = file
-                .canonicalize()
-                .map_err(|source| Error::Open { path: file.to_owned(), source })?;
-            let is_blob = stored.parent().is_some_and(|folder| folder.ends_with("blobs"));
-            let name = stored.file_name().unwrap_or_default().to_string_lossy();
-            let is_sha256 = name.len() == 64 && name.bytes().all(|it| it.is_ascii_hexdigit());
-            if !is_blob || !is_sha256 {
+        for source in files {
+            let file = source.path();
+            let told = match source.object() {
+                Some(object) => object.sha256().map(str::to_owned),
+                None => sha256_of_cached(file)?,
+            };
+            let is_sha256 =
+                |it: &String| it.len() == 64 && it.bytes().all(|it| it.is_ascii_hexdigit());
+            let Some(told) = told.filter(is_sha256) else {
                 let reason = ManifestProblem::NoHubChecksum;
                 return Err(Error::Manifest { path: file.to_owned(), reason });
-            }
-            entries.push((name.to_ascii_lowercase(), DigestKind::Sha256, file.to_owned()));
+            };
+            entries.push((told.to_ascii_lowercase(), DigestKind::Sha256, file.to_owned()));
         }
         Ok(Self { path: PathBuf::new(), entries })
     }
@@ -200,6 +199,15 @@ impl Manifest {
         let reason = ManifestProblem::NotNamed { file: file.to_owned() };
         Err(Error::Manifest { path: self.path.clone(), reason })
     }
+}
+
+/// Returns the name under which the cache of the Hub stores a file.
+fn sha256_of_cached(file: &Path) -> Result<Option<String>> {
+    let stored =
+        file.canonicalize().map_err(|source| Error::Open { path: file.to_owned(), source })?;
+    let is_blob = stored.parent().is_some_and(|folder| folder.ends_with("blobs"));
+    let name = stored.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(is_blob.then_some(name))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use longshore_formats::Format;
 use longshore_formats::directory::{DirectoryProblem, ModelFilter};
 use longshore_load::{
     DigestKind, Error, FormatChoice, HubCache, HubName, HubProblem, Loader, Manifest, Opened,
-    find_files, open,
+    SourceFile, find_files, open,
 };
 use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize};
@@ -31,6 +31,11 @@ fn write_index(path: &Path, shards: &[(&str, &str)]) {
 
 fn tensors(opened: &Opened) -> Vec<String> {
     opened.placed_tensors().map(|placed| placed.tensor.name.to_owned()).collect()
+}
+
+/// Makes the manifest of a file from what the Hub tells of it.
+fn of_hub(path: &Path) -> Result<Manifest, Error> {
+    Manifest::of_hub([&SourceFile::open(path)?])
 }
 
 fn opened(path: &Path) -> Opened {
@@ -329,7 +334,7 @@ fn files_of_the_cache_are_verified_by_their_names() {
     let commit = "f".repeat(40);
     let cache = cache(folder.path(), &commit);
     let file = cache.locate(&"hf://org/name/model.safetensors".parse().unwrap()).unwrap();
-    let unnamed = Manifest::of_hub_cache([&file]).unwrap_err();
+    let unnamed = of_hub(&file).unwrap_err();
     assert!(unnamed.to_string().contains("model.safetensors"), "{unnamed}");
     // A large file is stored under its SHA-256 checksum.
     let opened = opened(&file);
@@ -340,13 +345,13 @@ fn files_of_the_cache_are_verified_by_their_names() {
         fs::rename(fs::canonicalize(&file).unwrap(), blobs.join(name)).unwrap();
         fs::remove_file(&file).unwrap();
         symlink(Path::new("../../blobs").join(name), &file).unwrap();
-        let manifest = Manifest::of_hub_cache([&file]).unwrap();
+        let manifest = of_hub(&file).unwrap();
         Loader::new().manifest(&manifest).load(&opened.plan).map(drop)
     };
     verified(&sum).unwrap();
     let wrong = verified(&sum.replace(|_| true, "0")).unwrap_err();
     assert!(matches!(&wrong, Error::Mismatch { found, .. } if *found == sum), "{wrong}");
-    assert!(Manifest::of_hub_cache([folder.path().join("none")]).is_err());
+    assert!(of_hub(&folder.path().join("none")).is_err());
 }
 
 #[test]

@@ -136,7 +136,9 @@ impl Remote {
             Ok(Some(requests)) => {
                 let opened = HttpFile::open(&self.client, requests, &self.patience());
                 let file = opened.map_err(|error| failed(&name, error))?;
-                let object = RemoteObject { file, until: self.until };
+                let linked = file.linked().filter(|_| HubName::is_one(path));
+                let sha256 = linked.map(|etag| etag.trim_matches('"').to_owned());
+                let object = RemoteObject { file, sha256, until: self.until };
                 Ok(SourceFile::from_object(name, Arc::new(object)))
             }
             Err(error) => Err(failed(&name, error)),
@@ -198,6 +200,7 @@ impl Opener for Remote {
 #[derive(Debug)]
 struct RemoteObject {
     file: HttpFile,
+    sha256: Option<String>,
     until: Option<Instant>,
 }
 
@@ -209,6 +212,10 @@ impl Object for RemoteObject {
     fn version(&self) -> Option<&str> {
         let version = self.file.version();
         version.etag.as_deref().or(version.modified.as_deref())
+    }
+
+    fn sha256(&self) -> Option<&str> {
+        self.sha256.as_deref()
     }
 
     fn read(

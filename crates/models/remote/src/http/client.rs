@@ -157,8 +157,13 @@ impl Client {
         let refused = |reason| Err(io::Error::new(ErrorKind::InvalidData, reason));
         let mut url = url.clone();
         let mut all = [fields, secret].concat();
+        let mut linked = None;
         for _ in 0..=REDIRECTS_MAX {
-            let response = self.get(&url, &all, patience)?;
+            let mut response = self.get(&url, &all, patience)?;
+            // Only the server that was asked for may tell it.
+            let told = response.head.linked_etag.take();
+            linked = linked.or(told.filter(|_| all.len() == fields.len() + secret.len()));
+            response.head.linked_etag.clone_from(&linked);
             if !matches!(response.head.status, 301 | 302 | 303 | 307 | 308) {
                 return Ok((response, url));
             }

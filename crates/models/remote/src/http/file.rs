@@ -31,6 +31,7 @@ pub struct HttpFile {
     requests: Arc<dyn Requests>,
     len_bytes: u64,
     version: Version,
+    linked: Option<String>,
     /// The first bytes.
     first: Vec<u8>,
 }
@@ -52,14 +53,15 @@ impl HttpFile {
             let (retry_after_s, error) = match request {
                 Ok(response) if response.head.status == 416 => {
                     // No byte of an empty file can be requested.
-                    let (version, first) = (Version::default(), Vec::new());
-                    return Ok(Self { client, requests, len_bytes: 0, version, first });
+                    let (version, linked, first) = (Version::default(), None, Vec::new());
+                    return Ok(Self { client, requests, len_bytes: 0, version, linked, first });
                 }
                 Ok(mut response) => match first_bytes(&mut response, patience) {
                     Ok((len_bytes, first)) => {
                         let version = Version::of(&response.head);
+                        let linked = response.head.linked_etag.clone();
                         client.keep(response);
-                        return Ok(Self { client, requests, len_bytes, version, first });
+                        return Ok(Self { client, requests, len_bytes, version, linked, first });
                     }
                     Err(error) => (response.head.retry_after_s, error),
                 },
@@ -82,6 +84,11 @@ impl HttpFile {
     /// Returns the version that was opened.
     pub fn version(&self) -> &Version {
         &self.version
+    }
+
+    /// Returns the version that a server told which redirected to the file.
+    pub fn linked(&self) -> Option<&str> {
+        self.linked.as_deref()
     }
 
     /// Returns the first bytes of the file, at most 64 KiB, which came with its length.

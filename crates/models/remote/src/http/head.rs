@@ -19,6 +19,8 @@ pub struct Head {
     pub content_range: Option<ContentRange>,
     /// The version of the object, as the server writes it, with quotes.
     pub etag: Option<String>,
+    /// The version of the object to which the Hugging Face Hub redirects: of a large file, its SHA-256 checksum.
+    pub linked_etag: Option<String>,
     /// The time of the last change of the object, as the server writes it.
     pub last_modified: Option<String>,
     /// The region of a bucket of S3, if it is another one than that of the request.
@@ -116,6 +118,8 @@ impl Head {
             once(&mut self.content_range, text.and_then(ContentRange::parse), "Content-Range")?;
         } else if is("etag") {
             once(&mut self.etag, text.map(str::to_owned), "ETag")?;
+        } else if is("x-linked-etag") {
+            once(&mut self.linked_etag, text.map(str::to_owned), "X-Linked-Etag")?;
         } else if is("last-modified") {
             once(&mut self.last_modified, text.map(str::to_owned), "Last-Modified")?;
         } else if is("x-amz-bucket-region") {
