@@ -30,10 +30,9 @@ impl Response {
             return Ok(body);
         }
         let mut received = Vec::new();
-        let (mut body, mut used) = (Vec::new(), 0);
-        loop {
-            if !self.head.is_chunked {
-                // The end of the connection is that of the body.
+        if !self.head.is_chunked {
+            // The end of the connection is that of the body.
+            loop {
                 let upto = received.len() + STEP_BYTES;
                 match self.receive_some(&mut received, upto, patience) {
                     Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(received),
@@ -42,27 +41,37 @@ impl Response {
                 if received.len() > max_bytes {
                     return Err(too_long());
                 }
-                continue;
             }
-            match httparse::parse_chunk_size(&received[used..]) {
+        }
+        let invalid = || io::Error::new(ErrorKind::InvalidData, "a chunk is not valid");
+        let mut body = Vec::new();
+        loop {
+            let line = &received[..received.len().min(CHUNK_LINE_MAX)];
+            // The parser takes a line without digits for that of the last chunk.
+            if line.first().is_some_and(|byte| !byte.is_ascii_hexdigit()) {
+                return Err(invalid());
+            }
+            match httparse::parse_chunk_size(line) {
                 Ok(httparse::Status::Complete((_, 0))) => return Ok(body),
-                Ok(httparse::Status::Complete((line, len))) => {
-                    let len = usize::try_from(len).ok().filter(|len| body.len() + len <= max_bytes);
-                    let start = used + line;
+                Ok(httparse::Status::Complete((start, len))) => {
+                    let left = max_bytes - body.len();
+                    let len = usize::try_from(len).ok().filter(|len| *len <= left);
                     let end = start + len.ok_or_else(too_long)?;
                     // The data of a chunk ends with a line break.
                     while received.len() < end + 2 {
                         self.receive_some(&mut received, end + 2, patience)?;
                     }
+                    if received[end..end + 2] != *b"\r\n" {
+                        return Err(invalid());
+                    }
                     body.extend_from_slice(&received[start..end]);
                     received.drain(..end + 2);
-                    used = 0;
                 }
-                Ok(httparse::Status::Partial) if received.len() - used < CHUNK_LINE_MAX => {
+                Ok(httparse::Status::Partial) if line.len() < CHUNK_LINE_MAX => {
                     let upto = received.len() + STEP_BYTES;
                     self.receive_some(&mut received, upto, patience)?;
                 }
-                _ => return Err(io::Error::new(ErrorKind::InvalidData, "a chunk is not valid")),
+                _ => return Err(invalid()),
             }
         }
     }
