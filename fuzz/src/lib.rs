@@ -3,6 +3,7 @@
 pub mod checks;
 pub mod cursor;
 pub mod gguf;
+pub mod http;
 pub mod manifest;
 /// The memory that the tests of cursors use.
 #[path = "../../crates/memory/iov/tests/memory/mod.rs"]
