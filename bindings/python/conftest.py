@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+# The tests use directories and caches of their own, and must not ask the Hugging Face Hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 
 def header(entries: dict[str, Any], data: bytes) -> bytes:
     """Return a safetensors file with this header, valid or not."""
