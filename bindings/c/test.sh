@@ -17,6 +17,8 @@ server=
 trap '[[ -z $server ]] || kill "$server"; rm -rf "$work"' EXIT
 prefix=$work/prefix
 export LD_LIBRARY_PATH=$prefix/lib PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+# The tests must not ask the Hugging Face Hub.
+export HF_HUB_OFFLINE=1
 
 passed=0 failed=0
 
