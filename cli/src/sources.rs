@@ -100,7 +100,7 @@ pub(crate) fn print_notes(remote: &Remote) {
     }
 }
 
-/// What is published for a source.
+/// The files to publish for a source.
 pub(crate) enum ToPublish {
     /// A directory or file, as an absolute path.
     Local(PathBuf),

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use longshore_formats::Format;
 use longshore_formats::directory::{FindError, ModelFilter, PIPELINE_NAME, find};
-use longshore_load::{Error, FormatChoice, HubCache, HubName, Result, find_files, is_index};
+use longshore_load::{Error, FormatChoice, HubName, Result, find_files, is_index};
 
+use crate::cache::{in_cache, is_commit};
 use crate::http::HttpError;
 use crate::hub::{self, Hub, HubError, Revision};
-use crate::opener::{Remote, failed, is_commit, is_url};
+use crate::opener::{Remote, failed, is_url};
 use crate::store::{Listing, ObjectName};
 
 /// The usual name of an index, which is asked for before a listing, for which there may be no right.
@@ -198,11 +199,6 @@ impl HubFiles {
             false => in_cache(&at_commit).unwrap_or(path),
         }
     }
-}
-
-/// Returns the path of a file in the local cache.
-pub(crate) fn in_cache(name: &HubName) -> Option<PathBuf> {
-    HubCache::from_env().ok()?.locate(name).ok()
 }
 
 fn with_format(filter: &ModelFilter, format: FormatChoice) -> ModelFilter {

@@ -7,6 +7,7 @@
 //!                                       Loader::load: ranges of 8 MiB, each to its place
 //! ```
 
+mod cache;
 mod find;
 pub mod http;
 mod hub;

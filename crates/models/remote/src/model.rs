@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use longshore_formats::directory::{Directory, FindError, ModelFilter};
 use longshore_load::{Error, FormatChoice, HubName, RemoteModel, Result, find_files, others_of};
 
+use crate::cache::is_commit;
 use crate::find::{HubFiles, not_found};
 use crate::http::HttpError;
 use crate::hub;
-use crate::opener::{Remote, failed, is_commit, is_url};
+use crate::opener::{Remote, failed, is_url};
 use crate::store::{Listing, ObjectName};
 
 /// The endings of the files beside the weights that engines and tokenizers read.

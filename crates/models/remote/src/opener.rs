@@ -14,7 +14,7 @@ use longshore_load::{
 use longshore_mem::VolatileSliceMut;
 use url::Url;
 
-use crate::find::in_cache;
+use crate::cache::{in_cache, is_commit};
 use crate::http::{Client, HttpError, HttpFile, Patience, Requests, UrlRequests};
 use crate::hub::Hub;
 use crate::store::{ObjectName, Provider, Store, StoreOptions};
@@ -238,11 +238,6 @@ impl Object for RemoteObject {
             error => ObjectError::Failed(error.into()),
         })
     }
-}
-
-/// Returns `true` for a revision that names a commit.
-pub(crate) fn is_commit(revision: &str) -> bool {
-    revision.len() == 40 && revision.bytes().all(|it| it.is_ascii_hexdigit())
 }
 
 pub(crate) fn failed(path: &Path, error: HttpError) -> Error {

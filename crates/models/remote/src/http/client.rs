@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use url::Url;
 
-use super::connection::{Connection, Endpoint, Patience};
+use super::connection::{Connection, Patience};
+use super::endpoint::Endpoint;
 use super::head::Head;
 use super::pace::Pace;
 use super::proxy::Proxy;
@@ -117,7 +118,7 @@ impl Client {
     /// Those of [`Connection::open`], [`Connection::send`] and [`Connection::receive_head`];
     /// [`ErrorKind::InvalidInput`] if the URL has no host, or another scheme than `http` and `https`.
     pub fn send(&self, request: Request<'_>, patience: &Patience<'_>) -> io::Result<Response> {
-        let endpoint = endpoint(request.url)?;
+        let endpoint = Endpoint::of(request.url)?;
         let proxy = Proxy::from_env(&endpoint);
         // A proxy for plain HTTP gets the whole URL.
         let to_proxy = proxy.as_ref().filter(|_| !endpoint.is_tls);
@@ -173,7 +174,7 @@ impl Client {
             if url.scheme() == "https" && next.scheme() != "https" {
                 return refused("the server redirects from https to another scheme");
             }
-            if endpoint(&next)? != endpoint(&url)? {
+            if Endpoint::of(&next)? != Endpoint::of(&url)? {
                 all.truncate(fields.len());
             }
             url = next;
@@ -226,18 +227,6 @@ impl Client {
 fn is_closed(error: &io::Error) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
-}
-
-fn endpoint(url: &Url) -> io::Result<Endpoint> {
-    let invalid = || io::Error::new(ErrorKind::InvalidInput, "expected an http or https URL");
-    let is_tls = match url.scheme() {
-        "https" => true,
-        "http" => false,
-        _ => return Err(invalid()),
-    };
-    let host = url.host_str().ok_or_else(invalid)?.trim_matches(['[', ']']).to_owned();
-    let port = url.port_or_known_default().ok_or_else(invalid)?;
-    Ok(Endpoint { host, port, is_tls })
 }
 
 /// Returns the bytes of a request.
@@ -296,8 +285,8 @@ mod tests {
         let put = request("PUT", &v6, &[], b"body");
         assert!(put.starts_with("PUT /a ") && put.ends_with("Content-Length: 4\r\n\r\nbody"));
         let expected = Endpoint { host: "::1".to_owned(), port: 443, is_tls: true };
-        assert_eq!(endpoint(&v6).unwrap(), expected);
-        assert!(endpoint(&Url::parse("file:///a").unwrap()).is_err());
+        assert_eq!(Endpoint::of(&v6).unwrap(), expected);
+        assert!(Endpoint::of(&Url::parse("file:///a").unwrap()).is_err());
     }
 
     #[test]

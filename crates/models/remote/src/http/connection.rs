@@ -10,6 +10,7 @@ use longshore_mem::VolatileSliceMut;
 use longshore_sys::stream_socket;
 use rustls::ClientConnection;
 
+use super::endpoint::Endpoint;
 use super::head::{HEAD_LEN_MAX_BYTES, Head};
 use super::proxy::Proxy;
 use super::tls::Tls;
@@ -18,17 +19,6 @@ use super::tls::Tls;
 const GLANCE: Duration = Duration::from_millis(100);
 /// The length of the first read of a head. The rest of the body is received to its place.
 const HEAD_READ_BYTES: usize = 4096;
-
-/// A server: its name, its port, and whether it speaks TLS.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Endpoint {
-    /// The name or the address of the host, without brackets.
-    pub host: String,
-    /// The port.
-    pub port: u16,
-    /// `true` for TLS.
-    pub is_tls: bool,
-}
 
 /// The limits of a call that waits for a server.
 #[derive(Clone, Copy)]
@@ -201,6 +191,12 @@ impl Connection {
         loop {
             let invalid = |problem| io::Error::new(ErrorKind::InvalidData, problem);
             if let Some((head, len)) = Head::parse(&self.received).map_err(invalid)? {
+                // An interim response, before that to the request (RFC 9110, section 15.2).
+                if matches!(head.status, 100..200) {
+                    self.received.drain(..len);
+                    limited.check()?;
+                    continue;
+                }
                 self.used = len;
                 return Ok(head);
             }

@@ -51,7 +51,7 @@ impl HttpFile {
         loop {
             let request = requests.get(&client, &(0..FIRST_BYTES), &Version::default(), patience);
             let (retry_after_s, error) = match request {
-                Ok(response) if response.head.status == 416 => {
+                Ok(response) if response.head.is_empty => {
                     // No byte of an empty file can be requested.
                     let (version, linked, first) = (Version::default(), None, Vec::new());
                     return Ok(Self { client, requests, len_bytes: 0, version, linked, first });

@@ -31,6 +31,8 @@ pub struct Head {
     pub retry_after_s: Option<u64>,
     /// The encoding of the body, if it is not the object's own bytes.
     pub content_encoding: Option<String>,
+    /// `true` if no range can be sent because the object is empty.
+    pub is_empty: bool,
     /// `true` if the body is sent in chunks, so that its length is not known.
     pub is_chunked: bool,
     /// `true` if the server closes the connection after the body.
@@ -110,10 +112,13 @@ impl Head {
         let has = |word: &str| {
             text.is_some_and(|text| text.split(',').any(|it| it.trim().eq_ignore_ascii_case(word)))
         };
+        let is_identity = text.is_some_and(|text| text.eq_ignore_ascii_case("identity"));
         if is("content-length") {
             let number = text.filter(|it| it.bytes().all(|byte| byte.is_ascii_digit()));
             let number = number.and_then(|it| it.parse().ok());
             once(&mut self.content_length, number, "Content-Length")?;
+        } else if is("content-range") && self.status == 416 {
+            self.is_empty = text == Some("bytes */0");
         } else if is("content-range") && self.status == 206 {
             once(&mut self.content_range, text.and_then(ContentRange::parse), "Content-Range")?;
         } else if is("etag") {
@@ -129,9 +134,9 @@ impl Head {
         } else if is("retry-after") {
             // A date is possible, too; then the caller chooses the time.
             self.retry_after_s = text.and_then(|it| it.parse().ok());
-        } else if is("content-encoding") && !has("identity") {
+        } else if is("content-encoding") && !is_identity {
             self.content_encoding = Some(text.unwrap_or("unknown").to_owned());
-        } else if is("transfer-encoding") && !has("identity") {
+        } else if is("transfer-encoding") && !is_identity {
             self.is_chunked = true;
         } else if is("connection") {
             self.closes |= has("close");

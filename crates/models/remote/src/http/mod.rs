@@ -6,6 +6,7 @@
 mod body;
 mod client;
 mod connection;
+mod endpoint;
 mod error;
 mod file;
 mod head;
@@ -15,7 +16,8 @@ mod requests;
 mod tls;
 
 pub use client::{Client, Field, Request, Response};
-pub use connection::{Connection, Endpoint, Patience};
+pub use connection::{Connection, Patience};
+pub use endpoint::Endpoint;
 pub use error::HttpError;
 pub use file::HttpFile;
 pub(crate) use file::Tries;

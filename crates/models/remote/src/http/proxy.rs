@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use url::Url;
 
-use super::connection::Endpoint;
+use super::endpoint::Endpoint;
 
 /// A proxy, which makes connections for this program.
 #[derive(Clone, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use object_store::{ObjectStore, RetryConfig};
 use super::drive::Handover;
 use super::name::Provider;
 use super::profile::Profile;
-use super::unclear;
+use super::refusal::unclear;
 use crate::http::HttpError;
 
 /// The settings of S3 that give credentials.

@@ -12,6 +12,7 @@ mod drive;
 mod listing;
 mod name;
 mod profile;
+mod refusal;
 
 use std::fmt;
 use std::io;
@@ -33,6 +34,7 @@ use crate::http::{
     Client, Field, HttpError, Patience, Request, Requests, Response, Tries, Version,
 };
 use drive::{Driven, drive};
+use refusal::unclear;
 
 pub(crate) use config::StoreOptions;
 pub(crate) use listing::Listing;
@@ -297,29 +299,4 @@ fn to_answer(response: &Response, body: Vec<u8>) -> Result<HttpResponse, HttpErr
     }
     let answer = answer.body(HttpResponseBody::from(Bytes::from(body)));
     answer.map_err(|_| io::Error::from(io::ErrorKind::InvalidData).into())
-}
-
-/// Makes the error for settings or credentials that `object_store` refuses.
-fn unclear(error: &object_store::Error) -> HttpError {
-    let text = error.to_string();
-    let text = match text.split_once(" error: ") {
-        Some((store, reason)) if store.starts_with("Generic ") => reason,
-        _ => &text,
-    };
-    HttpError::Credentials(without_queries(text))
-}
-
-/// Removes the queries of URLs, which can be secret, from a text.
-fn without_queries(text: &str) -> String {
-    let mut shown = String::new();
-    for word in text.split_inclusive(char::is_whitespace) {
-        match word.split_once('?') {
-            Some((before, query)) if before.contains("://") => {
-                shown.push_str(before);
-                shown.extend(query.chars().rev().take(1).filter(|last| last.is_whitespace()));
-            }
-            _ => shown.push_str(word),
-        }
-    }
-    shown
 }
