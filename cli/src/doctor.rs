@@ -8,6 +8,7 @@ use std::io::{self, ErrorKind, Write as _};
 use std::path::Path;
 
 use longshore::mem::Granule;
+use longshore::remote::FoundCredentials;
 use longshore::{Heap, heap};
 use longshore_sys::file::{self, ReadFlags};
 use longshore_sys::memfd::{self, Backing};
@@ -25,7 +26,11 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     loading.extend([io_uring(), memfd_heap(), huge_pages_of_memfd(), huge_mappings_of_memfd()]);
     loading.extend([mid_pages(), hugetlb_pool(), udmabuf_heap(), udmabuf_limit(), dma_heaps()]);
     loading.extend(file_system(&args.directory));
-    let groups = [(Group::Loading, loading), (Group::Devices, devices::findings())];
+    let groups = [
+        (Group::Loading, loading),
+        (Group::Servers, credentials()),
+        (Group::Devices, devices::findings()),
+    ];
     let text = if args.json { format!("{}\n", as_json(&groups)) } else { as_table(&groups) };
     print(&text)
 }
@@ -67,6 +72,22 @@ fn as_json(groups: &[(Group, Vec<Finding>)]) -> Value {
         })
     });
     json!({ "findings": findings.collect::<Vec<Value>>() })
+}
+
+fn credentials() -> Vec<Finding> {
+    let found = FoundCredentials::all().into_iter().map(|it| {
+        let name = match it.scheme {
+            "s3" => "Amazon S3",
+            "gs" => "Google Cloud Storage",
+            "az" => "Azure Blob Storage",
+            _ => "Hugging Face Hub",
+        };
+        match it.found {
+            Some(found) => Finding::yes(name, found),
+            None => Finding::limited(name, "no credentials were found", it.hint),
+        }
+    });
+    found.collect()
 }
 
 fn kernel() -> Finding {

@@ -194,7 +194,9 @@ fn the_doctor_has_advice_for_each_missing_feature() {
     }
     let plain = longshore(&["doctor", "/var/tmp"]);
     assert!(plain.stdout.contains("io_uring"), "{}", plain.stdout);
-    let (loading, devices) = plain.stdout.split_once("\n\n").expect("two groups");
+    let (loading, others) = plain.stdout.split_once("\n\n").expect("three groups");
+    let (servers, devices) = others.split_once("\n\n").expect("three groups");
+    assert!(servers.starts_with("Credentials") && servers.contains("Amazon S3"), "{servers}");
     assert!(loading.contains("direct I/O") && !loading.contains("IOMMU"), "{loading}");
     assert!(devices.starts_with("Devices of processes") && devices.contains("IOMMU"), "{devices}");
     assert_eq!(fs::read_dir("/var/tmp").unwrap().flatten().filter(is_probe).count(), 0);

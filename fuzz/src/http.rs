@@ -246,7 +246,8 @@ impl Rig {
 
     /// Returns the body that the client receives if the server sends these bytes, or the kind of the error.
     fn body(&self, head: &Head, answer: &[u8]) -> Result<Vec<u8>, ErrorKind> {
-        let patience = Patience { stop: &|| false, silence_max: Duration::from_secs(10), until: None };
+        let patience =
+            Patience { stop: &|| false, silence_max: Duration::from_secs(10), until: None };
         self.answers.send(answer.to_vec()).expect("the server runs");
         let mut response = self.client.get(&self.url, &[], &patience).expect("a response");
         assert_eq!(response.head, *head);

@@ -16,6 +16,8 @@ pub(super) enum State {
 pub(super) enum Group {
     /// Loads of files, and memory for programs.
     Loading,
+    /// Models on servers.
+    Servers,
     /// Drivers and device models in processes.
     Devices,
 }
@@ -24,6 +26,7 @@ impl Group {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Loading => "loading",
+            Self::Servers => "servers",
             Self::Devices => "devices",
         }
     }
@@ -31,6 +34,9 @@ impl Group {
     pub(super) fn heading(self) -> &'static str {
         match self {
             Self::Loading => "Loading and sharing files",
+            Self::Servers => {
+                "Credentials for models on servers, which are not tried; other sources need none"
+            }
             Self::Devices => {
                 "Devices of processes, for drivers and device models; loading needs none of it"
             }

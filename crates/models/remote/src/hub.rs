@@ -236,21 +236,33 @@ pub(crate) fn is_offline() -> bool {
     ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str())
 }
 
+fn set(variable: &str) -> Option<String> {
+    env::var(variable).ok().filter(|value| !value.is_empty())
+}
+
+/// Returns the path of the file with the token.
+fn token_path() -> Option<PathBuf> {
+    let home = || Some(env::home_dir()?.join(".cache/huggingface"));
+    set("HF_TOKEN_PATH")
+        .map(PathBuf::from)
+        .or_else(|| Some(set("HF_HOME").map(PathBuf::from).or_else(home)?.join("token")))
+}
+
+/// Returns the variable or the file that has the token.
+pub(crate) fn token_place() -> Option<String> {
+    token()?;
+    let path = || token_path().map(|path| path.display().to_string());
+    set("HF_TOKEN").map(|_| "HF_TOKEN".to_owned()).or_else(path)
+}
+
 /// Returns the token of the environment.
 fn token() -> Option<String> {
-    let set = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-    let path = || -> Option<PathBuf> {
-        let home = || Some(env::home_dir()?.join(".cache/huggingface"));
-        set("HF_TOKEN_PATH")
-            .map(PathBuf::from)
-            .or_else(|| Some(set("HF_HOME").map(PathBuf::from).or_else(home)?.join("token")))
-    };
     let read = |path: PathBuf| {
         let is_short =
             fs::metadata(&path).is_ok_and(|it| it.is_file() && it.len() <= TOKEN_MAX_BYTES);
         is_short.then(|| fs::read_to_string(Path::new(&path)).ok()).flatten()
     };
-    let token = set("HF_TOKEN").or_else(|| path().and_then(read))?;
+    let token = set("HF_TOKEN").or_else(|| token_path().and_then(read))?;
     Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 

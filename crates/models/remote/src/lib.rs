@@ -8,6 +8,7 @@
 //! ```
 
 mod cache;
+mod credentials;
 mod find;
 pub mod http;
 mod hub;
@@ -15,4 +16,5 @@ mod model;
 mod opener;
 mod store;
 
+pub use credentials::FoundCredentials;
 pub use opener::{Remote, UnknownOptionError, is_remote};

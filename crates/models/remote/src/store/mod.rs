@@ -39,6 +39,7 @@ use refusal::unclear;
 pub(crate) use config::StoreOptions;
 pub(crate) use listing::Listing;
 pub(crate) use name::{ObjectName, Provider};
+pub(crate) use profile::has_profile;
 
 /// The limit on an answer to a request for a token or a page of a listing, in bytes. A page has 1,000 names of at
 /// most 1 KiB, or 5,000 of Azure.
@@ -193,19 +194,7 @@ impl Store {
 
     /// Makes the error for a provider whose environment has no credentials.
     fn no_credentials(&self) -> HttpError {
-        let hint = match self.provider {
-            Provider::S3 => {
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or \
-                 AWS_SKIP_SIGNATURE=true for a public bucket"
-            }
-            Provider::Gcs => {
-                "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
-            }
-            Provider::Azure => {
-                "set AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or \
-                 AZURE_STORAGE_SAS_TOKEN, or AZURE_SKIP_SIGNATURE=true for a public container"
-            }
-        };
+        let hint = self.provider.hint();
         HttpError::Credentials(format!(
             "no credentials were found, and no metadata server of a cloud instance gives any; {hint}"
         ))

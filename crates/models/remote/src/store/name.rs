@@ -42,6 +42,23 @@ impl Provider {
             Self::Azure => "az",
         }
     }
+
+    /// Returns the advice for an environment without credentials.
+    pub(crate) fn hint(self) -> &'static str {
+        match self {
+            Self::S3 => {
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or \
+                 AWS_SKIP_SIGNATURE=true for a public bucket"
+            }
+            Self::Gcs => {
+                "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
+            }
+            Self::Azure => {
+                "set AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or \
+                 AZURE_STORAGE_SAS_TOKEN, or AZURE_SKIP_SIGNATURE=true for a public container"
+            }
+        }
+    }
 }
 
 impl ObjectName {

@@ -48,22 +48,9 @@ impl Exported {
 }
 
 impl Profile {
-    /// Returns the profile of the environment, if there is a file with profiles.
+    /// Returns the profile of the environment, if there is one.
     pub(super) fn from_env() -> Option<Self> {
-        let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
-        let is_there = |variable: &str, name: &str| {
-            let path = set(variable).map(PathBuf::from);
-            let path = path.or_else(|| Some(env::home_dir()?.join(".aws").join(name)));
-            path.is_some_and(|path| path.is_file())
-        };
-        let has_files = is_there("AWS_CONFIG_FILE", "config")
-            || is_there("AWS_SHARED_CREDENTIALS_FILE", "credentials");
-        // A file with only a region is usual on instances, whose metadata server has the credentials.
-        let has_aws = || {
-            let path = set("PATH").unwrap_or_default();
-            env::split_paths(&path).any(|folder| folder.join("aws").is_file())
-        };
-        (set("AWS_PROFILE").is_some() || has_files && has_aws()).then(Self::default)
+        has_profile().then(Self::default)
     }
 
     /// Returns a setting of the profile, such as `region`.
@@ -122,6 +109,24 @@ impl CredentialProvider for Profile {
         });
         Box::pin(std::future::ready(credential))
     }
+}
+
+/// Returns `true` if the environment names a profile, or has files with profiles and `aws`.
+pub(crate) fn has_profile() -> bool {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+    let is_there = |variable: &str, name: &str| {
+        let path = set(variable).map(PathBuf::from);
+        let path = path.or_else(|| Some(env::home_dir()?.join(".aws").join(name)));
+        path.is_some_and(|path| path.is_file())
+    };
+    let has_files = is_there("AWS_CONFIG_FILE", "config")
+        || is_there("AWS_SHARED_CREDENTIALS_FILE", "credentials");
+    // A file with only a region is usual on instances, whose metadata server has the credentials.
+    let has_aws = || {
+        let path = set("PATH").unwrap_or_default();
+        env::split_paths(&path).any(|folder| folder.join("aws").is_file())
+    };
+    set("AWS_PROFILE").is_some() || has_files && has_aws()
 }
 
 /// Runs `aws`, and returns its output.
