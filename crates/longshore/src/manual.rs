@@ -2,6 +2,7 @@
 // It has two definitions: one at the end of the file, for readers of the file, and one here before the
 // page, for rustdoc. Rustdoc uses the first definition.
 #![doc = "[loading models]: loading_models
+[loading from servers]: loading_from_servers
 [sharing models]: sharing_models
 [serving models on a node]: serving_models_on_a_node
 [engines]: engines
@@ -18,6 +19,7 @@ macro_rules! page {
     ($name:ident, $file:literal, $items:literal) => {
         #[doc = "[the manual]: crate::manual
 [loading models]: crate::manual::loading_models
+[loading from servers]: crate::manual::loading_from_servers
 [sharing models]: crate::manual::sharing_models
 [serving models on a node]: crate::manual::serving_models_on_a_node
 [engines]: crate::manual::engines
@@ -40,6 +42,12 @@ page!(
     "[`Loader`](crate::Loader), [`Plan`](crate::Plan), [`load::open`](crate::load::open()), \
      [`Heap`](crate::Heap), [`ReadMode`](crate::ReadMode), [`Buffer`](crate::Buffer), \
      [`SharedBuffer`](crate::SharedBuffer)"
+);
+page!(
+    loading_from_servers,
+    "loading-from-servers.md",
+    "[`Loader::connections`](crate::Loader::connections), [`load::Object`](crate::load::Object), \
+     [`load::RemoteModel`](crate::load::RemoteModel); with the feature `remote`, the module `remote`"
 );
 page!(
     sharing_models,
