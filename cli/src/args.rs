@@ -70,13 +70,16 @@ Examples:
   Load the model in a directory, and one of the GGUF models in another:
     longshore load ./llama
     longshore load ./llama-gguf --variant Q4_K_M
-  Load a model that 'hf download' has fetched:
+  Load a model from the Hugging Face Hub, or from its local cache if the Hub does not answer:
     longshore load hf://Qwen/Qwen3-0.6B
+  Load the model below a prefix of an object store:
+    longshore load s3://my-bucket/llama/
 ")]
 pub(crate) struct LoadArgs {
-    /// The files to load, in this order; a directory stands for the model in it, hf://ORG/NAME for a
-    /// repository in the local cache of the Hugging Face Hub, a `*.safetensors.index.json` for its
-    /// shards, and `*-00001-of-NNNNN.gguf` for all splits.
+    /// The files to load, in this order; a directory stands for the model in it, a
+    /// `*.safetensors.index.json` for its shards, and `*-00001-of-NNNNN.gguf` for all splits. On a server:
+    /// https://HOST/FILE, s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, or hf://ORG/NAME of the
+    /// Hugging Face Hub.
     #[arg(required = true, value_name = "SOURCE")]
     pub(crate) files: Vec<PathBuf>,
 
@@ -157,8 +160,9 @@ pub(crate) struct LoadArgs {
 /// Show the tensors and metadata of a model as tables.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
-    /// A safetensors file, the index of a sharded model, a GGUF file, a directory with a model, or
-    /// hf://ORG/NAME for a repository in the local cache of the Hugging Face Hub.
+    /// A safetensors file, the index of a sharded model, a GGUF file, or a directory with a model. On a server:
+    /// https://HOST/FILE, s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, or hf://ORG/NAME of the
+    /// Hugging Face Hub.
     #[arg(value_name = "SOURCE")]
     pub(crate) file: PathBuf,
 

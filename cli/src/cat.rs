@@ -32,8 +32,9 @@ Examples:
     longshore cat model.gguf --tensor token_embd.weight --rows 0..1 | od -A d -t f4 | head
 ")]
 pub(crate) struct CatArgs {
-    /// The model: a safetensors or GGUF file, the index of a sharded model, the first of several splits, a
-    /// directory with a model, or hf://ORG/NAME for a repository in the local cache of the Hugging Face Hub.
+    /// The model: a safetensors or GGUF file, the index of a sharded model, the first of several splits, or a
+    /// directory with a model. On a server: https://HOST/FILE, s3://BUCKET/KEY, gs://BUCKET/KEY,
+    /// az://CONTAINER/KEY, or hf://ORG/NAME of the Hugging Face Hub.
     #[arg(required = true, value_name = "SOURCE")]
     pub(crate) files: Vec<PathBuf>,
 

@@ -55,8 +55,8 @@ Examples:
     longshore exec ./llama --to /models -- vllm serve {}
 ")]
 pub(crate) struct ExecArgs {
-    /// The model: a directory, a file, or hf://ORG/NAME for a repository in the local cache of the Hugging
-    /// Face Hub.
+    /// The model: a directory or a file. On a server: https://HOST/FILE, s3://BUCKET/KEY, gs://BUCKET/KEY,
+    /// az://CONTAINER/KEY, or hf://ORG/NAME of the Hugging Face Hub.
     #[arg(value_name = "SOURCE")]
     source: PathBuf,
 

@@ -27,8 +27,9 @@ use crate::units::{Decimal, Size};
 /// A source is a directory, a safetensors or GGUF file, the index of a sharded model, or the first of
 /// several splits. It becomes the directory DIR/NAME, with files of the same names, which appear when
 /// all are complete and verified. The files belong to you, and other users have the access that they
-/// have to the source, without write permission. The files stay until the model is evicted
-/// (longshore evict DIR/NAME) or the machine restarts.
+/// have to the source, without write permission. Files from a server can be read by you alone, unless
+/// --mode permits more. The files stay until the model is evicted (longshore evict DIR/NAME) or the
+/// machine restarts.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -36,12 +37,14 @@ Examples:
     longshore publish ./llama --to /models --mount
   Publish a new version; programs that use the old one keep it:
     longshore publish ./llama --to /models --replace
+  Publish a model of the Hugging Face Hub, with its configuration and tokenizer:
+    longshore publish hf://Qwen/Qwen3-0.6B --to /models
   Verify the weights first, and permit all users to read them:
     longshore publish ./llama --to /models --manifest SHA256SUMS --mode 0444
 ")]
 pub(crate) struct PublishArgs {
-    /// The models: directories, files, or hf://ORG/NAME for a repository in the local cache of the Hugging
-    /// Face Hub.
+    /// The models: directories or files. On a server: https://HOST/FILE, s3://BUCKET/KEY, gs://BUCKET/KEY,
+    /// az://CONTAINER/KEY, or hf://ORG/NAME of the Hugging Face Hub.
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<PathBuf>,
 
