@@ -1,6 +1,7 @@
 //! Exit codes, and the output of errors.
 
 use std::io::{self, ErrorKind};
+use std::path::Path;
 use std::process::ExitCode;
 
 use longshore::formats::directory::DirectoryProblem;
@@ -134,6 +135,11 @@ fn code_of_system(error: &io::Error) -> u8 {
     }
 }
 
+/// Returns `true` for a path that is a URL.
+fn is_on_server(path: &Path) -> bool {
+    is_remote(path) || HubName::is_one(path) || path.to_string_lossy().contains("://")
+}
+
 /// Returns the exit code for the error of a server.
 fn code_of_server(error: &io::Error) -> u8 {
     match error.kind() {
@@ -187,16 +193,14 @@ fn code_of_serving(error: &serve::Error) -> u8 {
 
 fn code_of_loading(error: &Error) -> u8 {
     match error {
-        Error::Open { path, source } if is_remote(path) || HubName::is_one(path) => {
-            code_of_server(source)
-        }
+        Error::Open { path, source } if is_on_server(path) => code_of_server(source),
         Error::Open { source, .. } => code_of_system(source),
         Error::Write { source, .. } => match code_of_system(source) {
             1 => 13,
             code => code,
         },
         Error::NotRegular { .. } => 11,
-        Error::Read { path, .. } if is_remote(path) || HubName::is_one(path) => 24,
+        Error::Read { path, .. } if is_on_server(path) => 24,
         Error::Read { .. } => 13,
         Error::Truncated { .. } | Error::Changed { .. } => 14,
         Error::Format { .. }

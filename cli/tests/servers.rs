@@ -179,6 +179,17 @@ fn what_a_server_refuses_is_said() {
     let refused = with(&["load", &closed], &[]);
     refused.expect(24, &["cannot open", "refused"]);
     assert!(!refused.stderr.contains("secret"), "{}", refused.stderr);
+    let url = at("m.safetensors");
+    with(&["load", &url, "--include", "*"], &[]).expect(2, &["it is a file"]);
+    with(&["load", "ftp://host/m.gguf"], &[]).expect(2, &["ftp:// is not supported"]);
+    with(&["load", "s3://"], &[]).expect(2, &["s3://BUCKET/KEY"]);
+    with(&["load", &url], &[("http_proxy", "socks5://127.0.0.1:1")]).expect(2, &["proxy"]);
+    let proxied = with(&["load", &url], &[("http_proxy", "127.0.0.1:1")]);
+    proxied.expect(24, &["refused"]);
+    assert_eq!(
+        with(&["load", &url], &[("http_proxy", "127.0.0.1:1"), ("no_proxy", "127.0.0.1")]).code,
+        0
+    );
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}/m.gguf", silent.local_addr().unwrap());
     with(&["inspect", "--timeout", "0.3", &silent], &[]).expect(24, &["time limit"]);

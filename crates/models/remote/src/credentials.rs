@@ -14,7 +14,7 @@ pub struct FoundCredentials {
     pub scheme: &'static str,
     /// The names of the variables and files that have them. `None` if there are none.
     pub found: Option<String>,
-    /// What to set if there are none.
+    /// The advice if there are none.
     pub hint: &'static str,
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use longshore_formats::Format;
-use longshore_formats::directory::{FindError, ModelFilter, PIPELINE_NAME, find};
+use longshore_formats::directory::{DirectoryProblem, FindError, ModelFilter, PIPELINE_NAME, find};
 use longshore_load::{Error, FormatChoice, HubName, Result, find_files, is_index};
 
 use crate::cache::{in_cache, is_commit};
@@ -38,6 +38,7 @@ impl Remote {
     ) -> Result<Vec<PathBuf>> {
         let source = source.as_ref();
         if is_url(source) {
+            refuse_filter(source, filter)?;
             return Ok(vec![source.to_owned()]);
         }
         match ObjectName::from_path(source) {
@@ -47,6 +48,14 @@ impl Remote {
                 let error = io::Error::new(io::ErrorKind::InvalidInput, error);
                 return Err(failed(source, error.into()));
             }
+        }
+        if let Some(scheme) = unknown_scheme(source) {
+            let text = format!(
+                "{scheme}:// is not supported; the sources are files, https://, s3://, gs://, az:// and hf:// \
+                 (write ./{scheme}:… for a file of this name)"
+            );
+            let error = io::Error::new(io::ErrorKind::InvalidInput, text);
+            return Err(failed(source, error.into()));
         }
         let local = || find_files(source, format, filter);
         let Ok(Some(name)) = HubName::from_path(source) else { return local() };
@@ -92,6 +101,7 @@ impl Remote {
             [".safetensors", ".gguf", ".json"].iter().any(|ending| name.key.ends_with(ending));
         let is_raw = format == FormatChoice::Raw;
         if !name.is_prefix && (has_known_ending || is_raw || self.exists(name)?) {
+            refuse_filter(source, filter)?;
             return Ok(vec![file(name)]);
         }
         let filter = with_format(filter, format);
@@ -113,7 +123,7 @@ impl Remote {
 
     /// Returns `true` if there is an object of this name. A store answers like for a missing one if it does not let
     /// the caller list.
-    fn exists(&self, name: &ObjectName) -> Result<bool> {
+    pub(crate) fn exists(&self, name: &ObjectName) -> Result<bool> {
         match self.open_file(Path::new(&name.to_string())) {
             Ok(_) => Ok(true),
             Err(Error::Open { source, .. })
@@ -201,6 +211,21 @@ impl HubFiles {
     }
 }
 
+/// Returns the scheme of a URL that is no source.
+fn unknown_scheme(source: &Path) -> Option<&str> {
+    let (scheme, _) = source.to_str()?.split_once("://")?;
+    let is_scheme = !scheme.is_empty() && scheme.bytes().all(|it| it.is_ascii_alphanumeric());
+    (is_scheme && !scheme.eq_ignore_ascii_case("hf") && !source.exists()).then_some(scheme)
+}
+
+/// Refuses a filter for a source that is one file.
+fn refuse_filter(source: &Path, filter: &ModelFilter) -> Result<()> {
+    match filter.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Directory { path: source.to_owned(), reason: DirectoryProblem::File }),
+    }
+}
+
 fn with_format(filter: &ModelFilter, format: FormatChoice) -> ModelFilter {
     match format {
         FormatChoice::Gguf => filter.clone().format(Format::Gguf),
@@ -220,6 +245,7 @@ where
                 HubError::Http(error) => error.kind(),
                 HubError::Refused { .. } => io::ErrorKind::PermissionDenied,
                 HubError::Answer(_) => io::ErrorKind::InvalidData,
+                HubError::Settings(_) => io::ErrorKind::InvalidInput,
             };
             Error::Open { path: source.to_owned(), source: io::Error::new(kind, error) }
         }

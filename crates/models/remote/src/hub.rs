@@ -17,7 +17,7 @@ use longshore_load::{HubName, RepositoryKind};
 use serde::Deserialize;
 use url::Url;
 
-use crate::http::{Client, Field, HttpError, Patience, Response};
+use crate::http::{Client, Field, HttpError, Patience, Tries};
 
 /// The Hub, unless `HF_ENDPOINT` names another server.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -68,6 +68,8 @@ pub(crate) enum HubError {
     Refused { status: u16, page: String },
     #[error("the answer of the Hub is not valid: {0}")]
     Answer(String),
+    #[error("{0}")]
+    Settings(String),
 }
 
 impl HubError {
@@ -85,9 +87,14 @@ impl<'a> Hub<'a> {
         let endpoint = endpoint.map(Url::to_string).or_else(of_env);
         let endpoint = endpoint.as_deref().unwrap_or(ENDPOINT).trim_end_matches('/');
         let endpoint = Url::parse(&format!("{endpoint}/"))
-            .map_err(|error| HubError::Answer(format!("HF_ENDPOINT: {error}")))?;
-        let token =
-            token().and_then(|token| Field::new("Authorization", format!("Bearer {token}")));
+            .map_err(|error| HubError::Settings(format!("HF_ENDPOINT is not valid: {error}")))?;
+        let field = |token| {
+            let field = Field::new("Authorization", format!("Bearer {token}"));
+            field.ok_or_else(|| {
+                HubError::Settings("the token of the Hub has a line break".to_owned())
+            })
+        };
+        let token = token().map(field).transpose()?;
         Ok(Self { client, endpoint, token })
     }
 
@@ -99,25 +106,20 @@ impl<'a> Hub<'a> {
     ) -> Result<Revision, HubError> {
         let revision = name.revision.as_deref().unwrap_or("main");
         let mut url = self.endpoint.clone();
-        let kind = match name.kind {
-            RepositoryKind::Dataset => "datasets",
-            RepositoryKind::Space => "spaces",
-            _ => "models",
-        };
+        let kind = folder_of(name.kind).unwrap_or("models");
         add_segments(&mut url, ["api", kind].into_iter().chain(name.repository.split('/')));
         // A `/` in the revision is encoded.
         add_segments(&mut url, ["revision", revision]);
-        let mut response = self.get(&url, patience)?;
-        match response.head.status {
+        let (status, body) = self.get(&url, DESCRIPTION_MAX_BYTES, patience)?;
+        match status {
             200 => {}
-            404 => return Err(HttpError::NotFound { status: 404 }.into()),
-            status @ (401 | 403) => {
-                let page = format!("{}{}", self.endpoint, name.repository);
+            401 | 403 => {
+                let folder = folder_of(name.kind).map_or(String::new(), |kind| format!("{kind}/"));
+                let page = format!("{}{folder}{}", self.endpoint, name.repository);
                 return Err(HubError::Refused { status, page });
             }
-            status => return Err(HttpError::Status { status }.into()),
+            status => return Err(HttpError::of_status(status).into()),
         }
-        let body = response.body(DESCRIPTION_MAX_BYTES, patience).map_err(HttpError::from)?;
         let found: Description = serde_json::from_slice(&body)
             .map_err(|error| HubError::Answer(format!("{:?}", error.classify())))?;
         let is_commit = found.sha.len() == 40 && found.sha.bytes().all(|it| it.is_ascii_hexdigit());
@@ -140,12 +142,7 @@ impl<'a> Hub<'a> {
         file: &str,
     ) -> Url {
         let mut url = self.endpoint.clone();
-        let kind = match kind {
-            RepositoryKind::Dataset => Some("datasets"),
-            RepositoryKind::Space => Some("spaces"),
-            _ => None,
-        };
-        add_segments(&mut url, kind.into_iter().chain(repository.split('/')));
+        add_segments(&mut url, folder_of(kind).into_iter().chain(repository.split('/')));
         add_segments(&mut url, ["resolve", commit].into_iter().chain(file.split('/')));
         url
     }
@@ -167,9 +164,32 @@ impl<'a> Hub<'a> {
         find(&mut Listing { hub: self, name, revision, root, patience }, filter)
     }
 
-    fn get(&self, url: &Url, patience: &Patience<'_>) -> Result<Response, HubError> {
-        let answer = self.client.follow(url, &[], self.secret(), patience);
-        Ok(answer.map_err(HttpError::from)?.0)
+    /// Requests `url`, and receives the whole body. Failures that may pass are tried again.
+    fn get(
+        &self,
+        url: &Url,
+        max_bytes: usize,
+        patience: &Patience<'_>,
+    ) -> Result<(u16, Vec<u8>), HttpError> {
+        let mut tries = Tries::default();
+        loop {
+            let answer = self.client.follow(url, &[], self.secret(), patience);
+            let answer = answer.and_then(|(mut response, _)| {
+                let body = match response.head.status {
+                    200 => response.body(max_bytes, patience)?,
+                    _ => Vec::new(),
+                };
+                Ok((response.head.status, response.head.retry_after_s, body))
+            });
+            let (retry_after_s, error) = match answer {
+                Ok((status, retry_after_s, body)) => match HttpError::of_status(status) {
+                    error if error.is_transient() => (retry_after_s, error),
+                    _ => return Ok((status, body)),
+                },
+                Err(error) => (None, error.into()),
+            };
+            tries.again(retry_after_s, error, patience)?;
+        }
     }
 }
 
@@ -214,13 +234,19 @@ impl Directory for Listing<'_> {
     fn read(&mut self, file: &str, max_bytes: u64) -> Result<Vec<u8>, HubError> {
         let HubName { kind, repository, .. } = self.name;
         let url = self.hub.file_url(*kind, repository, &self.revision.commit, &self.path(file));
-        let mut response = self.hub.get(&url, self.patience)?;
-        match response.head.status {
-            200 => {}
-            status => return Err(HttpError::Status { status }.into()),
+        match self.hub.get(&url, max_bytes as usize, self.patience)? {
+            (200, body) => Ok(body),
+            (status, _) => Err(HttpError::of_status(status).into()),
         }
-        let body = response.body(max_bytes as usize, self.patience);
-        Ok(body.map_err(HttpError::from)?)
+    }
+}
+
+/// Returns the beginning of the path of repositories that are no models.
+fn folder_of(kind: RepositoryKind) -> Option<&'static str> {
+    match kind {
+        RepositoryKind::Dataset => Some("datasets"),
+        RepositoryKind::Space => Some("spaces"),
+        _ => None,
     }
 }
 

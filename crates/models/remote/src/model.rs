@@ -76,7 +76,20 @@ impl Remote {
         let store = self.store(&root).map_err(|error| failed(source, error))?;
         let patience = self.patience();
         let mut listing = Listing::new(&store, &root, &patience);
-        for folder in folders_of(&model) {
+        let mut folders = folders_of(&model);
+        let has = |name: &str| match listing.files("") {
+            Ok(files) => Ok(files.iter().any(|file| file == name)),
+            Err(HttpError::Refused { .. }) => self.exists(&root.below(name)),
+            Err(error) => Err(not_found(source, FindError::Directory(error))),
+        };
+        if is_in_folders(has)? {
+            match listing.folders("") {
+                Ok(found) => folders.extend(found),
+                Err(HttpError::Refused { .. }) => {}
+                Err(error) => return Err(not_found(source, FindError::Directory(error))),
+            }
+        }
+        for folder in folders {
             let found = match listing.files(&folder) {
                 Ok(found) => found.into_iter().filter(|name| is_beside(name)).collect(),
                 Err(HttpError::Refused { .. }) => NAMES.map(str::to_owned).to_vec(),
@@ -125,11 +138,17 @@ impl Remote {
             self.push_with_others(&mut model, &path, below(root, file))?;
         }
         if !is_file {
-            for folder in folders_of(&model) {
+            let mut folders = folders_of(&model);
+            if is_in_folders(|name| Ok(all.iter().any(|path| below_of(root, path) == Some(name))))?
+            {
+                let inner = all.iter().filter_map(|path| below_of(root, path)?.split_once('/'));
+                folders.extend(inner.map(|(folder, _)| folder.to_owned()));
+            }
+            for folder in folders {
                 let beside = all.iter().filter(|path| {
+                    let path = below_of(root, path).unwrap_or_default();
                     let (parent, file) = path.rsplit_once('/').unwrap_or(("", path));
-                    let path = below(root, parent);
-                    is_beside(file) && parent.starts_with(root.as_str()) && path == folder
+                    is_beside(file) && parent == folder
                 });
                 for path in beside {
                     let file = self.open_file(&found.place(name, path))?;
@@ -213,10 +232,22 @@ fn is_missing(error: &Error) -> bool {
     matches!(error, Error::Open { source, .. } if matches!(source.kind(), NotFound | PermissionDenied))
 }
 
-/// Returns a path below a folder.
+/// Returns `true` for a model whose parts are in folders, also those without weights: of diffusers or of
+/// sentence-transformers. `has` returns `true` if there is a file of this name.
+fn is_in_folders(mut has: impl FnMut(&str) -> Result<bool>) -> Result<bool> {
+    Ok(has("model_index.json")? || has("modules.json")?)
+}
+
+/// Returns the path below a folder; `None` if it is not in it.
+fn below_of<'p>(folder: &str, path: &'p str) -> Option<&'p str> {
+    match folder {
+        "" => Some(path),
+        folder => path.strip_prefix(folder)?.strip_prefix('/'),
+    }
+}
+
 fn below<'p>(folder: &str, path: &'p str) -> &'p str {
-    let rest = path.strip_prefix(folder).unwrap_or(path);
-    rest.strip_prefix('/').unwrap_or(rest)
+    below_of(folder, path).unwrap_or(path)
 }
 
 /// Returns the name of a file of a URL without its query.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use longshore_formats::directory::ModelFilter;
 use longshore_load::{
-    Error, FormatChoice, HubName, Object, ObjectError, Opened, Opener, Result, SourceFile,
+    Change, Error, FormatChoice, HubName, Object, ObjectError, Opened, Opener, Result, SourceFile,
     is_index, open_by,
 };
 use longshore_mem::VolatileSliceMut;
@@ -44,12 +44,14 @@ pub struct UnknownOptionError(String);
 /// Returns `true` if the path is the URL of a file of an HTTP server, or the name of an object of an object store. A
 /// file of such a name is written as `./https:/…`.
 pub fn is_remote(path: &Path) -> bool {
-    is_url(path) || ObjectName::from_path(path).is_ok_and(|name| name.is_some())
+    is_url(path) || !matches!(ObjectName::from_path(path), Ok(None))
 }
 
 pub(crate) fn is_url(path: &Path) -> bool {
     let bytes = path.as_os_str().as_encoded_bytes();
-    bytes.starts_with(b"https:/") || bytes.starts_with(b"http:/")
+    let begins =
+        |scheme: &[u8]| bytes.get(..scheme.len()).is_some_and(|it| it.eq_ignore_ascii_case(scheme));
+    begins(b"https:/") || begins(b"http:/")
 }
 
 impl Remote {
@@ -241,6 +243,9 @@ impl Object for RemoteObject {
 }
 
 pub(crate) fn failed(path: &Path, error: HttpError) -> Error {
+    if matches!(error, HttpError::Changed) {
+        return Error::Changed { path: path.to_owned(), change: Change::Replaced };
+    }
     Error::Open { path: path.to_owned(), source: io::Error::new(error.kind(), error) }
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use longshore_formats::directory::ModelFilter;
-use longshore_load::{Error, FormatChoice, Loader};
+use longshore_load::{DigestKind, Error, FormatChoice, Loader, Manifest};
 use longshore_remote::Remote;
 use server::{Answer, Request, Server};
 use url::Url;
@@ -118,4 +118,92 @@ fn a_hub_that_does_not_answer_is_replaced_by_the_cache() {
     let Error::Open { source, .. } = &refused else { panic!("{refused}") };
     let text = source.to_string();
     assert!(text.contains("did not answer") && text.contains("run: hf download"), "{text}");
+}
+
+#[test]
+fn a_hub_that_is_busy_is_asked_again() {
+    let description =
+        format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{{\"rfilename\":\"model.safetensors\"}}]}}");
+    let hub = Server::start(Vec::new(), move |number, _| match number {
+        0 => status("429 Too Many Requests"),
+        1 => Answer::Cut(0),
+        _ => json(&description),
+    });
+    let expected = format!("hf://org/name@{COMMIT}/model.safetensors");
+    assert_eq!(found(&remote(&hub), "hf://org/name").unwrap(), [PathBuf::from(expected)]);
+    assert_eq!(hub.count(), 3);
+}
+
+#[test]
+fn a_diffusers_model_is_published_with_the_folders_without_weights() {
+    const INDEX: &str =
+        r#"{"_class_name":"P","unet":["diffusers","U"],"tokenizer":["transformers","T"]}"#;
+    let files = [
+        "model_index.json",
+        "README.md",
+        "unet/config.json",
+        "unet/diffusion_pytorch_model.safetensors",
+        "unet/diffusion_pytorch_model.bin",
+        "scheduler/scheduler_config.json",
+        "tokenizer/merges.txt",
+    ];
+    let siblings = files.map(|file| format!("{{\"rfilename\":\"{file}\"}}")).join(",");
+    let description = format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{siblings}]}}");
+    let hub = Server::start(model(), move |_, request: &Request| match request.target.as_str() {
+        target if target.starts_with("/api/") => json(&description),
+        target if target.ends_with("model_index.json") => {
+            let (status, fields) = match request.fields.contains_key("range") {
+                true => {
+                    (206, format!("Content-Range: bytes 0-{}/{}\r\n", INDEX.len() - 1, INDEX.len()))
+                }
+                false => (200, String::new()),
+            };
+            let len = INDEX.len();
+            Answer::Raw(format!(
+                "HTTP/1.1 {status} x\r\nContent-Length: {len}\r\n{fields}\r\n{INDEX}"
+            ))
+        }
+        _ => Answer::Content("\"1\""),
+    });
+    let remote = remote(&hub);
+    let paths = |source: &str| -> Vec<String> {
+        let model = remote.model(source, &ModelFilter::new()).unwrap().unwrap();
+        model.paths().map(str::to_owned).collect()
+    };
+    let mut expected: Vec<_> =
+        files.into_iter().filter(|it| !it.ends_with("md") && !it.ends_with("bin")).collect();
+    expected.sort_unstable();
+    assert_eq!(paths("hf://org/name"), expected);
+    assert_eq!(paths("hf://org/name/unet"), ["config.json", "diffusion_pytorch_model.safetensors"]);
+}
+
+#[test]
+fn the_hub_tells_the_checksums_of_large_files() {
+    let storage = Server::start(model(), |_, _| Answer::Content("\"1\""));
+    let to = storage.url.clone();
+    let description =
+        format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{{\"rfilename\":\"model.safetensors\"}}]}}");
+    let told = |sum: String| {
+        let (to, description) = (to.clone(), description.clone());
+        let hub = Server::start(Vec::new(), move |_, request: &Request| {
+            match request.target.contains("/resolve/") {
+                true => Answer::Raw(format!(
+                    "HTTP/1.1 302 Found\r\nContent-Length: 0\r\nX-Linked-Etag: \"{sum}\"\r\nLocation: {to}\r\n\r\n"
+                )),
+                false => json(&description),
+            }
+        });
+        let opened = remote(&hub).open(&["hf://org/name"], FormatChoice::Auto).unwrap();
+        let manifest = Manifest::of_hub(opened.plan.files().iter().map(|file| file.source()))?;
+        Loader::new().manifest(&manifest).load(&opened.plan).map(drop)
+    };
+    let opened = Remote::new().open(&[storage.url.as_str()], FormatChoice::Auto).unwrap();
+    let loaded = Loader::new().digest(DigestKind::Sha256).load(&opened.plan).unwrap();
+    let sum = loaded.files[0].digests[0].1.clone();
+    told(sum.clone()).unwrap();
+    let wrong = told(sum.replace(|_| true, "0")).unwrap_err();
+    assert!(matches!(&wrong, Error::Mismatch { found, .. } if *found == sum), "{wrong}");
+    // The version of a small file is no such checksum.
+    let untold = told("0123".to_owned()).unwrap_err();
+    assert!(matches!(untold, Error::Manifest { .. }), "{untold}");
 }

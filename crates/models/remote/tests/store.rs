@@ -108,6 +108,15 @@ fn a_bucket_of_another_region_is_asked_with_a_signature_for_it() {
     remote.open(&["s3://bucket/a.safetensors"], FormatChoice::Auto).unwrap();
     let before = server.count();
     remote.open(&["s3://bucket/b.safetensors"], FormatChoice::Auto).unwrap();
+    let listing = Server::start(model(), |_, request: &Request| {
+        match request.fields["authorization"].contains("/ap-south-1/s3/") {
+            true => page(&["m/a.safetensors"], &[], None),
+            false => status("301 Moved Permanently", "x-amz-bucket-region: ap-south-1\r\n"),
+        }
+    });
+    let filter = ModelFilter::new().include("*");
+    let listed = self::remote(&listing).find_files("s3://bucket/m/", FormatChoice::Auto, &filter);
+    assert_eq!(listed.unwrap(), [PathBuf::from("s3://bucket/m/a.safetensors")]);
     // The region is known by now.
     let requests = server.requests.lock().unwrap();
     assert!(

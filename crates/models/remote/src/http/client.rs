@@ -119,7 +119,7 @@ impl Client {
     /// [`ErrorKind::InvalidInput`] if the URL has no host, or another scheme than `http` and `https`.
     pub fn send(&self, request: Request<'_>, patience: &Patience<'_>) -> io::Result<Response> {
         let endpoint = Endpoint::of(request.url)?;
-        let proxy = Proxy::from_env(&endpoint);
+        let proxy = Proxy::from_env(&endpoint)?;
         // A proxy for plain HTTP gets the whole URL.
         let to_proxy = proxy.as_ref().filter(|_| !endpoint.is_tls);
         let request = text(request, to_proxy)?;
@@ -132,6 +132,8 @@ impl Client {
             match head {
                 Ok(head) => return Ok(Response { head, connection, endpoint, pace }),
                 Err(error) if is_closed(&error) => {}
+                // It may have sent more than it announced.
+                Err(error) if error.kind() == ErrorKind::InvalidData => {}
                 Err(error) => return Err(error),
             }
         }

@@ -266,12 +266,17 @@ fn receive_tls(tls: &mut ClientConnection, socket: &mut TcpStream) -> io::Result
     if tls.read_tls(socket)? == 0 {
         return Err(ErrorKind::UnexpectedEof.into());
     }
+    let is_handshaking = tls.is_handshaking();
     let processed = tls.process_new_packets();
     if processed.is_err() {
         // The alert, which tells the server the reason.
         let _ = tls.write_tls(socket);
     }
-    processed.map(drop).map_err(io::Error::other)
+    processed.map(drop).map_err(|error| match is_handshaking {
+        // Another try would have the same result.
+        true => io::Error::new(ErrorKind::InvalidData, error),
+        false => io::Error::other(error),
+    })
 }
 
 /// Looks up the addresses of a host, on a thread of its own, because the C library cannot be interrupted.

@@ -36,6 +36,12 @@ pub enum HttpError {
     /// No credentials were found, or they could not be renewed.
     #[error("{0}")]
     Credentials(String),
+    /// The bucket is in another region than that of the request.
+    #[error("the bucket is in the region {region}; set AWS_REGION")]
+    OtherRegion {
+        /// The region.
+        region: String,
+    },
     /// The caller stopped the call.
     #[error("the read was stopped")]
     Stopped,

@@ -1,7 +1,12 @@
 //! Proxies that the environment names.
 
 use std::env;
+use std::io::{self, ErrorKind};
 use std::net::Ipv4Addr;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as STANDARD;
+use percent_encoding::percent_decode_str;
 
 use url::Url;
 
@@ -26,18 +31,27 @@ impl Proxy {
     /// Returns the proxy for a server, as curl does: `https_proxy`, `http_proxy` or `all_proxy`, unless `no_proxy`
     /// names the host. Names in capitals are read, too, except `HTTP_PROXY`, which a web server may set from a
     /// request.
-    pub(super) fn from_env(endpoint: &Endpoint) -> Option<Self> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for a proxy that is not one for `http`.
+    pub(super) fn from_env(endpoint: &Endpoint) -> io::Result<Option<Self>> {
         // No proxy reaches the metadata server of a cloud instance.
         let is_link_local = endpoint.host.parse().is_ok_and(|it: Ipv4Addr| it.is_link_local());
-        if is_link_local {
-            return None;
+        if is_link_local || endpoint.host == "metadata.google.internal" {
+            return Ok(None);
         }
         let set = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let either = |name: &str| set(name).or_else(|| set(&name.to_uppercase()));
         let own = if endpoint.is_tls { either("https_proxy") } else { set("http_proxy") };
-        let proxy = own.or_else(|| either("all_proxy"))?;
         let exceptions = either("no_proxy").unwrap_or_default();
-        (!is_excepted(&endpoint.host, &exceptions)).then(|| Self::parse(&proxy)).flatten()
+        let proxy = own.or_else(|| either("all_proxy"));
+        let Some(proxy) = proxy.filter(|_| !is_excepted(&endpoint.host, &exceptions)) else {
+            return Ok(None);
+        };
+        let invalid =
+            "the proxy of the environment is not http://HOST:PORT; other kinds are not supported";
+        let parsed = Self::parse(&proxy);
+        parsed.map(Some).ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, invalid))
     }
 
     /// Parses `http://USER:PASSWORD@HOST:PORT`; the scheme may be missing. Returns `None` for other schemes.
@@ -49,8 +63,10 @@ impl Proxy {
         let port = url.port().unwrap_or(1080);
         let endpoint = Endpoint { host, port, is_tls: false };
         let authorization = (!url.username().is_empty()).then(|| {
-            let plain = format!("{}:{}", url.username(), url.password().unwrap_or_default());
-            format!("Basic {}", base64(plain.as_bytes()))
+            let mut plain: Vec<u8> = percent_decode_str(url.username()).collect();
+            plain.push(b':');
+            plain.extend(percent_decode_str(url.password().unwrap_or_default()));
+            format!("Basic {}", STANDARD.encode(plain))
         });
         Some(Self { endpoint, authorization })
     }
@@ -66,27 +82,15 @@ fn is_excepted(host: &str, exceptions: &str) -> bool {
     })
 }
 
-/// Encodes bytes in base64 (RFC 4648, section 4).
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let word = chunk.iter().fold(0, |word, byte| word << 8 | u32::from(*byte));
-        let word = word << (8 * (3 - chunk.len()));
-        for at in 0..4 {
-            let digit = DIGITS[(word >> (18 - 6 * at)) as usize & 63];
-            text.push(if at <= chunk.len() { digit.into() } else { '=' });
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn proxies_are_parsed_with_their_passwords() {
+        let encoded = Proxy::parse("http://u%40x:p%3Aa@proxy").unwrap();
+        // `u@x:p:a`
+        assert_eq!(encoded.authorization.as_deref(), Some("Basic dUB4OnA6YQ=="));
         let proxy = Proxy::parse("http://user:pass@proxy:3128/").unwrap();
         assert_eq!((proxy.endpoint.host.as_str(), proxy.endpoint.port), ("proxy", 3128));
         assert_eq!(proxy.authorization.as_deref(), Some("Basic dXNlcjpwYXNz"));
@@ -94,10 +98,6 @@ mod tests {
         assert_eq!(Proxy::parse("proxy:81").unwrap().endpoint.port, 81);
         assert_eq!(Proxy::parse("[::1]:81").unwrap().endpoint.host, "::1");
         assert!(Proxy::parse("socks5://proxy").is_none());
-        // RFC 4648, section 10.
-        for (plain, encoded) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foobar", "Zm9vYmFy")] {
-            assert_eq!(base64(plain.as_bytes()), encoded);
-        }
     }
 
     #[test]

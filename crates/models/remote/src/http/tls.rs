@@ -39,7 +39,7 @@ impl Tls {
                 "no certificates of authorities were found; install ca-certificates, or set \
                  SSL_CERT_FILE ({reason})"
             );
-            return Err(io::Error::new(io::ErrorKind::NotFound, message));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)

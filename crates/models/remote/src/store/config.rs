@@ -54,10 +54,11 @@ impl StoreOptions {
         let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         let built: object_store::Result<Arc<dyn ObjectStore>> = match provider {
             Provider::S3 => {
-                let builder = AmazonS3Builder::from_env()
-                    .with_bucket_name(bucket)
-                    .with_http_connector(Handover)
-                    .with_retry(retry);
+                let builder =
+                    environment("AWS_", AmazonS3Builder::new(), AmazonS3Builder::with_config)
+                        .with_bucket_name(bucket)
+                        .with_http_connector(Handover)
+                        .with_retry(retry);
                 let mut builder = self.each(builder, AmazonS3Builder::with_config);
                 let value = |key| builder.get_config_value(&key);
                 let is_unsigned =
@@ -83,7 +84,11 @@ impl StoreOptions {
                 builder.build().map(|store| Arc::new(store) as _)
             }
             Provider::Gcs => {
-                let mut builder = GoogleCloudStorageBuilder::from_env()
+                let mut builder = GoogleCloudStorageBuilder::new();
+                if let Some(path) = set("SERVICE_ACCOUNT") {
+                    builder = builder.with_service_account_path(path);
+                }
+                builder = environment("GOOGLE_", builder, GoogleCloudStorageBuilder::with_config)
                     .with_bucket_name(bucket)
                     .with_http_connector(Handover)
                     .with_retry(retry);
@@ -95,7 +100,11 @@ impl StoreOptions {
                 builder.build().map(|store| Arc::new(store) as _)
             }
             Provider::Azure => {
-                let mut builder = MicrosoftAzureBuilder::from_env();
+                let mut builder = MicrosoftAzureBuilder::new();
+                if let Some(endpoint) = set("IDENTITY_ENDPOINT") {
+                    builder = builder.with_msi_endpoint(endpoint);
+                }
+                builder = environment("AZURE_", builder, MicrosoftAzureBuilder::with_config);
                 for (key, value) in azure_environment() {
                     builder = builder.with_config(key, value);
                 }
@@ -133,19 +142,45 @@ fn set(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
+/// Applies the variables of the environment with this prefix, except empty ones.
+fn environment<B, K: FromStr>(prefix: &str, builder: B, apply: impl Fn(B, K, String) -> B) -> B {
+    let all = env::vars_os().filter_map(|(name, value)| {
+        let name = name.into_string().ok().filter(|name| name.starts_with(prefix))?;
+        Some((name.to_ascii_lowercase().parse().ok()?, value.into_string().ok()?))
+    });
+    all.filter(|(_, value)| !value.is_empty())
+        .fold(builder, |builder, (key, value)| apply(builder, key, value))
+}
+
 /// Returns the settings that the Azure tools read, and `object_store` does not.
 fn azure_environment() -> Vec<(AzureConfigKey, String)> {
     let mut found = Vec::new();
-    for part in set("AZURE_STORAGE_CONNECTION_STRING").unwrap_or_default().split(';') {
+    let (mut account, mut suffix) = (None, None);
+    let text = set("AZURE_STORAGE_CONNECTION_STRING").unwrap_or_default();
+    for part in text.split(';') {
         let Some((name, value)) = part.split_once('=') else { continue };
         let key = match name {
-            "AccountName" => AzureConfigKey::AccountName,
+            "AccountName" => {
+                account = Some(value);
+                AzureConfigKey::AccountName
+            }
+            "EndpointSuffix" => {
+                suffix = Some(value);
+                continue;
+            }
+            "UseDevelopmentStorage" => AzureConfigKey::UseEmulator,
             "AccountKey" => AzureConfigKey::AccessKey,
             "BlobEndpoint" => AzureConfigKey::Endpoint,
             "SharedAccessSignature" => AzureConfigKey::SasKey,
             _ => continue,
         };
         found.push((key, value.to_owned()));
+    }
+    if let (Some(account), Some(suffix)) = (account, suffix)
+        && !found.iter().any(|(key, _)| *key == AzureConfigKey::Endpoint)
+    {
+        let endpoint = format!("https://{account}.blob.{suffix}");
+        found.push((AzureConfigKey::Endpoint, endpoint));
     }
     for (name, key) in [
         ("AZURE_STORAGE_ACCOUNT", AzureConfigKey::AccountName),

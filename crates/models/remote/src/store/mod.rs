@@ -90,11 +90,19 @@ impl Store {
     /// Lists the objects and folders directly below a prefix.
     fn list(&self, prefix: &str, patience: &Patience<'_>) -> Result<ListResult, HttpError> {
         let prefix = parse_key(prefix)?;
-        let signer = self.signer();
-        let driven = self.drive(signer.list_with_delimiter(Some(&prefix)), patience)?;
-        match driven {
-            Driven::Done(listed) => Ok(listed),
-            Driven::Range(_) => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+        let list = || {
+            let signer = self.signer();
+            match self.drive(signer.list_with_delimiter(Some(&prefix)), patience)? {
+                Driven::Done(listed) => Ok(listed),
+                Driven::Range(_) => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+            }
+        };
+        match list() {
+            Err(HttpError::OtherRegion { region }) => {
+                self.move_to(&region)?;
+                list()
+            }
+            listed => listed,
         }
     }
 
@@ -177,6 +185,9 @@ impl Store {
             let (retry_after_s, error) = match received {
                 Ok((response, body)) => {
                     let status = response.head.status;
+                    if let (300..=400, Some(region)) = (status, &response.head.bucket_region) {
+                        return Err(HttpError::OtherRegion { region: region.clone() });
+                    }
                     let error = HttpError::Status { status };
                     if is_metadata || !error.is_transient() {
                         let answer = to_answer(&response, body);
