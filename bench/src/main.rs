@@ -18,6 +18,7 @@ mod load;
 mod node;
 mod pagetable;
 mod programs;
+mod remote;
 mod report;
 
 use std::process::ExitCode;
@@ -51,6 +52,11 @@ enum Command {
     Programs(programs::Programs),
     /// Published models beside the page cache and a copy: publishing, several processes, llama.cpp
     Node(node::Node),
+    /// Models of a server on this machine: HTTP and TLS beside a bare loop and curl, and slow connections
+    Remote(remote::Remote),
+    /// Receives a file by a bare loop: a candidate of the bench `remote`
+    #[command(hide = true)]
+    Receive(remote::receive::Receive),
     /// All benches as one HTML page: published tables beside ours, peers, goals, machines
     Report(report::Report),
     /// Maps a file, reads it, and waits: one of several processes of the bench `node`
@@ -78,6 +84,8 @@ fn main() -> ExitCode {
             programs::BENCH.run(&options, &options.common, programs::measure)
         }
         Command::Node(options) => node::BENCH.run(&options, &options.common, node::measure),
+        Command::Remote(options) => remote::BENCH.run(&options, &options.common, remote::measure),
+        Command::Receive(options) => remote::receive::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Reader { path } => node::read(&path).map(|()| ExitCode::SUCCESS),
         Command::Report(report) => report.write(),
         Command::Worker { job } => load::worker::serve(&job).map(|()| ExitCode::SUCCESS),

@@ -36,6 +36,9 @@ metrics! {
     CORE_CYCLES: "cycles", "cycles";
     CODE: "code", "B";
 
+    /// User and system time of the process, divided by the file's size.
+    CPU_PER_GIB: "cpu", "s/GiB";
+
     /// The growth of the file's pages in the page cache.
     PAGE_CACHE: "page_cache_growth", "MiB";
     /// The peak memory of the process minus the file's size; memory from before the load is included.
