@@ -293,7 +293,7 @@ guest_tests() {
 # Built like the unit tests, because a release build takes minutes. The figures mean nothing.
 bench() {
     local status=0 bench
-    for bench in load programs node iov pagetable access bounce; do
+    for bench in load programs node remote iov pagetable access bounce; do
         cargo run --package longshore-bench "${locked[@]}" -- \
             "$bench" --quick --json || status=1
     done

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use anyhow::Context;
 use longshore::formats::printable;
-use longshore::load::Opened;
-use longshore::load::{Engine, Manifest, Report};
+use longshore::load::{self, Opened};
+use longshore::load::{Engine, Manifest, PlannedFile, Report};
 use longshore::{Heap, Loaded, Loader, Sealing, SharedBuffer};
 use longshore_sys::huge_pages;
 use serde_json::{Map, Value, json};
@@ -33,9 +33,11 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     };
     if args.read_only && !heap.seals_content() {
         let refused = longshore::heap::Error::CannotSealContent { heap };
-        return Err(longshore::load::Error::from(refused).into());
+        return Err(load::Error::from(refused).into());
     }
     let remote = args.server.remote();
+    let to_keep = args.keep_copy.as_ref().map(|_| args.filter.to_keep(&remote, &args.files));
+    let to_keep = to_keep.transpose()?;
     let mut opened = args.filter.open(&remote, &args.files, args.format)?;
     if let Some(Alignment(alignment)) = args.align {
         if opened.tensors.is_empty() {
@@ -55,7 +57,7 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         }
         Some(path) => Some(Manifest::open(path)?),
         None if args.verify.contains(&Verify::Hub) => {
-            Some(Manifest::of_hub(opened.plan.files().iter().map(|file| file.source()))?)
+            Some(Manifest::of_hub(opened.plan.files().iter().map(PlannedFile::source))?)
         }
         None => None,
     };
@@ -83,9 +85,12 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     }
     let loaded = loader.load(&opened.plan)?;
     drop(display);
+    if let (Some(directory), Some(model)) = (&args.keep_copy, &to_keep) {
+        load::keep_copy(model, &opened.plan, &loaded, directory, &cancel)?;
+    }
     let Loaded { buffer, files, report, .. } = loaded;
     let sealing = if args.read_only { Sealing::Content } else { Sealing::Size };
-    let shared = buffer.share(sealing).map_err(longshore::load::Error::from)?;
+    let shared = buffer.share(sealing).map_err(load::Error::from)?;
 
     if args.json {
         let stays = args.hold || executes;
@@ -111,7 +116,7 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
 fn summary(
     args: &LoadArgs,
     report: &Report,
-    files: &[longshore::load::LoadedFile],
+    files: &[load::LoadedFile],
     opened: &Opened,
     shared: &SharedBuffer,
 ) -> Result<String, fmt::Error> {
@@ -192,7 +197,7 @@ fn summary(
 }
 
 /// Returns the names of the files if sources stand for other files, at most the first three.
-fn chosen(args: &LoadArgs, files: &[longshore::load::LoadedFile]) -> Option<String> {
+fn chosen(args: &LoadArgs, files: &[load::LoadedFile]) -> Option<String> {
     const SHOWN_MAX: usize = 3;
     if files.iter().map(|file| &file.path).eq(&args.files) {
         return None;
@@ -211,7 +216,7 @@ fn proc_path(fd: BorrowedFd<'_>) -> String {
 
 fn as_json(
     report: &Report,
-    files: &[longshore::load::LoadedFile],
+    files: &[load::LoadedFile],
     opened: &Opened,
     shared: &SharedBuffer,
     stays: bool,

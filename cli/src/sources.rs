@@ -9,6 +9,8 @@ use longshore::formats::printable;
 use longshore::load::{self, FormatChoice, Opened, RemoteModel};
 use longshore::remote::Remote;
 
+use crate::exit::failure;
+
 /// The options that select files of a directory.
 #[derive(Args, Debug)]
 pub(crate) struct FilterArgs {
@@ -58,6 +60,22 @@ impl FilterArgs {
         }
         print_notes(remote);
         Ok(files)
+    }
+
+    /// Returns the files to keep a copy of.
+    pub(crate) fn to_keep(
+        &self,
+        remote: &Remote,
+        sources: &[PathBuf],
+    ) -> anyhow::Result<RemoteModel> {
+        let [source] = sources else {
+            return Err(failure(2, "--keep-copy keeps one model, but several sources were given"));
+        };
+        let model = remote.model(source, &self.filter())?;
+        model.ok_or_else(|| {
+            let message = format!("--keep-copy: {} is on this machine already", source.display());
+            failure(2, message)
+        })
     }
 
     /// Opens the files of all sources.

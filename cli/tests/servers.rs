@@ -163,6 +163,12 @@ fn a_model_of_a_server_is_loaded_and_only_its_header_inspected() {
         longshore(&["load", "--json", "--verify", "sha256", &nginx.file("root/m.safetensors")]);
     assert_eq!(loaded["files"][0]["digests"], expected.json()["files"][0]["digests"], "{loaded}");
     assert_eq!(loaded["bytes_by_mode"]["remote"].as_u64(), Some(content.len() as u64), "{loaded}");
+    let copy = nginx.file("copy");
+    assert_eq!(with(&["load", &url, "--keep-copy", &copy], &[]).code, 0);
+    assert!(fs::read(nginx.file("copy/m.safetensors")).unwrap() == content);
+    assert_eq!(fs::read_dir(&copy).unwrap().count(), 1);
+    assert_eq!(longshore(&["load", &copy]).code, 0);
+    with(&["load", &copy, "--keep-copy", &copy], &[]).expect(2, &["on this machine already"]);
     let printed = command(&["exec", &url, "--", "cat", "{}"]).output().unwrap();
     assert!(printed.stdout == content, "{}", String::from_utf8_lossy(&printed.stderr));
 }

@@ -28,6 +28,7 @@ mod error;
 mod fill;
 mod find;
 mod into_slice;
+mod keep_copy;
 mod loader;
 mod mode;
 mod object;
@@ -49,6 +50,7 @@ pub use error::{Error, Result};
 pub use find::{
     HubCache, HubName, HubProblem, ParseHubNameError, RepositoryKind, find_files, locate,
 };
+pub use keep_copy::keep_copy;
 pub use loader::{Loaded, LoadedFile, Loader, POPULATE_AHEAD_DEFAULT_BYTES};
 pub use mode::{ParseReadModeError, ReadMode};
 pub use object::{Object, ObjectError};

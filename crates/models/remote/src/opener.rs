@@ -29,9 +29,12 @@ pub struct Remote {
     pub(crate) hub: Option<Url>,
     options: StoreOptions,
     until: Option<Instant>,
-    stores: Arc<Mutex<HashMap<(Provider, String), Arc<Store>>>>,
+    stores: Arc<Mutex<Stores>>,
     notes: Arc<Mutex<Vec<String>>>,
 }
+
+/// The buckets that were used, by provider and name.
+type Stores = HashMap<(Provider, String), Arc<Store>>;
 
 /// The error for an option that no object store has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use longshore_formats::directory::ModelFilter;
-use longshore_load::{DigestKind, Error, FormatChoice, Loader, Manifest};
+use longshore_load::{DigestKind, Error, FormatChoice, Loader, Manifest, PlannedFile};
 use longshore_remote::Remote;
 use server::{Answer, Request, Server};
 use url::Url;
@@ -194,7 +194,7 @@ fn the_hub_tells_the_checksums_of_large_files() {
             }
         });
         let opened = remote(&hub).open(&["hf://org/name"], FormatChoice::Auto).unwrap();
-        let manifest = Manifest::of_hub(opened.plan.files().iter().map(|file| file.source()))?;
+        let manifest = Manifest::of_hub(opened.plan.files().iter().map(PlannedFile::source))?;
         Loader::new().manifest(&manifest).load(&opened.plan).map(drop)
     };
     let opened = Remote::new().open(&[storage.url.as_str()], FormatChoice::Auto).unwrap();

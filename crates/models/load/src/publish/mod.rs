@@ -35,6 +35,7 @@ pub use hold::{HeldFile, HeldModel};
 pub use models::{ManagerLock, ModelUse, PublishedModel, PublishedModels, SourceState};
 pub use problem::PublishProblem;
 pub use published::{Outcome, Published, PublishedFile};
+pub(crate) use remote::RemoteFile;
 pub use remote::RemoteModel;
 
 use crate::budget;

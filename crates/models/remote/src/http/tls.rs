@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::pki_types::pem::{Error as PemError, PemObject};
@@ -72,10 +72,7 @@ fn set(variable: &str) -> Option<PathBuf> {
 }
 
 /// Reads the certificates of a PEM file.
-fn certificates(
-    variable: &'static str,
-    path: &PathBuf,
-) -> io::Result<Vec<CertificateDer<'static>>> {
+fn certificates(variable: &'static str, path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
     let found: Vec<_> = read.map_err(|error| unusable(variable, path, &error))?;
     if found.is_empty() {
@@ -84,7 +81,7 @@ fn certificates(
     Ok(found)
 }
 
-fn unusable(variable: &str, path: &PathBuf, error: &dyn std::fmt::Display) -> io::Error {
+fn unusable(variable: &str, path: &Path, error: &dyn std::fmt::Display) -> io::Error {
     let text = format!("{variable} names {}, which cannot be used: {error}", path.display());
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }

@@ -72,7 +72,7 @@ pub(super) enum Driven<T> {
     /// The future has ended.
     Done(T),
     /// The future made this request for a range.
-    Range(HttpRequest),
+    Range(Box<HttpRequest>),
 }
 
 struct Unpark(Thread);
@@ -101,7 +101,7 @@ pub(super) fn drive<T>(
         }
         match TURN.with_borrow_mut(|turn| turn.request.take()) {
             Some(request) if request.headers().contains_key(RANGE) => {
-                return Ok(Driven::Range(request));
+                return Ok(Driven::Range(Box::new(request)));
             }
             Some(request) => {
                 let answer = answer(request);
