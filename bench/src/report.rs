@@ -31,7 +31,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::harness::Bench;
-use crate::{access, bounce, iov, load, node, pagetable, programs};
+use crate::{access, bounce, iov, load, node, pagetable, programs, remote};
 use contents::Contents;
 use figures::Figures;
 
@@ -40,6 +40,7 @@ const BENCHES: [Bench; 7] = [
     load::BENCH,
     programs::BENCH,
     node::BENCH,
+    remote::BENCH,
     iov::BENCH,
     pagetable::BENCH,
     access::BENCH,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use longshore_mem::VolatileSliceMut;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
 
 /// The time between two calls of the function that may end a connection attempt.
 const GLANCE: Duration = Duration::from_millis(100);
@@ -53,6 +53,13 @@ pub fn receive(socket: impl AsFd, memory: &mut VolatileSliceMut<'_>) -> io::Resu
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
+/// Returns `true` if the peer has sent nothing that was not received, and has not closed the connection.
+pub fn is_quiet(socket: impl AsFd) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let mut byte = [0u8];
+    matches!(rustix::net::recv(socket, &mut byte, flags), Err(Errno::WOULDBLOCK))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -66,10 +73,15 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let stream = connect(address, || true).unwrap();
         listener.accept().unwrap().0.write_all(b"hello").unwrap();
+        assert!(!is_quiet(&stream));
         let mut bytes = [0; 9];
         let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
         assert_eq!(receive(&stream, &mut place).unwrap(), 5);
         assert_eq!(&bytes[..5], b"hello");
+        // The peer has closed its end.
+        assert!(!is_quiet(&stream));
+        let other = connect(address, || true).unwrap();
+        assert!(is_quiet(&other));
         drop(listener);
         let refused = connect(address, || true).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);

@@ -212,6 +212,11 @@ impl SourceFile {
         self.header.get()
     }
 
+    /// Returns `true` for a file of another machine.
+    pub fn is_remote(&self) -> bool {
+        self.object().is_some()
+    }
+
     /// Returns the file of another machine, if it is one.
     pub(crate) fn object(&self) -> Option<&dyn Object> {
         match &self.place {

@@ -109,7 +109,8 @@ impl Remote {
             return Ok(vec![file(&name.below(INDEX_NAME))]);
         }
         let store = self.store(name).map_err(|error| failed(source, error))?;
-        let patience = self.patience();
+        let stop = || self.is_cancelled();
+        let patience = self.patience(&stop);
         match find(&mut Listing::new(&store, name, &patience), &filter) {
             Ok(files) => Ok(files.iter().map(|found| file(&name.below(found))).collect()),
             Err(FindError::Directory(HttpError::Refused { .. }))
@@ -144,7 +145,8 @@ impl Remote {
         format: FormatChoice,
         filter: &ModelFilter,
     ) -> std::result::Result<HubFiles, FindError<HubError>> {
-        let patience = self.patience();
+        let stop = || self.is_cancelled();
+        let patience = self.patience(&stop);
         let hub = Hub::from_env(&self.client, self.hub.as_ref()).map_err(FindError::Directory)?;
         let revision = hub.revision(name, &patience).map_err(FindError::Directory)?;
         let mut filter = with_format(filter, format);

@@ -7,7 +7,7 @@
 //!                        GET /ORG/NAME/resolve/COMMIT/FILE ─► redirect to the storage ─► ranges
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,12 +17,15 @@ use longshore_load::{HubName, RepositoryKind};
 use serde::Deserialize;
 use url::Url;
 
-use crate::http::{Client, Field, HttpError, Patience, Tries};
+use crate::http::{Client, Field, Followed, HttpError, Patience, Tries};
+use crate::shown::shown;
 
 /// The Hub, unless `HF_ENDPOINT` names another server.
 const ENDPOINT: &str = "https://huggingface.co";
 /// The limit on the description of a repository, in bytes. That of one with 10,000 files has about 4 MB.
-const DESCRIPTION_MAX_BYTES: usize = 64 << 20;
+const DESCRIPTION_MAX_BYTES: usize = 16 << 20;
+/// The limit on nested folders. Deeper files are no part of a model.
+const DEPTH_MAX: usize = 16;
 /// The limit on a token, in bytes.
 const TOKEN_MAX_BYTES: u64 = 4096;
 
@@ -115,7 +118,7 @@ impl<'a> Hub<'a> {
             200 => {}
             401 | 403 => {
                 let folder = folder_of(name.kind).map_or(String::new(), |kind| format!("{kind}/"));
-                let page = format!("{}{folder}{}", self.endpoint, name.repository);
+                let page = format!("{}{folder}{}", shown(&self.endpoint), name.repository);
                 return Err(HubError::Refused { status, page });
             }
             status => return Err(HttpError::of_status(status).into()),
@@ -161,7 +164,7 @@ impl<'a> Hub<'a> {
         filter: &ModelFilter,
         patience: &Patience<'_>,
     ) -> Result<Vec<String>, FindError<HubError>> {
-        find(&mut Listing { hub: self, name, revision, root, patience }, filter)
+        find(&mut Listing::new(self, name, revision, root, patience), filter)
     }
 
     /// Requests `url`, and receives the whole body. Failures that may pass are tried again.
@@ -174,7 +177,7 @@ impl<'a> Hub<'a> {
         let mut tries = Tries::default();
         loop {
             let answer = self.client.follow(url, &[], self.secret(), patience);
-            let answer = answer.and_then(|(mut response, _)| {
+            let answer = answer.and_then(|Followed { mut response, .. }| {
                 let body = match response.head.status {
                     200 => response.body(max_bytes, patience)?,
                     _ => Vec::new(),
@@ -197,24 +200,48 @@ impl<'a> Hub<'a> {
 struct Listing<'a> {
     hub: &'a Hub<'a>,
     name: &'a HubName,
-    revision: &'a Revision,
+    commit: &'a str,
     root: &'a str,
     patience: &'a Patience<'a>,
+    folders: HashMap<&'a str, Folder<'a>>,
 }
 
-impl Listing<'_> {
-    /// Returns the path of a file or folder in the repository.
-    fn path(&self, name: &str) -> String {
-        let parts = [self.root, name].into_iter().filter(|part| !part.is_empty());
-        parts.collect::<Vec<_>>().join("/")
+/// The names in a folder.
+#[derive(Default)]
+struct Folder<'a> {
+    files: Vec<&'a str>,
+    folders: BTreeSet<&'a str>,
+}
+
+impl<'a> Listing<'a> {
+    fn new(
+        hub: &'a Hub<'a>,
+        name: &'a HubName,
+        revision: &'a Revision,
+        root: &'a str,
+        patience: &'a Patience<'a>,
+    ) -> Self {
+        let mut folders: HashMap<&str, Folder<'_>> = HashMap::new();
+        let prefix = if root.is_empty() { String::new() } else { format!("{root}/") };
+        let below = revision.files.iter().filter_map(|file| file.strip_prefix(&prefix));
+        for path in below.filter(|path| path.matches('/').count() <= DEPTH_MAX) {
+            let (mut folder, file) = path.rsplit_once('/').unwrap_or(("", path));
+            folders.entry(folder).or_default().files.push(file);
+            while !folder.is_empty() {
+                let (above, inner) = folder.rsplit_once('/').unwrap_or(("", folder));
+                folders.entry(above).or_default().folders.insert(inner);
+                folder = above;
+            }
+        }
+        Self { hub, name, commit: &revision.commit, root, patience, folders }
     }
 
-    /// Returns the paths below a folder.
-    fn below(&self, folder: &str) -> impl Iterator<Item = &str> {
-        let prefix = self.path(folder);
-        let prefix = if prefix.is_empty() { prefix } else { prefix + "/" };
-        let files = self.revision.files.iter();
-        files.filter_map(move |file| file.strip_prefix(prefix.as_str()))
+    /// Returns the path of a file in the repository.
+    fn path(&self, name: &str) -> String {
+        match self.root {
+            "" => name.to_owned(),
+            root => format!("{root}/{name}"),
+        }
     }
 }
 
@@ -222,18 +249,20 @@ impl Directory for Listing<'_> {
     type Error = HubError;
 
     fn files(&mut self, folder: &str) -> Result<Vec<String>, HubError> {
-        Ok(self.below(folder).filter(|file| !file.contains('/')).map(str::to_owned).collect())
+        self.patience.check().map_err(HttpError::from)?;
+        let files = self.folders.get(folder).map(|it| it.files.iter());
+        Ok(files.into_iter().flatten().map(|&file| file.to_owned()).collect())
     }
 
     fn folders(&mut self, folder: &str) -> Result<Vec<String>, HubError> {
-        let first = |file: &str| Some(file.split_once('/')?.0.to_owned());
-        let folders: BTreeSet<String> = self.below(folder).filter_map(first).collect();
-        Ok(folders.into_iter().filter(|folder| !folder.starts_with('.')).collect())
+        let folders = self.folders.get(folder).map(|it| it.folders.iter());
+        let shown = folders.into_iter().flatten().filter(|folder| !folder.starts_with('.'));
+        Ok(shown.map(|&folder| folder.to_owned()).collect())
     }
 
     fn read(&mut self, file: &str, max_bytes: u64) -> Result<Vec<u8>, HubError> {
         let HubName { kind, repository, .. } = self.name;
-        let url = self.hub.file_url(*kind, repository, &self.revision.commit, &self.path(file));
+        let url = self.hub.file_url(*kind, repository, self.commit, &self.path(file));
         match self.hub.get(&url, max_bytes as usize, self.patience)? {
             (200, body) => Ok(body),
             (status, _) => Err(HttpError::of_status(status).into()),

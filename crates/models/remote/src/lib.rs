@@ -14,6 +14,7 @@ pub mod http;
 mod hub;
 mod model;
 mod opener;
+mod shown;
 mod store;
 
 pub use credentials::FoundCredentials;

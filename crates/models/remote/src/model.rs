@@ -5,18 +5,23 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use longshore_formats::directory::{Directory, FindError, ModelFilter};
-use longshore_load::{Error, FormatChoice, HubName, RemoteModel, Result, find_files, others_of};
+use longshore_load::{
+    Error, FormatChoice, HubName, Opener, RemoteModel, Result, SourceFile, find_files, others_of,
+};
 
 use crate::cache::is_commit;
 use crate::find::{HubFiles, not_found};
 use crate::http::HttpError;
 use crate::hub;
-use crate::opener::{Remote, failed, is_url};
+use crate::opener::{Remote, failed, is_url, permit_files};
+use crate::shown::shown_text;
 use crate::store::{Listing, ObjectName};
 
 /// The endings of the files beside the weights that engines and tokenizers read.
 const ENDINGS: [&str; 8] =
     [".json", ".jinja", ".txt", ".model", ".tiktoken", ".py", ".yaml", ".spm"];
+/// The limit on the length of a name.
+const NAME_MAX_BYTES: usize = 255;
 /// The usual names of these files, which are asked for where there is no right to list.
 const NAMES: [&str; 12] = [
     "config.json",
@@ -74,7 +79,8 @@ impl Remote {
         let shown = PathBuf::from(root.to_string());
         let mut model = self.model_of_files(&shown, &files, Some(&shown))?;
         let store = self.store(&root).map_err(|error| failed(source, error))?;
-        let patience = self.patience();
+        let stop = || self.is_cancelled();
+        let patience = self.patience(&stop);
         let mut listing = Listing::new(&store, &root, &patience);
         let mut folders = folders_of(&model);
         let has = |name: &str| match listing.files("") {
@@ -98,7 +104,7 @@ impl Remote {
             for found in found {
                 let path = if folder.is_empty() { found } else { format!("{folder}/{found}") };
                 let object = PathBuf::from(root.below(&path).to_string());
-                match self.open_file(&object) {
+                match self.open_on_server(&object) {
                     Ok(file) => push_once(&mut model, &path, file)?,
                     Err(error) if is_missing(&error) => {}
                     Err(error) => return Err(error),
@@ -151,7 +157,9 @@ impl Remote {
                     is_beside(file) && parent == folder
                 });
                 for path in beside {
-                    let file = self.open_file(&found.place(name, path))?;
+                    let file = self.open_on_server(&PathBuf::from(
+                        found.at_commit(name, Some(path)).to_string(),
+                    ))?;
                     push_once(&mut model, below(root, path), file)?;
                 }
             }
@@ -173,14 +181,15 @@ impl Remote {
                 RemoteModel::new(source, name)
             }
             None => {
-                let file = self.open_file(first)?;
+                let file = self.open_on_server(first)?;
                 RemoteModel::of_file(file.path())
             }
         };
         for file in files {
+            let shown = PathBuf::from(shown_text(&file.to_string_lossy()));
             let path = match root {
                 Some(root) => file.strip_prefix(root).unwrap_or(file),
-                None => Path::new(file.file_name().unwrap_or_default()),
+                None => Path::new(shown.file_name().unwrap_or_default()),
             };
             let path = path.to_str().ok_or_else(|| {
                 let error = io::Error::new(io::ErrorKind::InvalidInput, "the name is not UTF-8");
@@ -193,10 +202,10 @@ impl Remote {
 
     /// Adds a file and, for an index or the first of several splits, those that it names, which are beside it.
     fn push_with_others(&self, model: &mut RemoteModel, file: &Path, path: &str) -> Result<()> {
-        let opened = self.open_file(file)?;
+        let opened = self.open_on_server(file)?;
         let shown = opened.path().to_owned();
-        push_once(model, without_query(path), opened)?;
-        for other in others_of(file, FormatChoice::Auto, self)? {
+        push_once(model, path, opened)?;
+        for other in others_of(file, FormatChoice::Auto, &OnServer(self))? {
             let beside = |file: &Path| other.strip_prefix(file.parent()?).ok()?.to_str();
             let name = beside(file).or_else(|| beside(&shown)).unwrap_or_default();
             let path = match path.rsplit_once('/') {
@@ -204,7 +213,7 @@ impl Remote {
                 None => name.to_owned(),
             };
             if !model.contains(&path) {
-                model.push(&path, self.open_file(&other)?)?;
+                model.push(&path, self.open_on_server(&other)?)?;
             }
         }
         Ok(())
@@ -212,7 +221,7 @@ impl Remote {
 }
 
 /// Adds a file, unless it was added as one of the weights.
-fn push_once(model: &mut RemoteModel, path: &str, file: longshore_load::SourceFile) -> Result<()> {
+fn push_once(model: &mut RemoteModel, path: &str, file: SourceFile) -> Result<()> {
     if model.contains(path) { Ok(()) } else { model.push(path, file) }
 }
 
@@ -224,6 +233,10 @@ fn folders_of(model: &RemoteModel) -> BTreeSet<String> {
 
 fn is_beside(name: &str) -> bool {
     ENDINGS.iter().any(|ending| name.ends_with(ending))
+        // No file system has longer names, and the model has files of its own that begin with a dot.
+        && name.len() <= NAME_MAX_BYTES
+        && !name.starts_with('.')
+        && !name.contains('\0')
         && !name.ends_with(".safetensors.index.json")
 }
 
@@ -250,7 +263,15 @@ fn below<'p>(folder: &str, path: &'p str) -> &'p str {
     below_of(folder, path).unwrap_or(path)
 }
 
-/// Returns the name of a file of a URL without its query.
-fn without_query(name: &str) -> &str {
-    name.split_once(['?', '#']).map_or(name, |(name, _)| name)
+/// Opens files of servers, and none of the local cache.
+struct OnServer<'a>(&'a Remote);
+
+impl Opener for OnServer<'_> {
+    fn open(&self, path: &Path) -> Result<SourceFile> {
+        self.0.open_on_server(path)
+    }
+
+    fn permit_files(&self, source: &SourceFile, count: u64) -> Result<()> {
+        permit_files(source, count)
+    }
 }

@@ -3,32 +3,42 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use longshore_formats::directory::ModelFilter;
 use longshore_load::{
-    Change, Error, FormatChoice, HubName, Object, ObjectError, Opened, Opener, Result, SourceFile,
-    is_index, open_by,
+    CancelToken, Change, Error, FormatChoice, HubName, Object, ObjectError, Opened, Opener, Result,
+    SourceFile, is_index, open_by,
 };
 use longshore_mem::VolatileSliceMut;
 use url::Url;
 
 use crate::cache::{in_cache, is_commit};
-use crate::http::{Client, HttpError, HttpFile, Patience, Requests, UrlRequests};
+use crate::http::{Client, HttpError, HttpFile, Patience, Requests, UrlRequests, Version};
 use crate::hub::Hub;
+use crate::shown::shown_text;
 use crate::store::{ObjectName, Provider, Store, StoreOptions};
 
 /// The longest time for which a server may send nothing.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
+/// The limit on the memory for first bytes of files.
+const FIRST_BYTES_MAX: usize = 32 << 20;
+/// The limit on the files of one model.
+const FILES_MAX: u64 = 4096;
+
 /// The access to files of HTTP servers, object stores and the Hub, with connections that are kept.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Remote {
     pub(crate) client: Arc<Client>,
     pub(crate) hub: Option<Url>,
     options: StoreOptions,
     until: Option<Instant>,
+    cancel: CancelToken,
+    /// The number of bytes that the first bytes of files take.
+    first_bytes: Arc<AtomicUsize>,
     stores: Arc<Mutex<Stores>>,
     notes: Arc<Mutex<Vec<String>>>,
 }
@@ -92,6 +102,12 @@ impl Remote {
         self
     }
 
+    /// Sets the token that ends all requests before a load, too.
+    pub fn cancel(mut self, token: &CancelToken) -> Self {
+        self.cancel = token.clone();
+        self
+    }
+
     /// Returns what the user should know about the files that were found, such as that the Hub did not answer.
     pub fn notes(&self) -> Vec<String> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -121,11 +137,6 @@ impl Remote {
     /// # Errors
     /// [`Error::Open`], [`Error::NotRegular`].
     pub fn open_file(&self, path: &Path) -> Result<SourceFile> {
-        let name = match is_url(path) {
-            true => Url::parse(&path.to_string_lossy())
-                .map_or(path.to_owned(), |url| shown(&url).into()),
-            false => path.to_owned(),
-        };
         if let Ok(Some(at_commit)) = HubName::from_path(path)
             && at_commit.revision.as_deref().is_some_and(is_commit)
             && at_commit.file.is_some()
@@ -136,11 +147,30 @@ impl Remote {
             let is_index = is_index(path, FormatChoice::Auto);
             return Ok(if is_index { opened.named(path) } else { opened });
         }
+        self.open_on_server(path)
+    }
+
+    /// Opens a file like [`Remote::open_file`], but not one of the local cache, whose owner may have put links in
+    /// it that lead elsewhere.
+    pub(crate) fn open_on_server(&self, path: &Path) -> Result<SourceFile> {
+        let name = match is_url(path) {
+            true => shown_text(&path.to_string_lossy()).into(),
+            false => path.to_owned(),
+        };
         match self.requests(path) {
             Ok(None) => SourceFile::open(path),
             Ok(Some(requests)) => {
-                let opened = HttpFile::open(&self.client, requests, &self.patience());
-                let file = opened.map_err(|error| failed(&name, error))?;
+                let stop = || self.cancel.is_cancelled();
+                let opened = HttpFile::open(&self.client, requests, &self.patience(&stop));
+                let mut file = opened.map_err(|error| failed(&name, error))?;
+                let first_bytes = file.first().len();
+                if self.first_bytes.fetch_add(first_bytes, Ordering::Relaxed) > FIRST_BYTES_MAX {
+                    file.forget_first();
+                }
+                if file.version() == &Version::default() && !file.is_empty() {
+                    let shown = name.display();
+                    self.note(format!("the server tells no version of {shown}: if it changes while it is read, that is not noticed"));
+                }
                 let linked = file.linked().filter(|_| HubName::is_one(path));
                 let sha256 = linked.map(|etag| etag.trim_matches('"').to_owned());
                 let object = RemoteObject { file, sha256, until: self.until };
@@ -189,15 +219,41 @@ impl Remote {
         Ok(store)
     }
 
+    /// Returns `true` if the caller has cancelled.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancel.is_cancelled()
+    }
+
     /// Returns the limits of a request.
-    pub(crate) fn patience(&self) -> Patience<'static> {
-        Patience { stop: &|| false, silence_max: SILENCE_MAX, until: self.until }
+    pub(crate) fn patience<'s>(&self, stop: &'s (dyn Fn() -> bool + Sync)) -> Patience<'s> {
+        Patience { stop, silence_max: SILENCE_MAX, until: self.until }
     }
 }
 
 impl Opener for Remote {
     fn open(&self, path: &Path) -> Result<SourceFile> {
         self.open_file(path)
+    }
+
+    fn permit_files(&self, source: &SourceFile, count: u64) -> Result<()> {
+        permit_files(source, count)
+    }
+}
+
+/// Refuses an index that names so many files that requests for them would take hours.
+pub(crate) fn permit_files(source: &SourceFile, count: u64) -> Result<()> {
+    if source.is_remote() && count > FILES_MAX {
+        let text =
+            format!("it names {count} files, and a model of a server has at most {FILES_MAX}");
+        let error = io::Error::new(io::ErrorKind::InvalidData, text);
+        return Err(failed(source.path(), error.into()));
+    }
+    Ok(())
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remote").field("options", &self.options).finish_non_exhaustive()
     }
 }
 
@@ -215,8 +271,8 @@ impl Object for RemoteObject {
     }
 
     fn version(&self) -> Option<&str> {
-        let version = self.file.version();
-        version.etag.as_deref().or(version.modified.as_deref())
+        // Two files can be of the same second.
+        self.file.version().strong()
     }
 
     fn sha256(&self) -> Option<&str> {
@@ -249,18 +305,10 @@ pub(crate) fn failed(path: &Path, error: HttpError) -> Error {
     if matches!(error, HttpError::Changed) {
         return Error::Changed { path: path.to_owned(), change: Change::Replaced };
     }
+    if matches!(error, HttpError::Stopped) {
+        return Error::Cancelled { done_bytes: 0, total_bytes: 0 };
+    }
     Error::Open { path: path.to_owned(), source: io::Error::new(error.kind(), error) }
-}
-
-/// Returns a URL without the parts that can be secret.
-fn shown(url: &Url) -> String {
-    let mut url = url.clone();
-    url.set_query(None);
-    url.set_fragment(None);
-    // These fail only for URLs without a host, which have no user.
-    let _ = url.set_username("");
-    let _ = url.set_password(None);
-    url.into()
 }
 
 #[cfg(test)]
@@ -268,9 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_of_a_url_are_not_shown() {
-        let url = Url::parse("https://user:password@host/a/b.gguf?X-Amz-Signature=1#x").unwrap();
-        assert_eq!(shown(&url), "https://host/a/b.gguf");
+    fn sources_on_servers_are_known_by_their_beginning() {
         for (path, expected) in
             [("http://a", true), ("./http:/a", false), ("s3://b/k", true), ("gs:/b", true)]
         {

@@ -134,7 +134,11 @@ pub(super) enum Kind {
 impl Kind {
     /// Returns the kind from the name and the choice. The name need not be UTF-8.
     pub(super) fn of(path: &Path, choice: FormatChoice) -> Self {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let text = path.to_string_lossy();
+        let is_url = ["https:/", "http:/"].iter().any(|it| text.starts_with(it));
+        // The query of a URL, such as a signature, is no part of the name.
+        let end = text.find(['?', '#']).filter(|_| is_url).unwrap_or(text.len());
+        let name = Path::new(&text[..end]).file_name().unwrap_or_default().to_string_lossy();
         // Variants of a model have the variant before the extension: model.safetensors.index.fp16.json.
         let is_index = name.ends_with(".json")
             && (name.contains(".safetensors.index.")
@@ -170,6 +174,9 @@ mod tests {
         };
         for (name, expected) in [
             ("a/model.safetensors", "srsg"),
+            ("https://a/model.safetensors.index.json?signature=b/c.gguf", "irig"),
+            ("http://a/model.gguf#x", "grsg"),
+            ("model.gguf?x", "rrsg"),
             ("model.safetensors.index.json", "irig"),
             ("model.safetensors.index.fp16.json", "irig"),
             ("weights.index.json", "rrig"),

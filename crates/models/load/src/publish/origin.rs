@@ -30,7 +30,11 @@ impl Origin<'_> {
     pub(super) fn main(&self) -> Option<&Path> {
         match self {
             Self::Local(tree) => tree.main.as_deref(),
-            Self::Remote(model) => model.main_path(),
+            // A path that is none of its files could lead out of the model.
+            Self::Remote(model) => {
+                let is_file = |main: &&Path| main.to_str().is_some_and(|it| model.contains(it));
+                model.main_path().filter(is_file)
+            }
         }
     }
 

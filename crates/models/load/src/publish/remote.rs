@@ -69,7 +69,7 @@ impl RemoteModel {
         let is_normal = parts.clone().all(|part| matches!(part, Component::Normal(_)));
         // A name as in `a//b` would be another one in the record.
         let is_plain = parts.collect::<PathBuf>().to_str() == Some(path);
-        if path.is_empty() || !is_normal || !is_plain {
+        if path.is_empty() || path.contains('\0') || !is_normal || !is_plain {
             return refused(PublishProblem::LeavesModel);
         }
         if is_reserved(Path::new(path)) {
@@ -145,6 +145,7 @@ mod tests {
         let deep = "d/".repeat(DEPTH_MAX + 1) + "f";
         for name in [
             "",
+            "a\0",
             "/a",
             "../a",
             "b/../a",

@@ -6,6 +6,7 @@ use longshore_mem::VolatileSliceMut;
 
 use super::client::Response;
 use super::connection::Patience;
+use super::progress::Progress;
 
 /// The length of a read of a body whose length is not known.
 const STEP_BYTES: usize = 16 << 10;
@@ -20,12 +21,13 @@ impl Response {
     /// valid.
     pub fn body(&mut self, max_bytes: usize, patience: &Patience<'_>) -> io::Result<Vec<u8>> {
         let too_long = || io::Error::new(ErrorKind::InvalidData, "the answer is too long");
+        let mut pace = (Progress::new(0), 0);
         if let Some(len) = self.head.content_length.filter(|_| !self.head.is_chunked) {
             let len = usize::try_from(len).ok().filter(|len| *len <= max_bytes);
             let len = len.ok_or_else(too_long)?;
             let mut body = Vec::new();
             while body.len() < len {
-                self.receive_some(&mut body, len, patience)?;
+                self.receive_some(&mut body, len, &mut pace, patience)?;
             }
             return Ok(body);
         }
@@ -34,7 +36,7 @@ impl Response {
             // The end of the connection is that of the body.
             loop {
                 let upto = received.len() + STEP_BYTES;
-                match self.receive_some(&mut received, upto, patience) {
+                match self.receive_some(&mut received, upto, &mut pace, patience) {
                     Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(received),
                     done => done?,
                 }
@@ -43,10 +45,16 @@ impl Response {
                 }
             }
         }
+        // There may be fields behind the last chunk, which are not received.
+        self.head.closes = true;
         let invalid = || io::Error::new(ErrorKind::InvalidData, "a chunk is not valid");
-        let mut body = Vec::new();
+        let (mut body, mut used) = (Vec::new(), 0);
         loop {
-            let line = &received[..received.len().min(CHUNK_LINE_MAX)];
+            if used > STEP_BYTES {
+                received.drain(..used);
+                used = 0;
+            }
+            let line = &received[used..received.len().min(used + CHUNK_LINE_MAX)];
             // The parser takes a line without digits for that of the last chunk.
             if line.first().is_some_and(|byte| !byte.is_ascii_hexdigit()) {
                 return Err(invalid());
@@ -56,20 +64,21 @@ impl Response {
                 Ok(httparse::Status::Complete((start, len))) => {
                     let left = max_bytes - body.len();
                     let len = usize::try_from(len).ok().filter(|len| *len <= left);
+                    let start = used + start;
                     let end = start + len.ok_or_else(too_long)?;
                     // The data of a chunk ends with a line break.
                     while received.len() < end + 2 {
-                        self.receive_some(&mut received, end + 2, patience)?;
+                        self.receive_some(&mut received, end + 2, &mut pace, patience)?;
                     }
                     if received[end..end + 2] != *b"\r\n" {
                         return Err(invalid());
                     }
                     body.extend_from_slice(&received[start..end]);
-                    received.drain(..end + 2);
+                    used = end + 2;
                 }
                 Ok(httparse::Status::Partial) if line.len() < CHUNK_LINE_MAX => {
                     let upto = received.len() + STEP_BYTES;
-                    self.receive_some(&mut received, upto, patience)?;
+                    self.receive_some(&mut received, upto, &mut pace, patience)?;
                 }
                 _ => return Err(invalid()),
             }
@@ -81,8 +90,10 @@ impl Response {
         &mut self,
         bytes: &mut Vec<u8>,
         upto: usize,
+        (progress, total): &mut (Progress, usize),
         patience: &Patience<'_>,
     ) -> io::Result<()> {
+        progress.check(*total, patience)?;
         let before = bytes.len();
         bytes.resize(upto.min(before + STEP_BYTES), 0);
         let mut place = VolatileSliceMut::from(&mut bytes[before..]);
@@ -90,7 +101,10 @@ impl Response {
         bytes.truncate(before + received.as_ref().map_or(0, |received| *received));
         match received? {
             0 => Err(ErrorKind::UnexpectedEof.into()),
-            _ => Ok(()),
+            received => {
+                *total += received;
+                Ok(())
+            }
         }
     }
 }

@@ -16,8 +16,8 @@ use super::tls::Tls;
 
 /// The number of redirects that are followed for one request.
 const REDIRECTS_MAX: u32 = 10;
-/// The most connections that are kept for one server while no request uses them.
-const IDLE_MAX: usize = 128;
+/// The most connections that are kept while no request uses them.
+const IDLE_MAX: usize = 256;
 
 /// A client with connections that it keeps for later requests.
 #[derive(Debug, Default)]
@@ -53,8 +53,18 @@ pub struct Request<'a> {
     pub body: &'a [u8],
 }
 
-/// A response whose body has not been received.
+/// A response after redirects.
 #[derive(Debug)]
+pub struct Followed {
+    /// The response.
+    pub response: Response,
+    /// The last URL.
+    pub url: Url,
+    /// `true` if a redirect led to another server, which gets no secrets, also not if it leads back.
+    pub left: bool,
+}
+
+/// A response whose body has not been received.
 pub struct Response {
     /// The head.
     pub head: Head,
@@ -71,6 +81,12 @@ impl Field {
         let is_token = !name.is_empty()
             && name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'-' || it == b'_');
         (is_token && !value.contains(['\r', '\n', '\0'])).then_some(Self { name, value })
+    }
+}
+
+impl std::fmt::Debug for Response {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Response").field("status", &self.head.status).finish_non_exhaustive()
     }
 }
 
@@ -144,7 +160,7 @@ impl Client {
         Ok(Response { head, connection, endpoint, pace })
     }
 
-    /// Requests `url` like [`Client::get`], and follows redirects. Returns the response with its URL.
+    /// Requests `url` like [`Client::get`], and follows redirects.
     ///
     /// `secret` fields are not sent to another host, and https never leads to http.
     ///
@@ -156,19 +172,19 @@ impl Client {
         fields: &[Field],
         secret: &[Field],
         patience: &Patience<'_>,
-    ) -> io::Result<(Response, Url)> {
+    ) -> io::Result<Followed> {
         let refused = |reason| Err(io::Error::new(ErrorKind::InvalidData, reason));
         let mut url = url.clone();
         let mut all = [fields, secret].concat();
-        let mut linked = None;
+        let (mut linked, mut left) = (None, false);
         for _ in 0..=REDIRECTS_MAX {
             let mut response = self.get(&url, &all, patience)?;
             // Only the server that was asked for may tell it.
             let told = response.head.linked_etag.take();
-            linked = linked.or(told.filter(|_| all.len() == fields.len() + secret.len()));
+            linked = linked.or(told.filter(|_| !left));
             response.head.linked_etag.clone_from(&linked);
             if !matches!(response.head.status, 301 | 302 | 303 | 307 | 308) {
-                return Ok((response, url));
+                return Ok(Followed { response, url, left });
             }
             let Some(Ok(next)) = response.head.location.as_deref().map(|it| url.join(it)) else {
                 return refused("the server redirects to no valid URL");
@@ -178,6 +194,7 @@ impl Client {
             }
             if Endpoint::of(&next)? != Endpoint::of(&url)? {
                 all.truncate(fields.len());
+                left = true;
             }
             url = next;
         }
@@ -190,8 +207,9 @@ impl Client {
             return;
         }
         let mut servers = self.servers();
+        let all: usize = servers.values().map(|server| server.idle.len()).sum();
         let idle = &mut servers.entry(response.endpoint).or_default().idle;
-        if idle.len() < IDLE_MAX {
+        if all < IDLE_MAX {
             idle.push(response.connection);
         }
     }
@@ -208,8 +226,14 @@ impl Client {
         Arc::clone(&servers.entry(endpoint.clone()).or_default().pace)
     }
 
+    /// Returns a kept connection on which nothing has arrived that no request has asked for.
     fn take(&self, endpoint: &Endpoint) -> Option<Connection> {
-        self.servers().get_mut(endpoint)?.idle.pop()
+        loop {
+            let mut connection = self.servers().get_mut(endpoint)?.idle.pop()?;
+            if connection.is_quiet() {
+                return Some(connection);
+            }
+        }
     }
 
     /// Returns the configuration of TLS. It is read when the first server needs it.

@@ -57,7 +57,6 @@ impl Patience<'_> {
 }
 
 /// A connection, on which one request is made after the other.
-#[derive(Debug)]
 pub struct Connection {
     socket: TcpStream,
     tls: Option<Box<ClientConnection>>,
@@ -65,6 +64,12 @@ pub struct Connection {
     received: Vec<u8>,
     /// The number of bytes of `received` that were used.
     used: usize,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("socket", &self.socket).finish_non_exhaustive()
+    }
 }
 
 impl Connection {
@@ -80,8 +85,9 @@ impl Connection {
         patience: &Patience<'_>,
     ) -> io::Result<Self> {
         let mut last = io::Error::new(ErrorKind::NotFound, "the host has no address");
+        // Of all addresses together.
+        let limited = patience.until(Instant::now() + patience.silence_max);
         for address in addresses(proxy.map_or(endpoint, |proxy| &proxy.endpoint), patience)? {
-            let limited = patience.until(Instant::now() + patience.silence_max);
             match stream_socket::connect(address, || limited.check().is_ok()) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {
                     patience.check()?;
@@ -160,6 +166,24 @@ impl Connection {
             wait(patience, || tls.write_tls(socket))?;
         }
         Ok(())
+    }
+
+    /// Returns `true` if the server has sent nothing since the last response. What it sends between two requests
+    /// would be taken for the response to the next one.
+    pub(super) fn is_quiet(&mut self) -> bool {
+        let Self { socket, tls, .. } = self;
+        // Messages of TLS itself, such as a ticket, may have arrived.
+        for _ in 0..8 {
+            if stream_socket::is_quiet(&*socket) {
+                let has_text = |tls: &mut Box<ClientConnection>| !matches!(tls.reader().fill_buf(), Err(error) if error.kind() == ErrorKind::WouldBlock);
+                return !tls.as_mut().is_some_and(has_text);
+            }
+            let Some(tls) = tls else { return false };
+            if receive_tls(tls, socket).is_err() {
+                return false;
+            }
+        }
+        false
     }
 
     /// Sends a request.

@@ -69,7 +69,8 @@ impl HttpError {
         match self {
             Self::Status { status } => matches!(status, 408 | 429 | 500 | 502 | 503 | 504),
             Self::Connection(error) => {
-                !matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::InvalidData)
+                use ErrorKind::{InvalidData, InvalidInput, PermissionDenied};
+                !matches!(error.kind(), InvalidInput | InvalidData | PermissionDenied)
             }
             _ => false,
         }

@@ -12,6 +12,7 @@ use super::client::{Client, Response};
 use super::connection::Patience;
 use super::error::HttpError;
 use super::head::Head;
+use super::progress::{PROGRESS_BYTES, Progress};
 use super::requests::{Requests, Version};
 
 /// The length of the first request, which also returns the length of the file. Most headers are shorter.
@@ -20,12 +21,11 @@ const FIRST_BYTES: u64 = 64 << 10;
 const TRIES_MAX: u32 = 5;
 /// The longest time between two tries.
 const PAUSE_MAX: Duration = Duration::from_secs(20);
-/// The number of bytes that a connection must bring in each [`Patience::silence_max`], so that a server that
-/// sends a byte now and then does not hold a load for ever.
-const PROGRESS_BYTES: usize = 256 << 10;
+
+/// The number of answers to one read that may have fewer than [`PROGRESS_BYTES`].
+const SHORT_MAX: u32 = 16;
 
 /// A file of a server, of one version.
-#[derive(Debug)]
 pub struct HttpFile {
     client: Arc<Client>,
     requests: Arc<dyn Requests>,
@@ -34,6 +34,16 @@ pub struct HttpFile {
     linked: Option<String>,
     /// The first bytes.
     first: Vec<u8>,
+}
+
+impl std::fmt::Debug for HttpFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { requests, len_bytes, .. } = self;
+        f.debug_struct("HttpFile")
+            .field("requests", requests)
+            .field("len_bytes", len_bytes)
+            .finish_non_exhaustive()
+    }
 }
 
 impl HttpFile {
@@ -91,6 +101,11 @@ impl HttpFile {
         self.linked.as_deref()
     }
 
+    /// Frees the memory of the first bytes, which are requested again when they are read.
+    pub(crate) fn forget_first(&mut self) {
+        self.first = Vec::new();
+    }
+
     /// Returns the first bytes of the file, at most 64 KiB, which came with its length.
     pub fn first(&self) -> &[u8] {
         &self.first
@@ -109,12 +124,19 @@ impl HttpFile {
     ) -> Result<(), HttpError> {
         let end = offset.checked_add(memory.len() as u64).filter(|end| *end <= self.len_bytes);
         let end = end.ok_or_else(|| HttpError::from(io::Error::from(ErrorKind::UnexpectedEof)))?;
-        let (mut done, mut tries, mut slow) = (0, Tries::default(), 0);
+        let (mut done, mut tries, mut slow, mut short) = (0, Tries::default(), 0, 0);
         while done < memory.len() {
             let before = done;
             let wanted = offset + done as u64..end;
             match self.part(memory, &mut done, &wanted, slow, patience) {
-                Ok(()) => {}
+                Ok(()) if done == memory.len() || done - before >= PROGRESS_BYTES => {}
+                // A server may send less than requested, but not for ever.
+                Ok(()) => {
+                    short += 1;
+                    if short > SHORT_MAX {
+                        return Err(HttpError::NoRanges { reason: "it sends only small parts" });
+                    }
+                }
                 Err(Failure::Slow) => slow += 1,
                 Err(Failure::Error { retry_after_s, error }) => {
                     if done - before >= PROGRESS_BYTES {
@@ -206,15 +228,9 @@ fn receive(
     done: &mut usize,
     patience: &Patience<'_>,
 ) -> io::Result<()> {
-    let mut progress = (Instant::now(), *done);
+    let mut progress = Progress::new(*done);
     while *done < memory.len() {
-        patience.check()?;
-        if progress.0.elapsed() >= patience.silence_max {
-            if *done - progress.1 < PROGRESS_BYTES {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            progress = (Instant::now(), *done);
-        }
+        progress.check(*done, patience)?;
         let rest = memory.len() - *done;
         let mut place = memory.subslice_mut(*done, rest).map_err(io::Error::other)?;
         match response.connection.receive(&mut place, patience)? {

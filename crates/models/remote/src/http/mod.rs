@@ -11,11 +11,12 @@ mod error;
 mod file;
 mod head;
 mod pace;
+mod progress;
 mod proxy;
 mod requests;
 mod tls;
 
-pub use client::{Client, Field, Request, Response};
+pub use client::{Client, Field, Followed, Request, Response};
 pub use connection::{Connection, Patience};
 pub use endpoint::Endpoint;
 pub use error::HttpError;

@@ -30,7 +30,7 @@ pub trait Requests: fmt::Debug + Send + Sync {
 /// The version of a file, as far as a server tells it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version {
-    /// The strong entity tag, with quotes. A weak one need not change with every byte.
+    /// The entity tag, with quotes. A weak one, which begins with `W/`, need not change with every byte.
     pub etag: Option<String>,
     /// The time of the last change.
     pub modified: Option<String>,
@@ -39,23 +39,27 @@ pub struct Version {
 impl Version {
     /// Returns the version in the head of a response.
     pub(super) fn of(head: &Head) -> Self {
-        let etag = head.etag.clone().filter(|etag| !etag.starts_with("W/"));
-        Self { etag, modified: head.last_modified.clone() }
+        Self { etag: head.etag.clone(), modified: head.last_modified.clone() }
     }
 
-    /// Returns `false` if a response is of another version.
+    /// Returns the entity tag, unless it is a weak one.
+    pub fn strong(&self) -> Option<&str> {
+        self.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
+    }
+
+    /// Returns `true` if a response is of this version. A server that has told a version must tell it again.
     pub(super) fn is_same(&self, head: &Head) -> bool {
         let now = Self::of(head);
-        match (&self.etag, &now.etag) {
-            (Some(etag), Some(now)) => etag == now,
-            _ => self.modified.is_none() || now.modified.is_none() || self.modified == now.modified,
+        match self.strong() {
+            Some(_) => self.etag == now.etag,
+            None => *self == now,
         }
     }
 
     /// Returns the field by which a server refuses to send another version (RFC 9110, sections 13.1.1 and
     /// 13.1.4).
     fn condition(&self) -> Option<Field> {
-        let etag = self.etag.as_ref().map(|etag| Field::new("If-Match", etag.as_str()));
+        let etag = self.strong().map(|etag| Field::new("If-Match", etag));
         let modified =
             || self.modified.as_ref().map(|time| Field::new("If-Unmodified-Since", time.as_str()));
         etag.or_else(modified).flatten()
@@ -63,7 +67,6 @@ impl Version {
 }
 
 /// Requests to one URL, and to the URL that it redirects to.
-#[derive(Debug)]
 pub struct UrlRequests {
     url: Url,
     secret: Vec<Field>,
@@ -79,6 +82,13 @@ impl UrlRequests {
 
     fn last(&self) -> std::sync::MutexGuard<'_, Option<(Url, Vec<Field>)>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for UrlRequests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A URL can have a signature.
+        f.debug_struct("UrlRequests").field("host", &self.url.host_str()).finish_non_exhaustive()
     }
 }
 
@@ -107,14 +117,12 @@ impl Requests for UrlRequests {
                 fields.extend(version.condition());
             }
         }
-        let (response, url) = client.follow(&self.url, &fields, &self.secret, patience)?;
-        if response.head.status == 206 {
-            let host = |url: &Url| (url.host_str().map(str::to_owned), url.port_or_known_default());
-            let same = host(&url) == host(&self.url);
-            let secret = if same { self.secret.clone() } else { Vec::new() };
-            *self.last() = Some((url, secret));
+        let followed = client.follow(&self.url, &fields, &self.secret, patience)?;
+        if followed.response.head.status == 206 {
+            let secret = if followed.left { Vec::new() } else { self.secret.clone() };
+            *self.last() = Some((followed.url, secret));
         }
-        Ok(response)
+        Ok(followed.response)
     }
 }
 

@@ -116,8 +116,9 @@ impl Store {
     ) -> Result<(Url, Vec<Field>), HttpError> {
         let signer = self.signer();
         // Azure also signs the condition.
-        let options =
-            GetOptions::new().with_range(Some(range.clone())).with_if_match(version.etag.clone());
+        let options = GetOptions::new()
+            .with_range(Some(range.clone()))
+            .with_if_match(version.strong().map(str::to_owned));
         match self.drive(signer.get_opts(key, options), patience)? {
             Driven::Range(request) => Ok((to_url(request.uri())?, to_fields(&request)?)),
             Driven::Done(_) => {
@@ -213,6 +214,13 @@ impl Store {
 
     /// Uses another region from now on.
     fn move_to(&self, region: &str) -> Result<(), HttpError> {
+        let is_name = region.len() <= 32
+            && region
+                .bytes()
+                .all(|it| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-');
+        if !is_name {
+            return Err(HttpError::Credentials("the server names no valid region".to_owned()));
+        }
         let signer = self.options.signer(self.provider, &self.bucket, Some(region))?;
         *self.signer.write().unwrap_or_else(PoisonError::into_inner) = signer;
         Ok(())

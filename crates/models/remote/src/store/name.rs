@@ -3,6 +3,11 @@
 use std::fmt;
 use std::path::Path;
 
+/// The limit on the name of a bucket, in bytes. That of Google is 222.
+const BUCKET_MAX_BYTES: usize = 255;
+/// The limit on a key, in bytes. Those of the providers are 1,024 bytes, or characters.
+const KEY_MAX_BYTES: usize = 4096;
+
 /// A provider of object stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Provider {
@@ -28,7 +33,7 @@ pub(crate) struct ObjectName {
 
 /// The error for a name that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a name of an object (expected {0}://BUCKET/KEY)")]
+#[error("not a name of an object (expected {0}://BUCKET/KEY, with at most 4,096 bytes in the key)")]
 pub(crate) struct ParseObjectNameError(&'static str);
 
 impl Provider {
@@ -76,7 +81,10 @@ impl ObjectName {
         let Some((provider, rest)) = parts else { return Ok(None) };
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
         let error = ParseObjectNameError(provider.scheme());
-        if bucket.is_empty() || path.to_str().is_none() {
+        let is_name = (1..=BUCKET_MAX_BYTES).contains(&bucket.len())
+            && bucket.bytes().all(|it| it.is_ascii_alphanumeric() || b"-_.$".contains(&it))
+            && !bucket.starts_with('.');
+        if !is_name || key.len() > KEY_MAX_BYTES || path.to_str().is_none() {
             return Err(error);
         }
         let is_prefix = key.is_empty() || key.ends_with('/');
@@ -123,7 +131,12 @@ mod tests {
         }
         assert_eq!(parsed("./s3:/a"), None);
         assert_eq!(parsed("s3:a"), None);
-        assert!(ObjectName::from_path(Path::new("s3://")).is_err());
+        for wrong in ["s3://", "s3://b ad/x", "gs://b?x/k", "az://../k", "s3://b#/k", "s3://b\n/k"]
+        {
+            assert!(ObjectName::from_path(Path::new(wrong)).is_err(), "{wrong}");
+        }
+        let long = format!("s3://b/{}", "k".repeat(70_000));
+        assert!(ObjectName::from_path(Path::new(&long)).is_err());
         assert_eq!(parsed("s3://b").unwrap().below("m").to_string(), "s3://b/m");
         assert_eq!(parsed("s3://b/k/").unwrap().below("m").to_string(), "s3://b/k/m");
     }

@@ -1,0 +1,39 @@
+//! The least speed of a transfer.
+
+use std::io::{self, ErrorKind};
+use std::time::Instant;
+
+use super::connection::Patience;
+
+/// The number of bytes that a connection must bring in each [`Patience::silence_max`], so that a server that
+/// sends a byte now and then does not hold a load for ever.
+pub(super) const PROGRESS_BYTES: usize = 256 << 10;
+
+/// The progress of a transfer.
+#[derive(Debug)]
+pub(super) struct Progress {
+    since: Instant,
+    bytes: usize,
+}
+
+impl Progress {
+    /// Begins a transfer after `bytes`.
+    pub(super) fn new(bytes: usize) -> Self {
+        Self { since: Instant::now(), bytes }
+    }
+
+    /// Checks that the transfer is fast enough, with `bytes` by now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`], and those of [`Patience::check`].
+    pub(super) fn check(&mut self, bytes: usize, patience: &Patience<'_>) -> io::Result<()> {
+        patience.check()?;
+        if self.since.elapsed() >= patience.silence_max {
+            if bytes - self.bytes < PROGRESS_BYTES {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            *self = Self::new(bytes);
+        }
+        Ok(())
+    }
+}
