@@ -259,7 +259,9 @@ impl Error {
             ObjectError::Changed => Self::Changed { path, change: Change::Replaced },
             ObjectError::Stopped => Self::Cancelled { done_bytes, total_bytes: range.end },
             ObjectError::Failed(error) => {
-                Self::Read { path, range, done_bytes, source: io::Error::other(error) }
+                // Its kind tells whether the file is missing, the access is refused, or the time is over.
+                let source = error.downcast().map_or_else(io::Error::other, |error| *error);
+                Self::Read { path, range, done_bytes, source }
             }
         }
     }

@@ -242,14 +242,18 @@ where
 {
     match error {
         FindError::Directory(error) => {
-            let error = error.into();
-            let kind = match &error {
-                HubError::Http(error) => error.kind(),
-                HubError::Refused { .. } => io::ErrorKind::PermissionDenied,
-                HubError::Answer(_) => io::ErrorKind::InvalidData,
-                HubError::Settings(_) => io::ErrorKind::InvalidInput,
+            let error = match error.into() {
+                HubError::Http(error) => error.into(),
+                error => {
+                    let kind = match &error {
+                        HubError::Refused { .. } => io::ErrorKind::PermissionDenied,
+                        HubError::Settings(_) => io::ErrorKind::InvalidInput,
+                        _ => io::ErrorKind::InvalidData,
+                    };
+                    io::Error::new(kind, error)
+                }
             };
-            Error::Open { path: source.to_owned(), source: io::Error::new(kind, error) }
+            Error::Open { path: source.to_owned(), source: error }
         }
         FindError::Problem { folder, reason } => {
             let path = if folder.is_empty() { source.to_owned() } else { source.join(folder) };

@@ -35,7 +35,7 @@ pub struct Remote {
     pub(crate) client: Arc<Client>,
     pub(crate) hub: Option<Url>,
     options: StoreOptions,
-    until: Option<Instant>,
+    time: TimeLimit,
     cancel: CancelToken,
     /// The number of bytes that the first bytes of files take.
     first_bytes: Arc<AtomicUsize>,
@@ -45,6 +45,13 @@ pub struct Remote {
 
 /// The buckets that were used, by provider and name.
 type Stores = HashMap<(Provider, String), Arc<Store>>;
+
+/// The limit on the time of all requests together. The files that were opened share it.
+#[derive(Clone, Debug, Default)]
+struct TimeLimit {
+    limit: Option<Duration>,
+    until: Arc<Mutex<Option<Instant>>>,
+}
 
 /// The error for an option that no object store has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -98,7 +105,8 @@ impl Remote {
 
     /// Limits the time that all requests together may take from now on.
     pub fn time_limit(mut self, limit: Duration) -> Self {
-        self.until = Instant::now().checked_add(limit);
+        self.time = TimeLimit { limit: Some(limit), until: Arc::default() };
+        self.restart_time_limit();
         self
     }
 
@@ -106,6 +114,12 @@ impl Remote {
     pub fn cancel(mut self, token: &CancelToken) -> Self {
         self.cancel = token.clone();
         self
+    }
+
+    /// Starts the time limit again, also for the files that were opened. Call it before each load of a file that
+    /// stays open for long.
+    pub fn restart_time_limit(&self) {
+        self.time.restart();
     }
 
     /// Returns what the user should know about the files that were found, such as that the Hub did not answer.
@@ -173,7 +187,7 @@ impl Remote {
                 }
                 let linked = file.linked().filter(|_| HubName::is_one(path));
                 let sha256 = linked.map(|etag| etag.trim_matches('"').to_owned());
-                let object = RemoteObject { file, sha256, until: self.until };
+                let object = RemoteObject { file, sha256, time: self.time.clone() };
                 Ok(SourceFile::from_object(name, Arc::new(object)))
             }
             Err(error) => Err(failed(&name, error)),
@@ -226,7 +240,18 @@ impl Remote {
 
     /// Returns the limits of a request.
     pub(crate) fn patience<'s>(&self, stop: &'s (dyn Fn() -> bool + Sync)) -> Patience<'s> {
-        Patience { stop, silence_max: SILENCE_MAX, until: self.until }
+        Patience { stop, silence_max: SILENCE_MAX, until: self.time.until() }
+    }
+}
+
+impl TimeLimit {
+    fn restart(&self) {
+        let until = self.limit.and_then(|limit| Instant::now().checked_add(limit));
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+
+    fn until(&self) -> Option<Instant> {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -262,7 +287,7 @@ impl std::fmt::Debug for Remote {
 struct RemoteObject {
     file: HttpFile,
     sha256: Option<String>,
-    until: Option<Instant>,
+    time: TimeLimit,
 }
 
 impl Object for RemoteObject {
@@ -291,12 +316,12 @@ impl Object for RemoteObject {
             let written = memory.write(0, known);
             return written.map_err(|error| ObjectError::Failed(error.into()));
         }
-        let patience = Patience { stop, silence_max: SILENCE_MAX, until: self.until };
+        let patience = Patience { stop, silence_max: SILENCE_MAX, until: self.time.until() };
         let read = self.file.read(memory, offset, &patience);
         read.map_err(|error| match error {
             HttpError::Changed => ObjectError::Changed,
             HttpError::Stopped => ObjectError::Stopped,
-            error => ObjectError::Failed(error.into()),
+            error => ObjectError::Failed(io::Error::from(error).into()),
         })
     }
 }
@@ -308,7 +333,7 @@ pub(crate) fn failed(path: &Path, error: HttpError) -> Error {
     if matches!(error, HttpError::Stopped) {
         return Error::Cancelled { done_bytes: 0, total_bytes: 0 };
     }
-    Error::Open { path: path.to_owned(), source: io::Error::new(error.kind(), error) }
+    Error::Open { path: path.to_owned(), source: error.into() }
 }
 
 #[cfg(test)]

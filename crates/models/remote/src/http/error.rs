@@ -53,6 +53,16 @@ pub enum HttpError {
     Connection(#[from] io::Error),
 }
 
+impl From<HttpError> for io::Error {
+    /// Returns the error of the system call if there was one, so that its number is kept.
+    fn from(error: HttpError) -> Self {
+        match error {
+            HttpError::Connection(error) => error,
+            error => Self::new(error.kind(), error),
+        }
+    }
+}
+
 impl HttpError {
     /// Makes the error for a status other than that of a range.
     pub(crate) fn of_status(status: u16) -> Self {
