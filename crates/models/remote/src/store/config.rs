@@ -2,13 +2,16 @@
 
 use std::env;
 use std::fmt;
+use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use http::Uri;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::{ObjectStore, RetryConfig};
+use url::Url;
 
 use super::drive::Handover;
 use super::name::Provider;
@@ -23,6 +26,22 @@ const CREDENTIALS: [AmazonS3ConfigKey; 4] = [
     AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
     AmazonS3ConfigKey::ContainerCredentialsFullUri,
 ];
+
+/// The settings that are URLs, and those that requests contain as they are.
+const S3_URLS: [AmazonS3ConfigKey; 4] = [
+    AmazonS3ConfigKey::Endpoint,
+    AmazonS3ConfigKey::S3Endpoint,
+    AmazonS3ConfigKey::StsEndpoint,
+    AmazonS3ConfigKey::MetadataEndpoint,
+];
+const S3_WORDS: [AmazonS3ConfigKey; 3] =
+    [AmazonS3ConfigKey::AccessKeyId, AmazonS3ConfigKey::Token, AmazonS3ConfigKey::Region];
+const AZURE_URLS: [AzureConfigKey; 3] =
+    [AzureConfigKey::Endpoint, AzureConfigKey::AuthorityHost, AzureConfigKey::MsiEndpoint];
+const AZURE_WORDS: [AzureConfigKey; 2] = [AzureConfigKey::AccountName, AzureConfigKey::Token];
+
+/// The length of the shortest secret. A shorter value, such as `true`, may be a word of an error.
+const SECRET_BYTES: usize = 6;
 
 /// Settings that replace those of the environment. Their values can be secret, so they are not shown.
 #[derive(Clone, Default)]
@@ -43,7 +62,7 @@ impl StoreOptions {
     /// Makes the part of `object_store` that signs requests for a bucket. A `region` replaces that of the settings.
     ///
     /// # Errors
-    /// [`HttpError::Credentials`] if the settings are not valid.
+    /// [`HttpError::Credentials`] or [`io::ErrorKind::InvalidInput`] if the settings are not valid.
     pub(super) fn signer(
         &self,
         provider: Provider,
@@ -81,6 +100,7 @@ impl StoreOptions {
                 if let Some(region) = region {
                     builder = builder.with_region(region);
                 }
+                check(|key| builder.get_config_value(key), &S3_URLS, &S3_WORDS)?;
                 builder.build().map(|store| Arc::new(store) as _)
             }
             Provider::Gcs => {
@@ -97,6 +117,7 @@ impl StoreOptions {
                     builder = builder.with_base_url(&url).with_skip_signature(true);
                 }
                 let builder = self.each(builder, GoogleCloudStorageBuilder::with_config);
+                check(|key| builder.get_config_value(key), &[GoogleConfigKey::BaseUrl], &[])?;
                 builder.build().map(|store| Arc::new(store) as _)
             }
             Provider::Azure => {
@@ -113,10 +134,18 @@ impl StoreOptions {
                     .with_http_connector(Handover)
                     .with_retry(retry);
                 let builder = self.each(builder, MicrosoftAzureBuilder::with_config);
+                check(|key| builder.get_config_value(key), &AZURE_URLS, &AZURE_WORDS)?;
                 builder.build().map(|store| Arc::new(store) as _)
             }
         };
-        built.map_err(|error| unclear(&error))
+        built.map_err(|error| self.unclear(&error))
+    }
+
+    /// Makes the error for settings or credentials that `object_store` refuses, without the values of the options:
+    /// it shows values that it cannot parse.
+    pub(super) fn unclear(&self, error: &object_store::Error) -> HttpError {
+        let values = self.0.iter().map(|(_, value)| value.as_str());
+        unclear(error, values.filter(|value| value.len() >= SECRET_BYTES))
     }
 
     /// Applies the options that a provider knows.
@@ -136,6 +165,34 @@ impl fmt::Debug for StoreOptions {
 
 fn is_known<K: FromStr>(name: &str) -> bool {
     name.to_ascii_lowercase().parse::<K>().is_ok()
+}
+
+/// Checks the settings that requests contain: `object_store` panics if it cannot make a request of them.
+fn check<K: AsRef<str>>(
+    value: impl Fn(&K) -> Option<String>,
+    urls: &[K],
+    words: &[K],
+) -> Result<(), HttpError> {
+    let invalid = |key: &K, problem: &str| {
+        let message = format!("{} {problem}", key.as_ref());
+        Err(io::Error::new(io::ErrorKind::InvalidInput, message).into())
+    };
+    for key in urls {
+        if value(key).is_some_and(|url| !is_http_url(&url)) {
+            return invalid(key, "is not a URL that begins with https:// or http://");
+        }
+    }
+    for key in words {
+        if value(key).is_some_and(|word| !word.bytes().all(|byte| byte.is_ascii_graphic())) {
+            return invalid(key, "contains a space, a line break or another invalid character");
+        }
+    }
+    Ok(())
+}
+
+fn is_http_url(text: &str) -> bool {
+    let is_http = Url::parse(text).is_ok_and(|url| matches!(url.scheme(), "https" | "http"));
+    is_http && text.parse::<Uri>().is_ok_and(|uri| uri.host().is_some())
 }
 
 fn set(name: &str) -> Option<String> {
@@ -189,4 +246,43 @@ fn azure_environment() -> Vec<(AzureConfigKey, String)> {
         found.extend(set(name).map(|value| (key, value)));
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signer(provider: Provider, options: &[(&str, &str)]) -> Result<(), HttpError> {
+        let mut settings = StoreOptions::default();
+        for (name, value) in options {
+            assert!(settings.set(name, value), "{name}");
+        }
+        settings.signer(provider, "bucket", None).map(drop)
+    }
+
+    #[test]
+    fn settings_of_which_no_request_can_be_made_are_named_and_not_shown() {
+        let line = "secret\nsecret";
+        for (provider, name, value, expected) in [
+            (Provider::S3, "aws_endpoint_url", "localhost:9000", "is not a URL"),
+            (Provider::S3, "aws_endpoint_url", "", "is not a URL"),
+            (Provider::S3, "aws_endpoint_url", "http://", "is not a URL"),
+            (Provider::S3, "aws_endpoint_url", "http://\u{fc}", "is not a URL"),
+            (Provider::S3, "aws_access_key_id", line, "line break"),
+            (Provider::S3, "aws_session_token", line, "line break"),
+            (Provider::S3, "aws_region", "us east", "a space"),
+            (Provider::Gcs, "google_base_url", "localhost:9000", "is not a URL"),
+            (Provider::Azure, "azure_storage_account_name", line, "line break"),
+            (Provider::Azure, "azure_storage_token", line, "line break"),
+        ] {
+            let error = signer(provider, &[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(expected) && !error.contains("secret\n"), "{name}: {error}");
+        }
+    }
+
+    #[test]
+    fn values_that_cannot_be_parsed_are_not_shown() {
+        let error = signer(Provider::S3, &[("aws_skip_signature", "hidden-value")]).unwrap_err();
+        assert!(error.to_string().contains("parse \"…\" as boolean"), "{error}");
+    }
 }

@@ -6,6 +6,7 @@
 //! for, complete with its signature, and is made by [`HttpFile`](crate::http::HttpFile), into the buffer.
 
 use std::cell::RefCell;
+use std::panic::{self, AssertUnwindSafe};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -86,7 +87,7 @@ impl Wake for Unpark {
 /// Polls a future until it ends, or makes a request for a range. `answer` makes all other requests.
 ///
 /// # Errors
-/// [`HttpError::Stopped`], [`HttpError::TimeLimit`].
+/// [`HttpError::Stopped`], [`HttpError::TimeLimit`]; [`HttpError::Credentials`] if a request cannot be made.
 pub(super) fn drive<T>(
     future: impl Future<Output = T>,
     patience: &Patience<'_>,
@@ -96,8 +97,16 @@ pub(super) fn drive<T>(
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
     loop {
-        if let Poll::Ready(done) = future.as_mut().poll(&mut context) {
-            return Ok(Driven::Done(done));
+        // `object_store` panics if it cannot make a request, for example with a token of a server that has a line
+        // break. A future that panicked is not polled again.
+        let polled = AssertUnwindSafe(|| future.as_mut().poll(&mut context));
+        match panic::catch_unwind(polled) {
+            Ok(Poll::Ready(done)) => return Ok(Driven::Done(done)),
+            Ok(Poll::Pending) => {}
+            Err(_) => {
+                let message = "no valid request can be made with these credentials and settings";
+                return Err(HttpError::Credentials(message.to_owned()));
+            }
         }
         match TURN.with_borrow_mut(|turn| turn.request.take()) {
             Some(request) if request.headers().contains_key(RANGE) => {
@@ -114,5 +123,19 @@ pub(super) fn drive<T>(
             true => HttpError::Stopped,
             false => HttpError::TimeLimit,
         })?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_future_is_an_error() {
+        let patience = Patience { stop: &|| false, silence_max: GLANCE, until: None };
+        let driven = drive(async { panic!("request valid") }, &patience, |_| {
+            unreachable!("it makes no request")
+        });
+        assert!(matches!(driven.map(|_: Driven<()>| ()), Err(HttpError::Credentials(_))));
     }
 }

@@ -34,7 +34,6 @@ use crate::http::{
     Client, Field, HttpError, Patience, Request, Requests, Response, Tries, Version,
 };
 use drive::{Driven, drive};
-use refusal::unclear;
 
 pub(crate) use config::StoreOptions;
 pub(crate) use listing::Listing;
@@ -156,7 +155,8 @@ impl Store {
             Driven::Done(Err(_)) if asked_metadata => Err(self.no_credentials()),
             Driven::Done(Err(error)) => {
                 let of_status = || status.filter(|status| *status >= 300).map(HttpError::of_status);
-                Err(failed.or_else(of_status).unwrap_or_else(|| unclear(&error)))
+                let unclear = || self.options.unclear(&error);
+                Err(failed.or_else(of_status).unwrap_or_else(unclear))
             }
         }
     }

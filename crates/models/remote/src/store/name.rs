@@ -71,7 +71,7 @@ impl ObjectName {
     /// makes of it. Returns `None` for any other path. A file of such a name is written as `./s3:/…`.
     ///
     /// # Errors
-    /// [`ParseObjectNameError`] if there is no bucket.
+    /// [`ParseObjectNameError`] if there is no bucket, or if it has a character that no name of a bucket has.
     pub(crate) fn from_path(path: &Path) -> Result<Option<Self>, ParseObjectNameError> {
         let text = path.to_string_lossy();
         let parts = Provider::ALL.into_iter().find_map(|provider| {

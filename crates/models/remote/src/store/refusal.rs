@@ -2,14 +2,18 @@
 
 use crate::http::HttpError;
 
-/// Makes the error for settings or credentials that `object_store` refuses.
-pub(super) fn unclear(error: &object_store::Error) -> HttpError {
+/// Makes the error for settings or credentials that `object_store` refuses. The `secrets` are not shown.
+pub(super) fn unclear<'a>(
+    error: &object_store::Error,
+    secrets: impl Iterator<Item = &'a str>,
+) -> HttpError {
     let text = error.to_string();
     let text = match text.split_once(" error: ") {
         Some((store, reason)) if store.starts_with("Generic ") => reason,
         _ => &text,
     };
-    HttpError::Credentials(without_queries(text))
+    let shown = secrets.fold(without_queries(text), |text, secret| text.replace(secret, "…"));
+    HttpError::Credentials(shown)
 }
 
 /// Removes the queries of URLs, which can be secret, from a text.
