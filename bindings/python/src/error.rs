@@ -6,7 +6,8 @@ use std::path::Path;
 use longshore_formats::Format;
 use longshore_formats::directory::DirectoryProblem;
 use longshore_heap as heap;
-use longshore_load::{Error, HubProblem};
+use longshore_load::{Error, HubName, HubProblem};
+use longshore_remote::is_remote;
 use longshore_serve::{self as serve, Reason};
 use pyo3::prelude::*;
 
@@ -26,9 +27,7 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
 pub(crate) fn raised_by_server(py: Python<'_>, error: &serve::Error) -> PyErr {
     let ((class, nearest), path) = match error {
         serve::Error::Load(error) => return raised(py, error),
-        serve::Error::Open { path, source } => {
-            ((opening(source), libc::ENOENT), Some(path.as_path()))
-        }
+        serve::Error::Open { path, source } => (opening(source), Some(path.as_path())),
         serve::Error::NoServer { .. } | serve::Error::NoDefaultServer { .. } => {
             (("ServerError", libc::ECONNREFUSED), None)
         }
@@ -71,8 +70,14 @@ fn exception(
 /// library.
 fn class(error: &Error) -> (&'static str, i32) {
     match error {
-        Error::Open { source, .. } => (opening(source), libc::ENOENT),
+        Error::Open { source, .. } => opening(source),
         Error::NotRegular { .. } | Error::OutOfFile { .. } => ("LongshoreError", libc::EINVAL),
+        Error::Read { path, source, .. } if is_remote(path) || HubName::is_one(path) => {
+            match opening(source) {
+                ("LongshoreError", errno) => ("ReadError", errno),
+                found => found,
+            }
+        }
         Error::Read { .. } => ("ReadError", libc::EIO),
         Error::Truncated { .. } | Error::Changed { .. } => ("FileChangedError", libc::ESTALE),
         Error::NotEnoughMemory { .. } => ("OutOfMemoryError", libc::ENOMEM),
@@ -109,11 +114,14 @@ fn class(error: &Error) -> (&'static str, i32) {
     }
 }
 
-fn opening(source: &io::Error) -> &'static str {
+/// Returns the class and the nearest errno for a file that cannot be opened, or that a server does not send.
+fn opening(source: &io::Error) -> (&'static str, i32) {
     match source.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "NotFoundError",
-        io::ErrorKind::PermissionDenied => "PermissionDeniedError",
-        _ => "LongshoreError",
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => ("NotFoundError", libc::ENOENT),
+        io::ErrorKind::PermissionDenied => ("PermissionDeniedError", libc::EACCES),
+        io::ErrorKind::TimedOut => ("TimedOutError", libc::ETIMEDOUT),
+        io::ErrorKind::InvalidInput => ("LongshoreError", libc::EINVAL),
+        _ => ("LongshoreError", libc::EIO),
     }
 }
 

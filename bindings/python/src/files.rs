@@ -25,6 +25,7 @@ pub(crate) struct Named {
     paths: Vec<PathBuf>,
     /// The files of which the caller passed a descriptor. Their paths are in `paths`, too.
     open: Vec<SourceFile>,
+    remote: Remote,
 }
 
 impl Named {
@@ -33,11 +34,11 @@ impl Named {
     /// # Errors
     /// `ValueError` without any file, `OSError` for a descriptor that is not open, and errors of
     /// [`SourceFile::from_fd`].
-    pub(crate) fn new(py: Python<'_>, names: Vec<Name>) -> PyResult<Self> {
+    pub(crate) fn new(py: Python<'_>, names: Vec<Name>, remote: Remote) -> PyResult<Self> {
         if names.is_empty() {
             return Err(PyValueError::new_err("no file is named"));
         }
-        let mut named = Self { paths: Vec::new(), open: Vec::new() };
+        let mut named = Self { paths: Vec::new(), open: Vec::new(), remote };
         for name in names {
             let path = match name {
                 Name::Path(path) => path,
@@ -68,19 +69,23 @@ impl Named {
         Ok(path)
     }
 
+    /// Returns the access to servers.
+    pub(crate) fn remote(&self) -> &Remote {
+        &self.remote
+    }
+
     /// Opens the files, and reads their headers.
     pub(crate) fn open(&self, format: FormatChoice) -> library::Result<Opened> {
-        let remote = Remote::new();
         let opener = |path: &Path| {
             let open = self.open.iter().find(|source| source.path() == path);
-            open.map_or_else(|| remote.open_file(path), SourceFile::try_clone)
+            open.map_or_else(|| self.remote.open_file(path), SourceFile::try_clone)
         };
         let filter = ModelFilter::new();
         let mut files = Vec::new();
         for path in &self.paths {
             match self.open.iter().any(|source| source.path() == path) {
                 true => files.push(path.clone()),
-                false => files.extend(library::find_files(path, format, &filter)?),
+                false => files.extend(self.remote.find_files(path, format, &filter)?),
             }
         }
         library::open_by(&files, format, &opener)

@@ -28,6 +28,7 @@ mod find;
 mod interrupt;
 mod load;
 mod memory;
+mod servers;
 mod small;
 mod stats;
 mod stream;

@@ -21,6 +21,7 @@ use crate::error;
 use crate::file::{File, Made};
 use crate::files::{Identity, Name, Named, identity};
 use crate::memory::{Backing, Source};
+use crate::servers;
 use crate::small::{self, Small};
 use crate::stats::Stats;
 
@@ -34,8 +35,8 @@ type Described = (String, &'static str, Vec<u64>, u64, u64);
 /// the buffer has no descriptor.
 #[pyfunction]
 #[pyo3(signature = (
-    files, *, heap, mode, format, align, tensor, rows, digests, manifest, writable, private, observe,
-    cancel
+    files, *, heap, mode, format, align, tensor, rows, digests, manifest, writable, private,
+    storage_options, timeout, connections, observe, cancel
 ))]
 #[expect(
     clippy::too_many_arguments,
@@ -55,12 +56,17 @@ pub(crate) fn load(
     manifest: Option<PathBuf>,
     writable: bool,
     private: bool,
+    storage_options: Vec<(String, String)>,
+    timeout: Option<f64>,
+    connections: Option<usize>,
     observe: Option<Py<PyAny>>,
     cancel: Option<Py<CancelToken>>,
 ) -> PyResult<Buffer> {
     let files = match files {
         Which::Opened(files) => Files::Opened(files),
-        Which::Named(names) => Files::Named(Named::new(py, names)?),
+        Which::Named(names) => {
+            Files::Named(Named::new(py, names, servers::access(&storage_options, timeout)?)?)
+        }
     };
     let request = Request {
         files,
@@ -73,6 +79,7 @@ pub(crate) fn load(
         manifest,
         writable,
         private,
+        connections,
     };
     request.check()?;
     let cancel = CancelToken::for_call(cancel.as_ref().map(Py::get));
@@ -99,6 +106,13 @@ pub(crate) fn load(
         return Err(error);
     }
     let done = loaded.map_err(|error| error::raised(py, &error))?;
+    // The notes about opened files were shown when they were opened.
+    if let Files::Named(named) = &request.files
+        && let Err(error) = servers::warn(py, named.remote())
+    {
+        py.detach(|| drop(done));
+        return Err(error);
+    }
     done.into_buffer(py, writable)
 }
 
@@ -106,6 +120,7 @@ pub(crate) fn load(
 /// have taken their names since.
 #[pyclass(frozen, module = "longshore._core")]
 pub(crate) struct OpenedFiles {
+    remote: Remote,
     opened: Opened,
     places: Places,
 }
@@ -119,9 +134,19 @@ type Entry = (String, &'static str, Vec<u64>, (u64, u64));
 
 /// Opens a safetensors file, or all shards of an index.
 #[pyfunction]
-pub(crate) fn open_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<OpenedFiles> {
-    let opened = py.detach(|| Remote::new().open(&[path], FormatChoice::Safetensors));
-    opened.map(OpenedFiles::new).map_err(|error| error::raised(py, &error))
+#[pyo3(signature = (path, *, storage_options, timeout))]
+#[expect(clippy::needless_pass_by_value, reason = "Python values are converted to it")]
+pub(crate) fn open_safetensors(
+    py: Python<'_>,
+    path: PathBuf,
+    storage_options: Vec<(String, String)>,
+    timeout: Option<f64>,
+) -> PyResult<OpenedFiles> {
+    let remote = servers::access(&storage_options, timeout)?;
+    let opened = py.detach(|| remote.open(&[path], FormatChoice::Safetensors));
+    let opened = opened.map_err(|error| error::raised(py, &error))?;
+    servers::warn(py, &remote)?;
+    Ok(OpenedFiles::new(remote, opened))
 }
 
 #[pymethods]
@@ -162,7 +187,7 @@ impl OpenedFiles {
 }
 
 impl OpenedFiles {
-    fn new(opened: Opened) -> Self {
+    fn new(remote: Remote, opened: Opened) -> Self {
         let mut places = Places::new();
         for (file, of_file) in opened.tensors.iter().enumerate() {
             let names = of_file.header.tensors().enumerate().filter(|(_, it)| !it.is_padding());
@@ -171,7 +196,7 @@ impl OpenedFiles {
                 places.entry(tensor.name.to_owned()).or_insert((file, at));
             }
         }
-        Self { opened, places }
+        Self { remote, opened, places }
     }
 
     /// Returns a tensor; `None` if there is none of that name.
@@ -258,6 +283,8 @@ struct Request {
     /// `true` if no other process can get the memory, because the caller does not hand out the
     /// buffer. It then needs no descriptor.
     private: bool,
+    /// The number of connections to servers, if the caller chose it.
+    connections: Option<usize>,
 }
 
 /// A tensor to load alone.
@@ -299,6 +326,14 @@ impl Request {
         Ok(())
     }
 
+    /// Returns the access to servers.
+    fn remote(&self) -> &Remote {
+        match &self.files {
+            Files::Opened(files) => &files.get().remote,
+            Files::Named(named) => named.remote(),
+        }
+    }
+
     /// Returns the requested heap; for "auto", the best heap whose content can be sealed.
     fn memory(&self) -> Heap {
         if self.heap == Heap::Auto { Heap::Memfd } else { self.heap.clone() }
@@ -316,6 +351,8 @@ impl Request {
         cancel: &library::CancelToken,
         mut observe: impl FnMut(Progress),
     ) -> library::Result<Done> {
+        // Opened files can be loaded long after they were opened.
+        self.remote().restart_time_limit();
         let opened = match (&self.files, &self.only) {
             (Files::Opened(files), Some(only)) => {
                 let found = files.get().find(only)?;
@@ -327,7 +364,8 @@ impl Request {
                 alone(found)?
             }
             (Files::Named(named), Some(only)) => {
-                alone(OpenedFiles::new(named.open(self.format)?).find(only)?)?
+                let opened = named.open(self.format)?;
+                alone(OpenedFiles::new(named.remote().clone(), opened).find(only)?)?
             }
             (Files::Opened(files), None) => self.aligned(files.get().again()?)?,
             (Files::Named(named), None) => self.aligned(named.open(self.format)?)?,
@@ -342,6 +380,9 @@ impl Request {
         }
         if let Some(manifest) = &manifest {
             loader = loader.manifest(manifest);
+        }
+        if let Some(count) = self.connections {
+            loader = loader.connections(count);
         }
         if let Some(mut small) = self.small(opened.plan.len_bytes()) {
             let (files, report) = loader.load_into(&opened.plan, small.bytes_mut())?;

@@ -17,6 +17,7 @@ use crate::cancel::CancelToken;
 use crate::error;
 use crate::files::{Name, Named};
 use crate::load::word;
+use crate::servers;
 use crate::tensor::Tensor;
 
 /// Rows of a tensor, as Python passes them: the name of the kind and two numbers.
@@ -40,7 +41,7 @@ type FileDigests = (PathBuf, Vec<(DigestKind, String)>);
 #[pyfunction]
 #[pyo3(signature = (
     files, *, mode, format, names, patterns, in_files, rows, rows_of, digests, manifest, memory, by_file,
-    wait, grow, cancel
+    wait, grow, storage_options, timeout, connections, cancel
 ))]
 #[expect(
     clippy::too_many_arguments,
@@ -63,9 +64,12 @@ pub(crate) fn stream(
     by_file: bool,
     wait: f64,
     grow: bool,
+    storage_options: Vec<(String, String)>,
+    timeout: Option<f64>,
+    connections: Option<usize>,
     cancel: Option<Py<CancelToken>>,
 ) -> PyResult<Stream> {
-    let named = Named::new(py, files)?;
+    let named = Named::new(py, files, servers::access(&storage_options, timeout)?)?;
     let (mode, format) = (word::<ReadMode>(mode)?, word::<FormatChoice>(format)?);
     let digests: Vec<DigestKind> =
         digests.iter().map(|kind| word(kind)).collect::<PyResult<_>>()?;
@@ -98,6 +102,9 @@ pub(crate) fn stream(
         if let Some(manifest) = &manifest {
             loader = loader.manifest(manifest);
         }
+        if let Some(count) = connections {
+            loader = loader.connections(count);
+        }
         loader.stream(named.open(format)?, &selection, &options)
     });
     let stream = made.map_err(|error| match &error {
@@ -105,7 +112,9 @@ pub(crate) fn stream(
         library::Error::Stream { .. } => PyValueError::new_err(error.to_string()),
         error => error::raised(py, error),
     })?;
-    Ok(Stream(Mutex::new(State::Open(Arc::new(stream)))))
+    let stream = Stream(Mutex::new(State::Open(Arc::new(stream))));
+    servers::warn(py, named.remote())?;
+    Ok(stream)
 }
 
 fn rows_from((kind, one, other): &RowsOf) -> PyResult<Rows> {

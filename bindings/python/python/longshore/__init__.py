@@ -36,6 +36,7 @@ from longshore.errors import (
     SafetensorError,
     ServerError,
     StreamFullError,
+    TimedOutError,
     UnavailableError,
 )
 
@@ -65,6 +66,7 @@ __all__ = [
     "Tensor",
     "TensorStream",
     "TensorSpec",
+    "TimedOutError",
     "UnavailableError",
     "__version__",
     "attach",

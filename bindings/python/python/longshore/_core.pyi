@@ -223,7 +223,9 @@ def find_files(
     include: Sequence[str],
     variant: str | None,
     format: str,
-) -> list[os.PathLike[str]]: ...
+    storage_options: Sequence[tuple[str, str]],
+    timeout: float | None,
+) -> list[str]: ...
 def load(
     files: Sequence[str | os.PathLike[str] | int] | OpenedFiles,
     *,
@@ -237,6 +239,9 @@ def load(
     manifest: str | os.PathLike[str] | None,
     writable: bool,
     private: bool,
+    storage_options: Sequence[tuple[str, str]],
+    timeout: float | None,
+    connections: int | None,
     observe: Callable[[int, int], object] | None,
     cancel: CancelToken | None,
 ) -> Buffer: ...
@@ -256,9 +261,17 @@ def stream(
     by_file: bool,
     wait: float,
     grow: bool,
+    storage_options: Sequence[tuple[str, str]],
+    timeout: float | None,
+    connections: int | None,
     cancel: CancelToken | None,
 ) -> Stream: ...
-def open_safetensors(path: str | os.PathLike[str]) -> OpenedFiles: ...
+def open_safetensors(
+    path: str | os.PathLike[str],
+    *,
+    storage_options: Sequence[tuple[str, str]],
+    timeout: float | None,
+) -> OpenedFiles: ...
 def parse_safetensors(content: bytes) -> list[tuple[str, str, list[int], int, int]]: ...
 def defer_interrupt() -> None: ...
 def forget_interrupt() -> None: ...

@@ -7,6 +7,7 @@ import os
 
 from longshore import _core
 from longshore._progress import observer
+from longshore._servers import access, connection_count
 from longshore._source import absolute, named, remember
 
 TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Literal, TypedDict, Unpack
 
+    from longshore._servers import StorageOptions
     from longshore._source import HasDescriptor, Name
 
     StrPath = str | os.PathLike[str]
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
         verify: Verify
         progress: Progress
         writable: bool
+        storage_options: StorageOptions
+        timeout: float | None
+        connections: int | None
         cancel: _core.CancelToken | None
 
 
@@ -48,6 +53,9 @@ def load(
     *,
     format: Format = "auto",
     writable: bool = False,
+    storage_options: StorageOptions = None,
+    timeout: float | None = None,
+    connections: int | None = None,
     cancel: _core.CancelToken | None = None,
 ) -> _core.Buffer:
     """Load a file, or several one after another, into memory that can be shared.
@@ -59,8 +67,10 @@ def load(
         path_or_paths: The file, or a sequence of files: paths, file descriptors, or file objects, whose
             unwritten data is written first. They are loaded whole, whatever their position. A
             `*.safetensors.index.json` stands for its shards, a directory for the model in it, and
-            `hf://ORG/NAME` for a repository in the local cache of the Hugging Face Hub; `find_files`
-            selects a variant. Bytes-like objects are copied.
+            `hf://ORG/NAME` for a repository of the Hugging Face Hub; `find_files` selects a variant.
+            `https://HOST/FILE` is a file of an HTTP server; `s3://BUCKET/KEY`, `gs://BUCKET/KEY` and
+            `az://CONTAINER/KEY` are objects, and directories if they end with `/`. Bytes-like objects
+            are copied.
         heap: The source of the memory: "memfd" with the largest available pages, "memfd:4k",
             "hugetlb", "udmabuf" or "dma-heap:NAME". "auto" takes "memfd", which can be sealed.
         mode: How files are read: "direct", "buffered" or "uncached". "auto" copies resident pages
@@ -78,6 +88,14 @@ def load(
         cancel: A token that stops the load from another thread.
         writable: Do not seal the content: this process can write to the arrays, and other processes
             that have the descriptor can write to the memory.
+        storage_options: Options of object stores, which replace those of the environment, such as
+            `aws_endpoint_url`, `google_service_account` or `azure_storage_account_name`. The names are
+            those of the Rust crate `object_store`. Errors never show the values, and a buffer that was
+            loaded with them cannot be pickled.
+        timeout: The seconds that all requests to servers together may take, after which the call raises
+            TimedOutError. None: no limit, but a server that sends nothing for 30 seconds is given up.
+        connections: The number of connections to servers, up to 256. None: 16, and up to 128 while more
+            are faster.
 
     Returns:
         The buffer, complete, and verified if `verify` is given. Unless `writable` is set, its content
@@ -102,11 +120,16 @@ def load(
             progress=progress,
             format=kind,
             writable=writable,
+            storage_options=storage_options,
+            timeout=timeout,
+            connections=connections,
             cancel=cancel,
         )
-    if paths := absolute(names):
-        options = {"heap": heap, "mode": mode, "align": align, "format": format, "writable": writable}
-        remember(buffer, load, paths, options)
+    # The values of the options can be secret, so they are in no pickle.
+    if not storage_options and (paths := absolute(names)):
+        options: Options = {"heap": heap, "mode": mode, "align": align, "writable": writable}
+        options |= {"timeout": timeout, "connections": connections}
+        remember(buffer, load, paths, {"format": format, **options})
     return buffer
 
 
@@ -116,15 +139,18 @@ def find_files(
     include: str | Sequence[str] = (),
     variant: str | None = None,
     format: Format = "auto",
+    storage_options: StorageOptions = None,
+    timeout: float | None = None,
 ) -> list[str]:
     """Return the files of a model, for `longshore.load`, `longshore.stream` and the others.
 
-    These functions take a directory or a name of the Hugging Face Hub themselves. This one selects a
-    variant or certain files.
+    These functions take a directory, a name of the Hugging Face Hub or a prefix of an object store
+    themselves. This one selects a variant or certain files.
 
     Args:
-        source: A directory with a model; `hf://ORG/NAME[@REVISION][/FILE]`, a repository in the local
-            cache of the Hugging Face Hub; or a file, which is returned as it is. Of a directory, the
+        source: A directory with a model; `hf://ORG/NAME[@REVISION][/FILE]`, a repository of the Hugging
+            Face Hub; a prefix of an object store, such as `s3://BUCKET/PREFIX/`; or a file or a URL, which
+            is returned as it is. Of a directory, the
             result is the index of its safetensors files; else `model.safetensors`; else its only
             safetensors file; else its only GGUF file; else that of the only folder in it with a model. A
             diffusers model has the files of each component.
@@ -133,9 +159,13 @@ def find_files(
         variant: Return the files of this variant: "fp16" is `model.fp16.safetensors`, and "Q4_K_M" a
             GGUF file with this word in its name.
         format: Return only files of this format.
+        storage_options: Options of object stores, as for `longshore.load`.
+        timeout: The seconds that all requests to servers together may take.
 
     Raises:
         NotFoundError: There is no model, or the repository is not in the cache.
+        PermissionDeniedError: A server refuses access.
+        TimedOutError: A server did not answer in time.
         LongshoreError: There are several models. The message lists them.
 
     >>> import longshore
@@ -143,8 +173,13 @@ def find_files(
     True
     """
     patterns = [include] if isinstance(include, str) else list(include)
-    found = _core.find_files(source, include=patterns, variant=variant, format=format)
-    return [os.fspath(path) for path in found]
+    return _core.find_files(
+        source,
+        include=patterns,
+        variant=variant,
+        format=format,
+        **access(storage_options, timeout),
+    )
 
 
 async def load_async(
@@ -201,12 +236,15 @@ def load_only(
     progress: Progress = None,
     format: Format = "auto",
     writable: bool = False,
+    storage_options: StorageOptions = None,
+    timeout: float | None = None,
+    connections: int | None = None,
     cancel: _core.CancelToken | None = None,
     private: bool = False,
     rows: tuple[int, int] | None = None,
 ) -> _core.Buffer:
     """Load whole files, or only the safetensors tensor of that name, or the rows of it from the first to
-    before the second number; from `opened` if it is given.
+    before the second number; from `opened` if it is given, with the access to servers of that.
 
     With `private`, no other process can get the memory, so it uses no descriptor, and up to 1 MiB no
     mapping either.
@@ -227,8 +265,10 @@ def load_only(
             manifest=manifest,
             writable=writable,
             private=private,
+            connections=connection_count(connections),
             observe=observe,
             cancel=cancel,
+            **access(storage_options, timeout),
         )
 
 

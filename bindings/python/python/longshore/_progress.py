@@ -6,6 +6,8 @@ import sys
 import time
 from contextlib import contextmanager
 
+from longshore._servers import shown
+
 TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -27,7 +29,7 @@ def observer(progress: Progress, names: Sequence[str | int]) -> Generator[Observ
     elif not progress:
         yield None
     else:
-        label = str(names[0]) if len(names) == 1 else f"{len(names)} files"
+        label = shown(names[0]) if len(names) == 1 else f"{len(names)} files"
         bar = _new_bar(label)
         if bar is None:
             yield _lines(label)

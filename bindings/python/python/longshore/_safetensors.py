@@ -8,6 +8,7 @@ from threading import RLock
 from longshore import _core, _forks
 from longshore._frameworks import framework_of
 from longshore._load import load_only
+from longshore._servers import absolute_name, access, connection_count
 from longshore._slice import check_index, part_of
 from longshore._source import check_unchanged
 from longshore.errors import SafetensorError
@@ -58,7 +59,7 @@ class safe_open:  # noqa: N801, the name in `safetensors`
         device: The device for torch tensors.
         backend: Ignored; accepted because `safetensors` accepts it.
         whole: True to load all tensors with the first one, False to load each by itself.
-        options: The arguments of `longshore.load`.
+        options: The arguments of `longshore.load`. `timeout` limits the opening, and each load by itself.
 
     >>> from longshore import safe_open
     >>> with safe_open(example, framework="np") as file:
@@ -126,6 +127,10 @@ class safe_open:  # noqa: N801, the name in `safetensors`
     def __reduce__(self) -> tuple[Any, ...]:
         opened = self._opened()
         framework, device, whole, options = self._arguments
+        if options.get("storage_options"):
+            raise TypeError(
+                "cannot pickle a file that was opened with storage_options, because their values can be secret"
+            )
         # A function or a token of this process has no meaning in another.
         options = {key: value for key, value in options.items() if key not in ("progress", "cancel")}  # type: ignore[assignment]
         return _again, (opened.path, opened.identities, framework, device, whole, options)
@@ -230,9 +235,12 @@ class _Opened:
         self._buffer: _core.Buffer | None = None
         self._loads = 0
         self._users = 0
-        self._files = _core.open_safetensors(filename)
+        connection_count(options.get("connections"))
+        self._files = _core.open_safetensors(
+            filename, **access(options.get("storage_options"), options.get("timeout"))
+        )
         # Another process may have another working directory.
-        self.path = os.path.abspath(os.fsdecode(filename))
+        self.path = absolute_name(self._filename)
         self.identities = self._files.identities
         self.metadata = self._files.metadata
         self.infos = {

@@ -7,6 +7,7 @@ import io
 import os
 from contextlib import contextmanager
 
+from longshore._servers import absolute_name, shown
 from longshore.errors import FileChangedError
 
 TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
@@ -123,11 +124,7 @@ def remember(
 
 def absolute(names: Iterable[Name]) -> list[str] | None:
     """Return absolute paths, or None if there is a descriptor among the names."""
-    paths = [
-        name if name.startswith(("hf://", "https://", "http://")) else os.path.abspath(name)
-        for name in names
-        if isinstance(name, str)
-    ]
+    paths = [absolute_name(name) for name in names if isinstance(name, str)]
     return paths if len(paths) == len(list(names)) else None
 
 
@@ -138,7 +135,8 @@ def reduce(buffer: _core.Buffer) -> tuple[Any, ...]:
     if buffer._source is None:
         raise TypeError(
             "cannot pickle a buffer of descriptors or bytes, because another process cannot load them "
-            "again; send the descriptor of the buffer, or its path"
+            "again, or one that was loaded with storage_options, because their values can be secret; send "
+            "the descriptor of the buffer, or its path"
         )
     identities = [file._identity for file in buffer.files]
     return _again, (*buffer._source, identities, buffer.nbytes)
@@ -166,10 +164,11 @@ def check_unchanged(files: Any, pickled: list[Any], found: list[Any]) -> None:
 
 
 def _changed(files: StrPath | int | list[str]) -> FileChangedError:
-    shown = files if isinstance(files, (str, int)) else ", ".join(map(str, files))  # type: ignore[arg-type]
+    names = files if isinstance(files, list) else [files]
+    name = ", ".join(map(shown, names))
     error = FileChangedError(
         errno.ESTALE,
-        f"{shown} was replaced or written to since it was pickled: pickle it again",
+        f"{name} was replaced or written to since it was pickled: pickle it again",
     )
-    error.filename = shown
+    error.filename = files if isinstance(files, int) else name
     return error

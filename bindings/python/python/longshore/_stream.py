@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from longshore import _core
 from longshore._load import verification
+from longshore._servers import access, connection_count
 from longshore._source import named
 
 TYPE_CHECKING = False  # Not from typing, which takes longer to import than this package.
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal, Self, TypedDict
 
     from longshore._load import Files, Format, StrPath, Verify
+    from longshore._servers import StorageOptions
 
     Rows = slice | tuple[int, int]
     """Rows: a slice, or (rank, ranks) for the part of one of several ranks."""
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
         mode: str
         format: Format
         verify: Verify
+        storage_options: StorageOptions
+        timeout: float | None
+        connections: int | None
         cancel: _core.CancelToken | None
 
 
@@ -108,6 +113,9 @@ def stream(
     mode: str = "auto",
     format: Format = "auto",
     verify: Verify = None,
+    storage_options: StorageOptions = None,
+    timeout: float | None = None,
+    connections: int | None = None,
     cancel: _core.CancelToken | None = None,
 ) -> TensorStream:
     """Return an iterator over the tensors of files, which are read while the program uses others.
@@ -136,6 +144,10 @@ def stream(
         format: The format of the files, as for `longshore.load`.
         verify: Checksums or a manifest, as for `longshore.load`, if whole files are selected. The last
             tensors of a file are yielded only if its checksum is right.
+        storage_options: Options of object stores, as for `longshore.load`.
+        timeout: The seconds that all requests to servers together may take, from the call to the last
+            tensor, with the time in which the program uses tensors.
+        connections: The number of connections to servers, as for `longshore.load`.
         cancel: A token that stops the stream from another thread.
 
     >>> import longshore
@@ -182,7 +194,9 @@ def stream(
                 by_file=order == "file",
                 wait=wait,
                 grow=on_full == "grow",
+                connections=connection_count(connections),
                 cancel=cancel,
+                **access(storage_options, timeout),
             )
         )
 

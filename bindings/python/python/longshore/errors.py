@@ -38,6 +38,7 @@ __all__ = [
     "SafetensorPermissionError",
     "ServerError",
     "StreamFullError",
+    "TimedOutError",
     "UnavailableError",
 ]
 
@@ -54,11 +55,15 @@ class NotFoundError(LongshoreError, FileNotFoundError):
 
 
 class PermissionDeniedError(LongshoreError, PermissionError):
-    """The file may not be read, or the server may not be used."""
+    """The file may not be read, a server refuses access to it, or the server may not be used."""
 
 
 class ReadError(LongshoreError):
-    """The disk or the file system failed."""
+    """The disk or the file system failed, or a server that sends the file."""
+
+
+class TimedOutError(LongshoreError, TimeoutError):
+    """A server that has the file did not send it in time."""
 
 
 class FileChangedError(LongshoreError):
