@@ -43,11 +43,12 @@
 
 /** The initial value of `longshore_load_options`: the defaults, with the size set. */
 #define LONGSHORE_LOAD_OPTIONS_INIT \
-    {sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL}
+    {sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL, \
+     NULL, 0, 0, 0}
 /** The initial value of `longshore_stream_options`: the defaults, with the size set. */
 #define LONGSHORE_STREAM_OPTIONS_INIT \
     {sizeof(longshore_stream_options), NULL, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0, \
-     0, 0, 0, 0, NULL, NULL}
+     0, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0}
 /** The initial value of `longshore_rows`: no rows of all tensors, with the size set. */
 #define LONGSHORE_ROWS_INIT {sizeof(longshore_rows), NULL, 0, 0, 0, 0}
 
@@ -161,7 +162,7 @@ enum longshore_code
      */
     LONGSHORE_NOT_REGULAR = 3,
     /**
-     * The disk or file system failed.
+     * The disk or file system failed, or a server that sends the file.
      */
     LONGSHORE_READ_FAILED = 4,
     /**
@@ -275,6 +276,21 @@ typedef struct longshore_tensor longshore_tensor;
 typedef int (*longshore_progress)(uint64_t done_bytes, uint64_t total_bytes, void *data);
 
 /**
+ * An option of object stores, such as `aws_endpoint_url`. The names are those of the Rust crate
+ * `object_store`. The value can be secret: no error shows it.
+ */
+typedef struct {
+    /**
+     * The name.
+     */
+    const char *name;
+    /**
+     * The value, in UTF-8.
+     */
+    const char *value;
+} longshore_storage_option;
+
+/**
  * The options of a load. Initialize them with `LONGSHORE_LOAD_OPTIONS_INIT`; a zero or NULL in any
  * field but `size` stands for the default. Later versions of Longshore add fields at the end; by
  * `size` the library recognises the version that the program was compiled for.
@@ -335,6 +351,23 @@ typedef struct {
      * The last argument of `progress`.
      */
     void *progress_data;
+    /**
+     * Options of object stores, which replace those of the environment.
+     */
+    const longshore_storage_option *storage_options;
+    /**
+     * The number of elements of `storage_options`.
+     */
+    size_t storage_option_count;
+    /**
+     * The time that all requests to servers together may take, in milliseconds. The default is no limit, but
+     * a server that sends nothing for 30 seconds is given up.
+     */
+    uint64_t timeout_ms;
+    /**
+     * The number of connections to servers, up to 256. The default is 16, and up to 128 while more are faster.
+     */
+    uint64_t connections;
 } longshore_load_options;
 
 /**
@@ -463,6 +496,10 @@ typedef struct {
      * 1 if the direct reads used io_uring; 0 if threads made them, or if there were none.
      */
     uint64_t used_uring;
+    /**
+     * The bytes that were received from servers.
+     */
+    uint64_t remote_bytes;
 } longshore_stats;
 
 /**
@@ -597,6 +634,24 @@ typedef struct {
      * The argument of `waiting`, which must be valid until the stream is freed.
      */
     void *waiting_data;
+    /**
+     * Options of object stores, which replace those of the environment.
+     */
+    const longshore_storage_option *storage_options;
+    /**
+     * The number of elements of `storage_options`.
+     */
+    size_t storage_option_count;
+    /**
+     * The time that all requests to servers together may take, in milliseconds: from the
+     * opening to the last tensor, with the time in which the program uses tensors. The default is no limit, but
+     * a server that sends nothing for 30 seconds is given up.
+     */
+    uint64_t timeout_ms;
+    /**
+     * The number of connections to servers, up to 256. The default is 16, and up to 128 while more are faster.
+     */
+    uint64_t connections;
 } longshore_stream_options;
 
 /**
@@ -657,6 +712,10 @@ typedef struct {
      * 1 if direct reads use io_uring; 0 if threads make them, or if there were none.
      */
     uint64_t used_uring;
+    /**
+     * The bytes that were received from servers.
+     */
+    uint64_t remote_bytes;
 } longshore_stream_report;
 
 #ifdef __cplusplus
@@ -927,8 +986,10 @@ const char *longshore_file_digest(const longshore_file *file, uint32_t kind);
  * The call blocks and uses a few threads of its own. Any number of threads may load at once.
  *
  * @param paths Paths of files. A directory stands for the model in it, `hf://ORG/NAME` for a
- *   repository in the local cache of the Hugging Face Hub, a `*.safetensors.index.json` for its
- *   shards, and the first of several GGUF splits for all of them.
+ *   repository of the Hugging Face Hub, a `*.safetensors.index.json` for its shards, and the first of
+ *   several GGUF splits for all of them. `https://HOST/FILE` is a file of an HTTP server, and
+ *   `s3://BUCKET/KEY`, `gs://BUCKET/KEY` and `az://CONTAINER/KEY` are objects, or directories if they
+ *   end with `/`.
  * @param path_count The number of paths, at least 1.
  * @param options How to load, or NULL for the defaults.
  * @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
@@ -1003,9 +1064,8 @@ longshore_code longshore_buffer_stats(const longshore_buffer *buffer,
  * a tensor, the next ones are read, until the memory of the stream is full. Only the selected
  * tensors and rows are read.
  *
- * @param paths Paths of safetensors or GGUF files. A directory stands for the model in it, `hf://ORG/NAME` for a
- *   repository in the local cache of the Hugging Face Hub, a `*.safetensors.index.json` for its
- *   shards, and the first of several GGUF splits for all of them.
+ * @param paths Paths of safetensors or GGUF files, directories, and names of files on servers, as for
+ *   `longshore_load`.
  * @param path_count The number of paths, at least 1.
  * @param options The selection and the options, or NULL for all tensors and the defaults. Apart
  *   from `waiting_data`, it is not used after the call.

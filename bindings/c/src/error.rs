@@ -26,7 +26,7 @@ pub enum longshore_code {
     LONGSHORE_CANNOT_OPEN = 2,
     /// A path names a directory, a FIFO, a socket or a device.
     LONGSHORE_NOT_REGULAR = 3,
-    /// The disk or file system failed.
+    /// The disk or file system failed, or a server that sends the file.
     LONGSHORE_READ_FAILED = 4,
     /// A file was written to or truncated while it was read.
     LONGSHORE_FILE_CHANGED = 5,
@@ -151,10 +151,10 @@ impl From<load::Error> for Failure {
         use load::{HubProblem, StreamProblem};
         use longshore_code as C;
         let (code, nearest) = match &error {
-            E::Open { .. } => (C::LONGSHORE_CANNOT_OPEN, libc::ENOENT),
+            E::Open { source, .. } => (C::LONGSHORE_CANNOT_OPEN, nearest_errno(source)),
             E::NotRegular { .. } => (C::LONGSHORE_NOT_REGULAR, libc::EINVAL),
             E::OutOfFile { .. } => (C::LONGSHORE_INVALID_ARGUMENT, libc::EINVAL),
-            E::Read { .. } => (C::LONGSHORE_READ_FAILED, libc::EIO),
+            E::Read { source, .. } => (C::LONGSHORE_READ_FAILED, nearest_errno(source)),
             E::Truncated { .. } | E::Changed { .. } => (C::LONGSHORE_FILE_CHANGED, libc::ESTALE),
             E::NotEnoughMemory { .. } => (C::LONGSHORE_NO_MEMORY, libc::ENOMEM),
             E::Heap(inner) => of_heap(inner),
@@ -178,6 +178,17 @@ impl From<load::Error> for Failure {
             _ => (C::LONGSHORE_SYSTEM, libc::EIO),
         };
         Self::of(code, nearest, &error)
+    }
+}
+
+/// Returns the errno nearest to an error, for one that is not of the kernel, such as a refusal of a server.
+fn nearest_errno(error: &io::Error) -> c_int {
+    match error.kind() {
+        io::ErrorKind::NotFound => libc::ENOENT,
+        io::ErrorKind::PermissionDenied => libc::EACCES,
+        io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+        io::ErrorKind::InvalidInput => libc::EINVAL,
+        _ => libc::EIO,
     }
 }
 
@@ -208,7 +219,7 @@ impl From<serve::Error> for Failure {
         use serve::Reason as R;
         let (code, nearest) = match error {
             E::Load(error) => return error.into(),
-            E::Open { .. } => (C::LONGSHORE_CANNOT_OPEN, libc::ENOENT),
+            E::Open { ref source, .. } => (C::LONGSHORE_CANNOT_OPEN, nearest_errno(source)),
             E::NotFound { .. } | E::Ambiguous { .. } | E::OtherUser { .. } => {
                 (C::LONGSHORE_NOT_FOUND, libc::ENOENT)
             }

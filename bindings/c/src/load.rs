@@ -8,7 +8,6 @@ use std::{cell::Cell, ptr};
 
 use longshore_heap::Sealing;
 use longshore_load::{CancelToken, Error, Loaded, Loader, Manifest};
-use longshore_remote::Remote;
 
 use crate::buffer::longshore_buffer;
 use crate::error::{Failure, longshore_code, longshore_error};
@@ -26,8 +25,10 @@ use crate::tensor::{Tensors, of_opened};
 /// The call blocks and uses a few threads of its own. Any number of threads may load at once.
 ///
 /// @param paths Paths of files. A directory stands for the model in it, `hf://ORG/NAME` for a
-///   repository in the local cache of the Hugging Face Hub, a `*.safetensors.index.json` for its
-///   shards, and the first of several GGUF splits for all of them.
+///   repository of the Hugging Face Hub, a `*.safetensors.index.json` for its shards, and the first of
+///   several GGUF splits for all of them. `https://HOST/FILE` is a file of an HTTP server, and
+///   `s3://BUCKET/KEY`, `gs://BUCKET/KEY` and `az://CONTAINER/KEY` are objects, or directories if they
+///   end with `/`.
 /// @param path_count The number of paths, at least 1.
 /// @param options How to load, or NULL for the defaults.
 /// @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
@@ -67,7 +68,7 @@ fn load(paths: &[&CStr], options: &Options<'_>) -> Result<longshore_buffer, Fail
         return Err(longshore_heap::Error::CannotSealContent { heap }.into());
     }
     let paths: Vec<&Path> = paths.iter().map(|path| ffi::path(path)).collect();
-    let mut opened = Remote::new().open(&paths, options.format)?;
+    let mut opened = options.remote.open(&paths, options.format)?;
     if let Some(alignment) = options.alignment {
         if opened.tensors.is_empty() {
             let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
@@ -116,6 +117,9 @@ fn run(
     }
     if let Some(bytes) = options.populate_ahead_bytes {
         loader = loader.populate_ahead(bytes);
+    }
+    if let Some(count) = options.connections {
+        loader = loader.connections(count);
     }
     for kind in &options.verify {
         loader = loader.digest(*kind);

@@ -9,9 +9,11 @@ use longshore_heap::Heap;
 use longshore_load::FormatChoice;
 use longshore_load::{DigestKind, ReadMode};
 use longshore_mem::Granule;
+use longshore_remote::Remote;
 
 use crate::error::Failure;
 use crate::ffi;
+use crate::servers::{self, longshore_storage_option};
 use crate::sized::SizedStruct;
 
 /// For `verify`: CRC-32C, eight hexadecimal digits.
@@ -77,6 +79,15 @@ pub struct longshore_load_options {
     pub progress: longshore_progress,
     /// The last argument of `progress`.
     pub progress_data: *mut c_void,
+    /// Options of object stores, which replace those of the environment.
+    pub storage_options: *const longshore_storage_option,
+    /// The number of elements of `storage_options`.
+    pub storage_option_count: usize,
+    /// The time that all requests to servers together may take, in milliseconds. The default is no limit, but
+    /// a server that sends nothing for 30 seconds is given up.
+    pub timeout_ms: u64,
+    /// The number of connections to servers, up to 256. The default is 16, and up to 128 while more are faster.
+    pub connections: u64,
 }
 
 const STRUCT: SizedStruct = SizedStruct { name: "longshore_load_options", first_bytes: 88 };
@@ -85,7 +96,7 @@ const STRUCT: SizedStruct = SizedStruct { name: "longshore_load_options", first_
 const ALIGNMENT_MAX_BYTES: u64 = 1 << 30;
 
 const _: () = {
-    assert!(size_of::<longshore_load_options>() == 88);
+    assert!(size_of::<longshore_load_options>() == 120);
     assert!(offset_of!(longshore_load_options, heap) == 8);
     assert!(offset_of!(longshore_load_options, mode) == 16);
     assert!(offset_of!(longshore_load_options, format) == 24);
@@ -97,6 +108,10 @@ const _: () = {
     assert!(offset_of!(longshore_load_options, flags) == 68);
     assert!(offset_of!(longshore_load_options, progress) == 72);
     assert!(offset_of!(longshore_load_options, progress_data) == 80);
+    assert!(offset_of!(longshore_load_options, storage_options) == 88);
+    assert!(offset_of!(longshore_load_options, storage_option_count) == 96);
+    assert!(offset_of!(longshore_load_options, timeout_ms) == 104);
+    assert!(offset_of!(longshore_load_options, connections) == 112);
 };
 
 /// Parsed options.
@@ -113,6 +128,8 @@ pub(crate) struct Options<'a> {
     pub(crate) writable: bool,
     pub(crate) no_uring: bool,
     pub(crate) progress: Option<Callback>,
+    pub(crate) remote: Remote,
+    pub(crate) connections: Option<usize>,
 }
 
 /// A progress callback and its data.
@@ -134,7 +151,8 @@ impl Callback {
 ///
 /// # Safety
 /// `options` is NULL, not aligned, or points to as many bytes as its first field says. Its pointers
-/// are NULL or strings that do not change during `'a`, and the callback may be called with its data.
+/// are NULL or strings that do not change during `'a`, its array has the number of elements that it says,
+/// and the callback may be called with its data.
 pub(crate) unsafe fn read<'a>(
     options: *const longshore_load_options,
 ) -> Result<Options<'a>, Failure> {
@@ -167,7 +185,9 @@ pub(crate) unsafe fn read_to_attach<'a>(
     let known = unsafe { STRUCT.read(options, "options") }?;
     let words = [known.heap, known.mode, known.manifest];
     let numbers = [known.align_bytes, known.memory_max_bytes, known.populate_ahead_bytes];
+    let of_servers = [known.storage_option_count as u64, known.timeout_ms, known.connections];
     let is_said = words.iter().any(|word| !word.is_null())
+        || of_servers.iter().any(|number| *number != 0)
         || numbers.iter().any(|number| *number != 0)
         || known.verify != 0
         || known.flags != 0;
@@ -184,7 +204,7 @@ pub(crate) unsafe fn read_to_attach<'a>(
 
 /// # Safety
 /// The pointers are NULL or strings that do not change during `'a`, and the callback may be called
-/// with its data.
+/// with its data. `storage_options` has the number of elements that the options say.
 unsafe fn understand<'a>(known: &longshore_load_options) -> Result<Options<'a>, Failure> {
     let unknown = known.flags & !(LONGSHORE_LOAD_WRITABLE | LONGSHORE_LOAD_NO_URING);
     if unknown != 0 {
@@ -207,6 +227,11 @@ unsafe fn understand<'a>(known: &longshore_load_options) -> Result<Options<'a>, 
         writable: known.flags & LONGSHORE_LOAD_WRITABLE != 0,
         no_uring: known.flags & LONGSHORE_LOAD_NO_URING != 0,
         progress: known.progress.map(|function| Callback { function, data: known.progress_data }),
+        // SAFETY: by this function's contract.
+        remote: unsafe {
+            servers::access(known.storage_options, known.storage_option_count, known.timeout_ms)
+        }?,
+        connections: servers::connections(known.connections)?,
     })
 }
 

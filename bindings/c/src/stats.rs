@@ -57,14 +57,17 @@ pub struct longshore_stats {
     pub base_bytes: u64,
     /// 1 if the direct reads used io_uring; 0 if threads made them, or if there were none.
     pub used_uring: u64,
+    /// The bytes that were received from servers.
+    pub remote_bytes: u64,
 }
 
 const _: () = {
-    assert!(size_of::<longshore_stats>() == 136);
+    assert!(size_of::<longshore_stats>() == 144);
     assert!(offset_of!(longshore_stats, content_bytes) == 8);
     assert!(offset_of!(longshore_stats, reading_ns) == 40);
     assert!(offset_of!(longshore_stats, page_cache_growth_bytes) == 88);
     assert!(offset_of!(longshore_stats, used_uring) == 128);
+    assert!(offset_of!(longshore_stats, remote_bytes) == 136);
 };
 
 const STRUCT: SizedStruct = SizedStruct { name: "longshore_stats", first_bytes: 136 };
@@ -117,6 +120,7 @@ impl From<&Report> for longshore_stats {
             mid_64k_bytes: report.pages.mid_64k_bytes,
             base_bytes: report.pages.base_bytes,
             used_uring: (report.engine == Engine::Uring && direct + staged > 0).into(),
+            remote_bytes: report.by_route.remote,
         }
     }
 }

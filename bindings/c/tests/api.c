@@ -23,7 +23,7 @@
 #endif
 
 /* The layout of structs that bindings/c/src asserts, too. */
-STATIC_ASSERT(sizeof(longshore_load_options) == 88);
+STATIC_ASSERT(sizeof(longshore_load_options) == 120);
 STATIC_ASSERT(offsetof(longshore_load_options, heap) == 8);
 STATIC_ASSERT(offsetof(longshore_load_options, mode) == 16);
 STATIC_ASSERT(offsetof(longshore_load_options, format) == 24);
@@ -35,11 +35,18 @@ STATIC_ASSERT(offsetof(longshore_load_options, verify) == 64);
 STATIC_ASSERT(offsetof(longshore_load_options, flags) == 68);
 STATIC_ASSERT(offsetof(longshore_load_options, progress) == 72);
 STATIC_ASSERT(offsetof(longshore_load_options, progress_data) == 80);
-STATIC_ASSERT(sizeof(longshore_stats) == 136);
+STATIC_ASSERT(offsetof(longshore_load_options, storage_options) == 88);
+STATIC_ASSERT(offsetof(longshore_load_options, storage_option_count) == 96);
+STATIC_ASSERT(offsetof(longshore_load_options, timeout_ms) == 104);
+STATIC_ASSERT(offsetof(longshore_load_options, connections) == 112);
+STATIC_ASSERT(sizeof(longshore_storage_option) == 16);
+STATIC_ASSERT(offsetof(longshore_storage_option, value) == 8);
+STATIC_ASSERT(sizeof(longshore_stats) == 144);
 STATIC_ASSERT(offsetof(longshore_stats, content_bytes) == 8);
 STATIC_ASSERT(offsetof(longshore_stats, reading_ns) == 40);
 STATIC_ASSERT(offsetof(longshore_stats, page_cache_growth_bytes) == 88);
 STATIC_ASSERT(offsetof(longshore_stats, used_uring) == 128);
+STATIC_ASSERT(offsetof(longshore_stats, remote_bytes) == 136);
 STATIC_ASSERT(sizeof(longshore_held) == 64);
 STATIC_ASSERT(offsetof(longshore_held, path) == 16);
 STATIC_ASSERT(offsetof(longshore_held, age_ms) == 48);
@@ -50,7 +57,7 @@ STATIC_ASSERT(offsetof(longshore_rows, start) == 16);
 STATIC_ASSERT(offsetof(longshore_rows, end) == 24);
 STATIC_ASSERT(offsetof(longshore_rows, share_index) == 32);
 STATIC_ASSERT(offsetof(longshore_rows, share_count) == 40);
-STATIC_ASSERT(sizeof(longshore_stream_options) == 136);
+STATIC_ASSERT(sizeof(longshore_stream_options) == 168);
 STATIC_ASSERT(offsetof(longshore_stream_options, mode) == 8);
 STATIC_ASSERT(offsetof(longshore_stream_options, format) == 16);
 STATIC_ASSERT(offsetof(longshore_stream_options, manifest) == 24);
@@ -68,13 +75,18 @@ STATIC_ASSERT(offsetof(longshore_stream_options, verify) == 112);
 STATIC_ASSERT(offsetof(longshore_stream_options, flags) == 116);
 STATIC_ASSERT(offsetof(longshore_stream_options, waiting) == 120);
 STATIC_ASSERT(offsetof(longshore_stream_options, waiting_data) == 128);
-STATIC_ASSERT(sizeof(longshore_stream_report) == 104);
+STATIC_ASSERT(offsetof(longshore_stream_options, storage_options) == 136);
+STATIC_ASSERT(offsetof(longshore_stream_options, storage_option_count) == 144);
+STATIC_ASSERT(offsetof(longshore_stream_options, timeout_ms) == 152);
+STATIC_ASSERT(offsetof(longshore_stream_options, connections) == 160);
+STATIC_ASSERT(sizeof(longshore_stream_report) == 112);
 STATIC_ASSERT(offsetof(longshore_stream_report, selected_tensors) == 8);
 STATIC_ASSERT(offsetof(longshore_stream_report, yielded_tensors) == 24);
 STATIC_ASSERT(offsetof(longshore_stream_report, grown_bytes) == 48);
 STATIC_ASSERT(offsetof(longshore_stream_report, elapsed_ns) == 56);
 STATIC_ASSERT(offsetof(longshore_stream_report, direct_bytes) == 64);
 STATIC_ASSERT(offsetof(longshore_stream_report, used_uring) == 96);
+STATIC_ASSERT(offsetof(longshore_stream_report, remote_bytes) == 104);
 STATIC_ASSERT(sizeof(longshore_code) == 4);
 
 const char *program;
@@ -193,7 +205,7 @@ int main(int argc, char **argv) {
     CHECK(write_layers(layers));
     const struct test *const without[] = {content_tests, sharing_tests, failure_tests,
                                           stream_tests, stream_memory_tests, stream_failure_tests,
-                                          NULL};
+                                          server_tests, NULL};
     const struct test *const with[] = {serve_tests, NULL};
     int passed = 0;
     for (const struct test *const *list = server ? with : without; *list != NULL; list++) {

@@ -31,6 +31,7 @@ struct test {
 /* Each array ends with an entry without a name. */
 extern const struct test content_tests[], sharing_tests[], failure_tests[], serve_tests[];
 extern const struct test stream_tests[], stream_memory_tests[], stream_failure_tests[];
+extern const struct test server_tests[];
 
 /* This program, its own folder, the files in it (models.h), and a buffer for another path. */
 extern const char *program;

@@ -89,11 +89,12 @@ fn version_macros(version: &str) -> Result<String, Box<dyn Error>> {
          \n\
          /** The initial value of `longshore_load_options`: the defaults, with the size set. */\n\
          #define LONGSHORE_LOAD_OPTIONS_INIT \\\n    \
-         {{sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL}}\n\
+         {{sizeof(longshore_load_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL, \\\n     \
+         NULL, 0, 0, 0}}\n\
          /** The initial value of `longshore_stream_options`: the defaults, with the size set. */\n\
          #define LONGSHORE_STREAM_OPTIONS_INIT \\\n    \
          {{sizeof(longshore_stream_options), NULL, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, 0, \\\n     \
-         0, 0, 0, 0, NULL, NULL}}\n\
+         0, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0}}\n\
          /** The initial value of `longshore_rows`: no rows of all tensors, with the size set. */\n\
          #define LONGSHORE_ROWS_INIT {{sizeof(longshore_rows), NULL, 0, 0, 0, 0}}"
     ))

@@ -11,7 +11,6 @@ use std::path::Path;
 use std::ptr;
 
 use longshore_load::{CancelToken, Loader, Manifest, PlannedFile, Stream, StreamedTensor};
-use longshore_remote::Remote;
 
 use crate::error::{Failure, longshore_code, longshore_error};
 use crate::ffi::{self, ErrorOut, Out};
@@ -44,11 +43,14 @@ impl longshore_stream {
             return Err(Failure::argument("path_count is 0: pass at least one path".to_owned()));
         }
         let paths: Vec<&Path> = paths.iter().map(|path| ffi::path(path)).collect();
-        let opened = Remote::new().open(&paths, request.format)?;
+        let opened = request.remote.open(&paths, request.format)?;
         let manifest = request.manifest.map(|path| Manifest::open(ffi::path(path))).transpose()?;
         let cancel = CancelToken::new();
         let mut loader =
             Loader::new().mode(request.mode).use_uring(!request.no_uring).cancel(&cancel);
+        if let Some(count) = request.connections {
+            loader = loader.connections(count);
+        }
         for kind in request.verify {
             loader = loader.digest(kind);
         }
@@ -82,9 +84,8 @@ impl longshore_stream {
 /// a tensor, the next ones are read, until the memory of the stream is full. Only the selected
 /// tensors and rows are read.
 ///
-/// @param paths Paths of safetensors or GGUF files. A directory stands for the model in it, `hf://ORG/NAME` for a
-///   repository in the local cache of the Hugging Face Hub, a `*.safetensors.index.json` for its
-///   shards, and the first of several GGUF splits for all of them.
+/// @param paths Paths of safetensors or GGUF files, directories, and names of files on servers, as for
+///   `longshore_load`.
 /// @param path_count The number of paths, at least 1.
 /// @param options The selection and the options, or NULL for all tensors and the defaults. Apart
 ///   from `waiting_data`, it is not used after the call.

@@ -8,10 +8,12 @@ use std::time::Duration;
 use longshore_load::{
     DigestKind, FormatChoice, OnFull, Order, ReadMode, Rows, Selection, StreamOptions,
 };
+use longshore_remote::Remote;
 
 use crate::error::Failure;
 use crate::ffi;
 use crate::options::{kinds, word};
+use crate::servers::{self, longshore_storage_option};
 use crate::sized::SizedStruct;
 
 /// For `flags` of `longshore_stream_options`: do not use io_uring, even if it is available.
@@ -113,6 +115,16 @@ pub struct longshore_stream_options {
     pub waiting: longshore_waiting,
     /// The argument of `waiting`, which must be valid until the stream is freed.
     pub waiting_data: *mut c_void,
+    /// Options of object stores, which replace those of the environment.
+    pub storage_options: *const longshore_storage_option,
+    /// The number of elements of `storage_options`.
+    pub storage_option_count: usize,
+    /// The time that all requests to servers together may take, in milliseconds: from the
+    /// opening to the last tensor, with the time in which the program uses tensors. The default is no limit, but
+    /// a server that sends nothing for 30 seconds is given up.
+    pub timeout_ms: u64,
+    /// The number of connections to servers, up to 256. The default is 16, and up to 128 while more are faster.
+    pub connections: u64,
 }
 
 const STRUCT: SizedStruct = SizedStruct { name: "longshore_stream_options", first_bytes: 136 };
@@ -125,7 +137,7 @@ const _: () = {
     assert!(offset_of!(longshore_rows, end) == 24);
     assert!(offset_of!(longshore_rows, share_index) == 32);
     assert!(offset_of!(longshore_rows, share_count) == 40);
-    assert!(size_of::<longshore_stream_options>() == 136);
+    assert!(size_of::<longshore_stream_options>() == 168);
     assert!(offset_of!(longshore_stream_options, mode) == 8);
     assert!(offset_of!(longshore_stream_options, format) == 16);
     assert!(offset_of!(longshore_stream_options, manifest) == 24);
@@ -143,6 +155,10 @@ const _: () = {
     assert!(offset_of!(longshore_stream_options, flags) == 116);
     assert!(offset_of!(longshore_stream_options, waiting) == 120);
     assert!(offset_of!(longshore_stream_options, waiting_data) == 128);
+    assert!(offset_of!(longshore_stream_options, storage_options) == 136);
+    assert!(offset_of!(longshore_stream_options, storage_option_count) == 144);
+    assert!(offset_of!(longshore_stream_options, timeout_ms) == 152);
+    assert!(offset_of!(longshore_stream_options, connections) == 160);
 };
 
 /// Parsed options.
@@ -156,6 +172,8 @@ pub(crate) struct Request<'a> {
     pub(crate) selection: Selection,
     pub(crate) stream: StreamOptions,
     pub(crate) waiting: Option<Waiting>,
+    pub(crate) remote: Remote,
+    pub(crate) connections: Option<usize>,
 }
 
 /// A callback that can stop a call, and its data.
@@ -205,6 +223,11 @@ pub(crate) unsafe fn read<'a>(
         selection: unsafe { selection(&known) }?,
         stream: stream_options(&known)?,
         waiting: known.waiting.map(|function| Waiting { function, data: known.waiting_data }),
+        // SAFETY: by this function's contract.
+        remote: unsafe {
+            servers::access(known.storage_options, known.storage_option_count, known.timeout_ms)
+        }?,
+        connections: servers::connections(known.connections)?,
     })
 }
 

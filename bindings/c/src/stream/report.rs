@@ -40,16 +40,19 @@ pub struct longshore_stream_report {
     pub buffered_bytes: u64,
     /// 1 if direct reads use io_uring; 0 if threads make them, or if there were none.
     pub used_uring: u64,
+    /// The bytes that were received from servers.
+    pub remote_bytes: u64,
 }
 
 const _: () = {
-    assert!(size_of::<longshore_stream_report>() == 104);
+    assert!(size_of::<longshore_stream_report>() == 112);
     assert!(offset_of!(longshore_stream_report, selected_tensors) == 8);
     assert!(offset_of!(longshore_stream_report, yielded_tensors) == 24);
     assert!(offset_of!(longshore_stream_report, grown_bytes) == 48);
     assert!(offset_of!(longshore_stream_report, elapsed_ns) == 56);
     assert!(offset_of!(longshore_stream_report, direct_bytes) == 64);
     assert!(offset_of!(longshore_stream_report, used_uring) == 96);
+    assert!(offset_of!(longshore_stream_report, remote_bytes) == 104);
 };
 
 pub(crate) const STRUCT: SizedStruct =
@@ -72,6 +75,7 @@ impl From<&StreamReport> for longshore_stream_report {
             uncached_bytes: report.by_route.uncached,
             buffered_bytes: report.by_route.buffered,
             used_uring: (report.engine == Some(Engine::Uring) && direct > 0).into(),
+            remote_bytes: report.by_route.remote,
         }
     }
 }
