@@ -33,8 +33,10 @@ if [[ $abi == 0 ]]; then
 fi
 
 target=${CARGO_TARGET_DIR:-$PWD/target}
+# A dependency of object_store (crc-fast) exports functions for C of its own.
 cargo rustc --package longshore-c --lib --profile "$profile" --locked --target-dir "$target" \
-    --crate-type cdylib,staticlib -- -C "link-arg=-Wl,-soname,liblongshore.so.$abi"
+    --crate-type cdylib,staticlib -- -C "link-arg=-Wl,-soname,liblongshore.so.$abi" \
+    -C "link-arg=-Wl,--exclude-libs,ALL"
 built=$target/${profile/dev/debug}
 
 root=${DESTDIR:-}$prefix
