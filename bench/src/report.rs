@@ -36,7 +36,7 @@ use contents::Contents;
 use figures::Figures;
 
 /// The benches in the order of the page.
-const BENCHES: [Bench; 7] = [
+const BENCHES: [Bench; 8] = [
     load::BENCH,
     programs::BENCH,
     node::BENCH,

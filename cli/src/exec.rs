@@ -113,9 +113,9 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
     check_program(&args.command)?;
     let cancel = signals::cancel_token()?;
     let manifest = args.manifest.as_ref().map(Manifest::open).transpose()?;
-    let remote = args.server.remote();
+    let remote = args.server.remote().cancel(&cancel);
     let source = sources::to_publish(&remote, &args.source)?;
-    sources::print_notes(&remote);
+    sources::print_notes(&remote.notes());
     let mut display = Display::new(args.quiet);
     let observe = |progress| display.show(progress);
     let placed = place(args, &source, manifest.as_ref(), &cancel, observe)?;

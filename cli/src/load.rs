@@ -35,20 +35,20 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         let refused = longshore::heap::Error::CannotSealContent { heap };
         return Err(load::Error::from(refused).into());
     }
-    let remote = args.server.remote();
+    let remote = args.server.remote().cancel(&cancel);
     let to_keep = args.keep_copy.as_ref().map(|_| args.filter.to_keep(&remote, &args.files));
     let to_keep = to_keep.transpose()?;
     let mut opened = args.filter.open(&remote, &args.files, args.format)?;
     if let Some(Alignment(alignment)) = args.align {
         if opened.tensors.is_empty() {
-            let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
+            let names = names(&opened);
             let message = format!("--align: no tensors were found in {}", names.join(", "));
             return Err(failure(15, message));
         }
         opened = opened.align(alignment)?;
     }
     if opened.plan.content_bytes() == 0 {
-        let names: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
+        let names = names(&opened);
         return Err(failure(17, format!("{} is empty: nothing to load", names.join(", "))));
     }
     let manifest = match &args.manifest {
@@ -111,6 +111,12 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     let export = shared.export();
     let descriptors = [("LONGSHORE_FD", export.memfd), ("LONGSHORE_DMABUF_FD", export.dma_buf)];
     become_program(&args.exec, export.len_bytes, &descriptors)
+}
+
+/// Returns the names of the files, without secrets of URLs.
+fn names(opened: &Opened) -> Vec<String> {
+    let files = opened.plan.files().iter();
+    files.map(|file| file.source().path().display().to_string()).collect()
 }
 
 fn summary(

@@ -118,7 +118,7 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<()> {
     }
     let mut models = Vec::new();
     for source in &args.sources {
-        let remote = args.server.remote();
+        let remote = args.server.remote().cancel(&cancel);
         let mut display = Display::new(args.quiet || args.json);
         let mut publisher = Publisher::new(&args.to)
             .replace(args.replace)
@@ -142,7 +142,7 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<()> {
             None => publisher.publish(source)?,
         };
         drop(display);
-        print_notes(&remote);
+        print_notes(&remote.notes());
         if args.json {
             models.push(as_json(&published));
         } else if !args.quiet {

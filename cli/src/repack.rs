@@ -59,6 +59,7 @@ pub(crate) struct RepackArgs {
 
 pub(crate) fn run(args: &RepackArgs) -> anyhow::Result<()> {
     let cancel = signals::cancel_token()?;
+    crate::sources::check_local(&args.file)?;
     let opened = longshore::load::open(std::slice::from_ref(&args.file), FormatChoice::Auto)?;
     if opened.tensors.is_empty() {
         let name = args.file.display();

@@ -7,7 +7,7 @@ use clap::Args;
 use longshore::formats::directory::ModelFilter;
 use longshore::formats::printable;
 use longshore::load::{self, FormatChoice, Opened, RemoteModel};
-use longshore::remote::Remote;
+use longshore::remote::{Remote, is_remote};
 
 use crate::exit::failure;
 
@@ -36,10 +36,11 @@ impl FilterArgs {
         &self,
         sources: &[PathBuf],
         format: FormatChoice,
-    ) -> load::Result<Vec<PathBuf>> {
+    ) -> anyhow::Result<Vec<PathBuf>> {
         let filter = self.filter();
         let mut files = Vec::new();
         for source in sources {
+            check_local(source)?;
             files.extend(load::find_files(source, format, &filter)?);
         }
         Ok(files)
@@ -58,7 +59,7 @@ impl FilterArgs {
         for source in sources {
             files.extend(remote.find_files(source, format, &filter)?);
         }
-        print_notes(remote);
+        print_notes(&remote.notes());
         Ok(files)
     }
 
@@ -86,7 +87,10 @@ impl FilterArgs {
         format: FormatChoice,
     ) -> load::Result<Opened> {
         let files = self.files_anywhere(remote, sources, format)?;
-        load::open_by(&files, format, remote)
+        let before = remote.notes().len();
+        let opened = load::open_by(&files, format, remote)?;
+        print_notes(&remote.notes()[before..]);
+        Ok(opened)
     }
 }
 
@@ -111,10 +115,18 @@ fn seconds(text: &str) -> Result<Duration, String> {
     duration.ok_or_else(|| "expected a number of seconds, such as 600".to_owned())
 }
 
+/// Refuses a source on a server, whose name can have secrets, for a command that takes files of this machine.
+pub(crate) fn check_local(source: &Path) -> anyhow::Result<()> {
+    match is_remote(source) {
+        true => Err(failure(2, "this command takes files of this machine, not of servers")),
+        false => Ok(()),
+    }
+}
+
 /// Prints notes about files that were found, on standard error.
-pub(crate) fn print_notes(remote: &Remote) {
-    for note in remote.notes() {
-        eprintln!("longshore: note: {}", printable(&note));
+pub(crate) fn print_notes(notes: &[String]) {
+    for note in notes {
+        eprintln!("longshore: note: {}", printable(note));
     }
 }
 

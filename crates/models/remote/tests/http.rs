@@ -131,7 +131,8 @@ fn a_file_that_changes_on_the_server_is_an_error() {
 #[test]
 fn wrong_ranges_and_lengths_are_refused() {
     let partial = |fields: &str| {
-        let text = format!("HTTP/1.1 206 x\r\n{fields}\r\n\r\n{}", "x".repeat(1000));
+        let text =
+            format!("HTTP/1.1 206 x\r\nETag: {VERSION}\r\n{fields}\r\n\r\n{}", "x".repeat(1000));
         move |_: usize, _: &Request| Answer::Raw(text.clone())
     };
     let range = "Content-Range: bytes 0-999/3000000\r\n";
@@ -151,7 +152,8 @@ fn wrong_ranges_and_lengths_are_refused() {
     // Fewer bytes than requested are valid.
     let server = after_opening(|number, _| match number {
         0 => Answer::Raw(format!(
-            "HTTP/1.1 206 x\r\nContent-Length: 2\r\nContent-Range: bytes 0-1/3000000\r\n\r\n{}",
+            "HTTP/1.1 206 x\r\nETag: {VERSION}\r\nContent-Length: 2\r\nContent-Range: bytes \
+             0-1/3000000\r\n\r\n{}",
             String::from_utf8_lossy(&content()[..2])
         )),
         _ => Answer::Content(VERSION),
@@ -369,4 +371,68 @@ fn a_file_with_a_weak_version_is_one_with_a_time() {
     });
     let failed = read(&open(&server).unwrap(), 5, 9).unwrap_err();
     assert!(matches!(failed, HttpError::Changed), "{failed}");
+}
+
+/// Returns a range as an answer with these fields, and with `more` behind it.
+fn ranged(request: &Request, fields: &str, more: &str) -> Answer {
+    let range = request.range();
+    let (start, end) = (range.start, range.end.min(3_000_000));
+    let (len, body) = (end - start, "x".repeat(end - start));
+    Answer::Raw(format!(
+        "HTTP/1.1 206 x\r\nContent-Length: {len}\r\nContent-Range: bytes {start}-{}/3000000\r\n{fields}\r\n\
+         {body}{more}",
+        end - 1
+    ))
+}
+
+#[test]
+fn a_version_that_was_told_must_be_told_again() {
+    const TIME: &str = "Last-Modified: Sat, 28 Nov 2026 10:00:00 GMT\r\n";
+    for (before, after, is_same) in [
+        ("ETag: \"1\"\r\n", "", false),
+        ("ETag: \"1\"\r\n", "ETag: W/\"1\"\r\n", false),
+        ("ETag: W/\"1\"\r\n", "ETag: W/\"2\"\r\n", false),
+        (TIME, "", false),
+        (TIME, "ETag: \"2\"\r\n", false),
+        ("ETag: W/\"1\"\r\n", "ETag: W/\"1\"\r\n", true),
+        (TIME, TIME, true),
+        ("", "", true),
+    ] {
+        let server = Server::start(content(), move |number, request| {
+            ranged(request, if number == 0 { before } else { after }, "")
+        });
+        let read = read(&open(&server).unwrap(), 5, 9);
+        match is_same {
+            true => assert_eq!(read.unwrap(), b"xxxx"),
+            false => assert!(matches!(read, Err(HttpError::Changed)), "{before} {after}: {read:?}"),
+        }
+    }
+}
+
+#[test]
+fn bytes_behind_a_response_are_not_those_of_the_next_one() {
+    let forged =
+        "HTTP/1.1 206 x\r\nContent-Length: 4\r\nContent-Range: bytes 5-8/3000000\r\n\r\nfake";
+    let server = Server::start(content(), move |number, request| {
+        ranged(request, "", if number == 0 { forged } else { "" })
+    });
+    let file = open(&server).unwrap();
+    // Until the forged response has arrived.
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(read(&file, 5, 9).unwrap(), b"xxxx");
+    assert_eq!(server.connections.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn a_server_that_sends_only_small_parts_does_not_hold_a_read() {
+    let server = after_opening(|_, request| {
+        let start = request.range().start;
+        Answer::Raw(format!(
+            "HTTP/1.1 206 x\r\nETag: {VERSION}\r\nContent-Length: 1\r\nContent-Range: bytes \
+             {start}-{start}/3000000\r\n\r\nx"
+        ))
+    });
+    let failed = read(&open(&server).unwrap(), 0, 2_000_000).unwrap_err();
+    assert!(failed.to_string().contains("small parts"), "{failed}");
+    assert_eq!(server.count(), 1 + 17);
 }

@@ -176,6 +176,59 @@ fn a_listing_without_an_end_is_refused() {
 }
 
 #[test]
+fn names_of_which_no_request_can_be_made_are_refused() {
+    let long = "m/".to_owned() + &"k".repeat(70_000);
+    let server = bucket(move |_, request| match request.target.contains("continuation") {
+        true => page(&["m/a.gguf"], &[], None),
+        false => page(&[&long], &[], None),
+    });
+    let refused = found(&remote(&server), "s3://bucket/m/").unwrap_err();
+    assert!(matches!(refused, Error::Directory { .. }), "{refused}");
+    let token = "1".repeat(70_000);
+    let server = Server::start(model(), move |_, request: &Request| {
+        match request.target.contains("list-type=2") {
+            true => {
+                let body = format!(
+                    "<ListBucketResult><NextContinuationToken>{token}</NextContinuationToken></ListBucketResult>"
+                );
+                Answer::Raw(format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
+                    body.len()
+                ))
+            }
+            false => status("404 Not Found", ""),
+        }
+    });
+    let refused = found(&remote(&server), "s3://bucket/m/").unwrap_err();
+    assert!(cause(&refused).contains("no valid request"), "{refused}");
+}
+
+#[test]
+fn a_model_of_another_server_is_not_the_same_one() {
+    let target = tempfile::tempdir_in("/dev/shm").unwrap();
+    let publish = |server: &Server| {
+        let model = Remote::new().model(server.url.as_str(), &ModelFilter::new()).unwrap().unwrap();
+        Publisher::new(target.path()).replace(true).publish_remote(&model).unwrap().outcome
+    };
+    let [one, other] = [(); 2].map(|()| Server::start(model(), |_, _| Answer::Content("\"1\"")));
+    assert_eq!(publish(&one), Outcome::New);
+    assert_eq!(publish(&one), Outcome::AlreadyPublished);
+    assert_eq!(publish(&other), Outcome::Replaced);
+}
+
+#[test]
+fn the_query_of_a_url_is_no_part_of_names() {
+    let server = Server::start(model(), |_, _| Answer::Content("\"1\""));
+    let url = format!("{}?signature=ab/SECRET", server.url);
+    let opened = Remote::new().open(&[&url], FormatChoice::Auto).unwrap();
+    assert_eq!(opened.tensors.len(), 1);
+    let published = Remote::new().model(&url, &ModelFilter::new()).unwrap().unwrap();
+    assert_eq!(published.paths().collect::<Vec<_>>(), ["model.safetensors"]);
+    let shown = format!("{opened:?} {published:?}");
+    assert!(!shown.contains("SECRET") && !shown.contains("signature"), "{shown}");
+}
+
+#[test]
 fn credentials_are_not_shown() {
     let server = Server::start(model(), |_, _| status("403 Forbidden", ""));
     let remote = remote(&server);

@@ -12,6 +12,8 @@ use crate::http::{HttpError, HttpFile, Patience};
 
 /// The limit on the number of folders that are listed for one model.
 const FOLDERS_MAX: usize = 1000;
+/// The limit on the names in all of them.
+const NAMES_MAX: usize = 200_000;
 
 /// The objects below a prefix.
 pub(crate) struct Listing<'a> {
@@ -19,6 +21,7 @@ pub(crate) struct Listing<'a> {
     prefix: &'a ObjectName,
     patience: &'a Patience<'a>,
     listed: HashMap<String, ListResult>,
+    names: usize,
 }
 
 impl<'a> Listing<'a> {
@@ -27,7 +30,7 @@ impl<'a> Listing<'a> {
         prefix: &'a ObjectName,
         patience: &'a Patience<'a>,
     ) -> Self {
-        Self { store, prefix, patience, listed: HashMap::new() }
+        Self { store, prefix, patience, listed: HashMap::new(), names: 0 }
     }
 
     fn listed(&mut self, folder: &str) -> Result<&ListResult, HttpError> {
@@ -37,6 +40,11 @@ impl<'a> Listing<'a> {
                 return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text).into());
             }
             let listed = self.store.list(&self.key(folder), self.patience)?;
+            self.names += listed.objects.len() + listed.common_prefixes.len();
+            if self.names > NAMES_MAX {
+                let text = format!("there are more than {NAMES_MAX} names below this prefix");
+                return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text).into());
+            }
             self.listed.insert(folder.to_owned(), listed);
         }
         Ok(&self.listed[folder])

@@ -40,9 +40,11 @@ pub(crate) use listing::Listing;
 pub(crate) use name::{ObjectName, Provider};
 pub(crate) use profile::has_profile;
 
-/// The limit on an answer to a request for a token or a page of a listing, in bytes. A page has 1,000 names of at
-/// most 1 KiB, or 5,000 of Azure.
-const ANSWER_MAX_BYTES: usize = 32 << 20;
+/// The limit on an answer to a request for a token or a page of a listing, in bytes. A page of S3 has 1,000 names of
+/// at most 1 KiB, and one of Azure 5,000.
+const ANSWER_MAX_BYTES: usize = 8 << 20;
+/// The limit on all pages of a listing together, in bytes.
+const LISTED_MAX_BYTES: usize = 64 << 20;
 /// The limit on the number of requests for one listing. A page has at least 1,000 names.
 const REQUESTS_MAX: u32 = 200;
 /// The longest time for which the metadata server of a cloud instance is waited for. Elsewhere nothing answers.
@@ -133,17 +135,21 @@ impl Store {
         patience: &Patience<'_>,
     ) -> Result<Driven<T>, HttpError> {
         let (mut failed, mut count, mut asked_metadata) = (None, 0, false);
-        let mut status = None;
+        let (mut status, mut listed_bytes) = (None, 0);
         let driven = drive(future, patience, |request| {
             count += 1;
             asked_metadata |= to_url(request.uri()).is_ok_and(|url| is_metadata(&url));
             let answer = match count {
-                ..=REQUESTS_MAX => self.answer(&request, patience),
+                ..=REQUESTS_MAX if listed_bytes <= LISTED_MAX_BYTES => {
+                    self.answer(&request, patience)
+                }
                 _ => {
                     Err(io::Error::new(io::ErrorKind::InvalidData, "the listing has no end").into())
                 }
             };
-            status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
+            status = answer.as_ref().ok().map(|(answer, _)| answer.status().as_u16());
+            listed_bytes += answer.as_ref().map_or(0, |(_, len_bytes)| *len_bytes);
+            let answer = answer.map(|(answer, _)| answer);
             answer.map_err(|error| {
                 failed = Some(error);
                 StoreHttpError::new(HttpErrorKind::Unknown, io::Error::other("no answer"))
@@ -161,12 +167,12 @@ impl Store {
         }
     }
 
-    /// Makes a request for a token or a page of a listing.
+    /// Makes a request for a token or a page of a listing. Returns the answer with its length in bytes.
     fn answer(
         &self,
         request: &HttpRequest,
         patience: &Patience<'_>,
-    ) -> Result<HttpResponse, HttpError> {
+    ) -> Result<(HttpResponse, usize), HttpError> {
         let url = to_url(request.uri())?;
         let fields = to_fields(request)?;
         let body = request.body().as_bytes().map(|body| body.to_vec()).unwrap_or_default();
@@ -191,9 +197,10 @@ impl Store {
                     }
                     let error = HttpError::Status { status };
                     if is_metadata || !error.is_transient() {
-                        let answer = to_answer(&response, body);
+                        let len_bytes = body.len();
+                        let answer = to_answer(&response, body)?;
                         self.client.keep(response);
-                        return answer;
+                        return Ok((answer, len_bytes));
                     }
                     (response.head.retry_after_s, error)
                 }

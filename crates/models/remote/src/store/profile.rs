@@ -6,7 +6,8 @@ use std::io::{self, ErrorKind, Read as _};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ use serde::Deserialize;
 
 /// The longest time that `aws` may take. With single sign-on, it makes a request.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest time until its output is there when it has ended.
+const OUTPUT_PATIENCE: Duration = Duration::from_secs(1);
 /// The time for which credentials are used. Those of a role are valid for at least 15 minutes.
 const VALIDITY: Duration = Duration::from_secs(300);
 /// The limit on the output of `aws`, in bytes. A session token has about 1,000.
@@ -23,8 +26,13 @@ const OUTPUT_MAX_BYTES: u64 = 64 << 10;
 
 /// The credentials of a profile.
 #[derive(Default)]
-pub(super) struct Profile {
-    cached: Mutex<Option<(Instant, Arc<AwsCredential>)>>,
+pub(super) struct Profile(Arc<Mutex<State>>);
+
+/// The credentials that `aws` has given, or will give.
+#[derive(Default)]
+struct State {
+    known: Option<(Instant, Result<Arc<AwsCredential>, String>)>,
+    is_asked: bool,
 }
 
 /// The output of `aws configure export-credentials`, in the format for credential processes.
@@ -37,6 +45,23 @@ struct Exported {
 }
 
 impl Exported {
+    /// Asks `aws` for the credentials.
+    fn ask() -> io::Result<Arc<AwsCredential>> {
+        let exported: Self = match run(&["configure", "export-credentials", "--format", "process"])
+        {
+            // The error of the parser could show a part of the text.
+            Ok(output) => serde_json::from_str(&output)
+                .map_err(|_| io::Error::new(ErrorKind::InvalidData, "its output is not valid"))?,
+            // Version 1 has no such command, and knows only the keys in files.
+            Err(error) => Self::of_files().ok_or(error)?,
+        };
+        Ok(Arc::new(AwsCredential {
+            key_id: exported.access_key_id,
+            secret_key: exported.secret_access_key,
+            token: exported.session_token,
+        }))
+    }
+
     /// Returns the keys that are in the files of the profile itself.
     fn of_files() -> Option<Self> {
         Some(Self {
@@ -59,27 +84,35 @@ impl Profile {
         Some(value.trim().to_owned()).filter(|value| !value.is_empty())
     }
 
-    fn credential(&self) -> Result<Arc<AwsCredential>, io::Error> {
-        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((since, credential)) = &*cached
-            && since.elapsed() < VALIDITY
-        {
-            return Ok(Arc::clone(credential));
+    /// Returns the credentials, if they are known; otherwise a thread asks `aws` for them.
+    fn credential(&self) -> Poll<Result<Arc<AwsCredential>, String>> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &state.known {
+            Some((since, known)) if since.elapsed() < VALIDITY && known.is_ok() => {
+                return Poll::Ready(known.clone());
+            }
+            Some((_, Err(error))) if !state.is_asked => {
+                let error = Err(error.clone());
+                // The next request asks again.
+                state.known = None;
+                return Poll::Ready(error);
+            }
+            _ if state.is_asked => return Poll::Pending,
+            _ => state.is_asked = true,
         }
-        let exported = match run(&["configure", "export-credentials", "--format", "process"]) {
-            // The error of the parser could show a part of the text.
-            Ok(output) => serde_json::from_str(&output)
-                .map_err(|_| io::Error::new(ErrorKind::InvalidData, "its output is not valid"))?,
-            // Version 1 has no such command, and knows only the keys in files.
-            Err(error) => Exported::of_files().ok_or(error)?,
-        };
-        let credential = Arc::new(AwsCredential {
-            key_id: exported.access_key_id,
-            secret_key: exported.secret_access_key,
-            token: exported.session_token,
+        let shared = Arc::clone(&self.0);
+        let started = thread::Builder::new().name("longshore-aws".to_owned()).spawn(move || {
+            let asked = Exported::ask().map_err(|error| error.to_string());
+            let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            *state = State { known: Some((Instant::now(), asked)), is_asked: false };
         });
-        *cached = Some((Instant::now(), Arc::clone(&credential)));
-        Ok(credential)
+        match started {
+            Ok(_) => Poll::Pending,
+            Err(error) => {
+                state.is_asked = false;
+                Poll::Ready(Err(error.to_string()))
+            }
+        }
     }
 }
 
@@ -99,15 +132,19 @@ impl CredentialProvider for Profile {
         'a: 'f,
         Self: 'f,
     {
-        let credential = self.credential().map_err(|error| {
-            let text = format!(
-                "the credentials of the AWS profile could not be read by `aws configure export-credentials` \
-                 ({error}); install version 2 of the AWS command line and sign in, or set AWS_ACCESS_KEY_ID and \
-                 AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket"
-            );
-            object_store::Error::Generic { store: "S3", source: text.into() }
-        });
-        Box::pin(std::future::ready(credential))
+        Box::pin(std::future::poll_fn(|_| {
+            self.credential().map(|credential| {
+                credential.map_err(|error| {
+                    let text = format!(
+                        "the credentials of the AWS profile could not be read by `aws configure \
+                         export-credentials` ({error}); install version 2 of the AWS command line and sign \
+                         in, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
+                         AWS_SKIP_SIGNATURE=true for a public bucket"
+                    );
+                    object_store::Error::Generic { store: "S3", source: text.into() }
+                })
+            })
+        }))
     }
 }
 
@@ -135,10 +172,12 @@ fn run(arguments: &[&str]) -> io::Result<String> {
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn()?;
     let stdout = child.stdout.take();
-    let reader = thread::spawn(move || -> io::Result<String> {
+    let (sender, output) = mpsc::channel();
+    thread::spawn(move || {
         let mut text = String::new();
-        stdout.map(|it| it.take(OUTPUT_MAX_BYTES).read_to_string(&mut text)).transpose()?;
-        Ok(text)
+        let read = stdout.map(|it| it.take(OUTPUT_MAX_BYTES).read_to_string(&mut text)).transpose();
+        // The receiver may have given up.
+        let _ = sender.send(read.map(|_| text));
     });
     let until = Instant::now() + PATIENCE;
     let status = loop {
@@ -155,5 +194,6 @@ fn run(arguments: &[&str]) -> io::Result<String> {
     if !status.success() {
         return Err(io::Error::other(status.to_string()));
     }
-    reader.join().map_err(|_| io::Error::from(ErrorKind::BrokenPipe))?
+    // A program that it has started may keep its output open.
+    output.recv_timeout(OUTPUT_PATIENCE).map_err(|_| io::Error::from(ErrorKind::TimedOut))?
 }
