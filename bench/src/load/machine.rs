@@ -130,7 +130,7 @@ fn make_warm(file: &Path) -> Result<()> {
 /// any of the free pages. Then it waits until the kernel has reported the pages that earlier runs freed
 /// to the host, because that would otherwise continue during the run: without the wait such a machine
 /// read 1.3 to 1.9 GB/s, with it 1.7 to 2.5.
-fn touch_memory(memory_bytes: u64) -> Result<()> {
+pub(crate) fn touch_memory(memory_bytes: u64) -> Result<()> {
     const STEP_BYTES: u64 = 64 << 20;
     let bytes = (2 * memory_bytes).min(available_bytes() / 10 * 7);
     let memory = Heap::Memfd.reserve(bytes).context("touching memory before a run")?;

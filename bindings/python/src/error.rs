@@ -11,8 +11,15 @@ use longshore_remote::is_remote;
 use longshore_serve::{self as serve, Reason};
 use pyo3::prelude::*;
 
+use crate::servers;
+
 /// Returns the exception to raise for an error of a load.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
+    if let Error::Cancelled { .. } = error
+        && let Some(exception) = servers::take_raised()
+    {
+        return exception;
+    }
     let (class, nearest) = class(error);
     let errno = errno(error).unwrap_or(nearest);
     let mut message = message(error);

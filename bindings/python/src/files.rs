@@ -69,6 +69,11 @@ impl Named {
         Ok(path)
     }
 
+    /// Lets a token end the requests that find and open files, too.
+    pub(crate) fn cancel(self, token: &library::CancelToken) -> Self {
+        Self { remote: self.remote.cancel(token), ..self }
+    }
+
     /// Returns the access to servers.
     pub(crate) fn remote(&self) -> &Remote {
         &self.remote

@@ -62,10 +62,12 @@ pub(crate) fn load(
     observe: Option<Py<PyAny>>,
     cancel: Option<Py<CancelToken>>,
 ) -> PyResult<Buffer> {
+    let cancel = CancelToken::for_call(cancel.as_ref().map(Py::get));
     let files = match files {
         Which::Opened(files) => Files::Opened(files),
         Which::Named(names) => {
-            Files::Named(Named::new(py, names, servers::access(&storage_options, timeout)?)?)
+            let named = Named::new(py, names, servers::access(&storage_options, timeout)?)?;
+            Files::Named(named.cancel(&cancel))
         }
     };
     let request = Request {
@@ -82,7 +84,6 @@ pub(crate) fn load(
         connections,
     };
     request.check()?;
-    let cancel = CancelToken::for_call(cancel.as_ref().map(Py::get));
     let mut raised = None;
     let loaded = py.detach(|| {
         request.run(&cancel, |progress| {

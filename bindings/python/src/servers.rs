@@ -1,5 +1,6 @@
 //! The access to servers: its options, and warnings about the files that were found.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use longshore_remote::Remote;
@@ -14,7 +15,9 @@ pub(crate) fn access(
     storage_options: &[(String, String)],
     timeout: Option<f64>,
 ) -> PyResult<Remote> {
-    let mut remote = Remote::new();
+    // Of a call that succeeded nevertheless.
+    drop(take_raised());
+    let mut remote = Remote::new().stop_when(is_interrupted);
     for (name, value) in storage_options {
         remote = remote
             .storage_option(name, value)
@@ -26,6 +29,26 @@ pub(crate) fn access(
         }
         None => remote,
     })
+}
+
+/// The exception of a signal handler that ended a request, until it is raised. Only the main thread has any.
+static RAISED: Mutex<Option<PyErr>> = Mutex::new(None);
+
+/// Runs the handlers of signals that have come, and returns `true` if one raised an exception, such as
+/// `KeyboardInterrupt`.
+fn is_interrupted() -> bool {
+    match Python::attach(|py| py.check_signals()) {
+        Ok(()) => false,
+        Err(error) => {
+            *RAISED.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            true
+        }
+    }
+}
+
+/// Returns the exception that ended a request, if there is one.
+pub(crate) fn take_raised() -> Option<PyErr> {
+    RAISED.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// Shows what the user should know about the files that were found, as warnings.

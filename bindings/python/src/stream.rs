@@ -69,7 +69,8 @@ pub(crate) fn stream(
     connections: Option<usize>,
     cancel: Option<Py<CancelToken>>,
 ) -> PyResult<Stream> {
-    let named = Named::new(py, files, servers::access(&storage_options, timeout)?)?;
+    let cancel = CancelToken::for_call(cancel.as_ref().map(Py::get));
+    let named = Named::new(py, files, servers::access(&storage_options, timeout)?)?.cancel(&cancel);
     let (mode, format) = (word::<ReadMode>(mode)?, word::<FormatChoice>(format)?);
     let digests: Vec<DigestKind> =
         digests.iter().map(|kind| word(kind)).collect::<PyResult<_>>()?;
@@ -94,7 +95,6 @@ pub(crate) fn stream(
     if let Some(bytes) = memory {
         options = options.memory(bytes);
     }
-    let cancel = CancelToken::for_call(cancel.as_ref().map(Py::get));
     let made = py.detach(|| {
         let manifest = manifest.map(Manifest::open).transpose()?;
         let mut loader = digests.into_iter().fold(Loader::new(), Loader::digest);

@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -417,3 +418,22 @@ def test_notes_are_warnings_at_the_line_of_the_program(cached: str) -> None:
                 call(cached)
     with pytest.warns(UserWarning, match="once"):
         warn("once")
+
+
+def test_an_interrupt_and_a_token_end_the_search() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/model.safetensors"
+        began = time.monotonic()
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            longshore.load(url)
+        timer.join()
+        token = longshore.CancelToken()
+        timer = threading.Timer(0.3, token.cancel)
+        timer.start()
+        with pytest.raises(longshore.CancelledError):
+            longshore.load(url, cancel=token)
+        timer.join()
+        # Without them, the silence of a server ends a call after some minutes.
+        assert time.monotonic() - began < 20

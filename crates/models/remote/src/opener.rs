@@ -36,7 +36,7 @@ pub struct Remote {
     pub(crate) hub: Option<Url>,
     options: StoreOptions,
     time: TimeLimit,
-    cancel: CancelToken,
+    stop: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
     /// The number of bytes that the first bytes of files take.
     first_bytes: Arc<AtomicUsize>,
     stores: Arc<Mutex<Stores>>,
@@ -110,9 +110,16 @@ impl Remote {
         self
     }
 
-    /// Sets the token that ends all requests before a load, too.
-    pub fn cancel(mut self, token: &CancelToken) -> Self {
-        self.cancel = token.clone();
+    /// Sets the token that ends requests before a load, too: those that find files and open them.
+    pub fn cancel(self, token: &CancelToken) -> Self {
+        let token = token.clone();
+        self.stop_when(move || token.is_cancelled())
+    }
+
+    /// Ends these requests also when `stop` returns `true`. It is called ten times a second.
+    pub fn stop_when(mut self, stop: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        let before = self.stop.take();
+        self.stop = Some(Arc::new(move || before.as_ref().is_some_and(|it| it()) || stop()));
         self
     }
 
@@ -174,7 +181,7 @@ impl Remote {
         match self.requests(path) {
             Ok(None) => SourceFile::open(path),
             Ok(Some(requests)) => {
-                let stop = || self.cancel.is_cancelled();
+                let stop = || self.is_cancelled();
                 let opened = HttpFile::open(&self.client, requests, &self.patience(&stop));
                 let mut file = opened.map_err(|error| failed(&name, error))?;
                 let first_bytes = file.first().len();
@@ -235,7 +242,7 @@ impl Remote {
 
     /// Returns `true` if the caller has cancelled.
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancel.is_cancelled()
+        self.stop.as_ref().is_some_and(|stop| stop())
     }
 
     /// Returns the limits of a request.
