@@ -33,11 +33,15 @@ if [[ $abi == 0 ]]; then
 fi
 
 target=${CARGO_TARGET_DIR:-$PWD/target}
-# A dependency of object_store (crc-fast) exports functions for C of its own.
 cargo rustc --package longshore-c --lib --profile "$profile" --locked --target-dir "$target" \
-    --crate-type cdylib,staticlib -- -C "link-arg=-Wl,-soname,liblongshore.so.$abi" \
-    -C "link-arg=-Wl,--exclude-libs,ALL"
+    --crate-type staticlib
 built=$target/${profile/dev/debug}
+# rustc would also export the functions for C of a dependency (crc-fast), which could replace those of a program.
+exports=$built/liblongshore_c.map
+printf '{ global: longshore_*; local: *; };\n' >"$exports"
+"${CC:-cc}" -shared -o "$built/liblongshore_c.so" -Wl,-soname,"liblongshore.so.$abi" \
+    -Wl,--version-script="$exports" -Wl,--gc-sections -Wl,--strip-debug -Wl,-z,relro,-z,now -Wl,--whole-archive \
+    "$built/liblongshore_c.a" -Wl,--no-whole-archive -lgcc_s -lpthread -lm -ldl -lc
 
 root=${DESTDIR:-}$prefix
 mkdir -p "$root/lib/pkgconfig" "$root/include"
