@@ -67,7 +67,7 @@ pub(crate) fn load(
         Which::Opened(files) => Files::Opened(files),
         Which::Named(names) => {
             let named = Named::new(py, names, servers::access(&storage_options, timeout)?)?;
-            Files::Named(named.cancel(&cancel))
+            Files::Named(Box::new(named.cancel(&cancel)))
         }
     };
     let request = Request {
@@ -266,7 +266,7 @@ pub(crate) enum Which {
 /// The files to load.
 enum Files {
     Opened(Py<OpenedFiles>),
-    Named(Named),
+    Named(Box<Named>),
 }
 
 /// The checked arguments of a load.

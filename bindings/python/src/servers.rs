@@ -1,6 +1,8 @@
 //! The access to servers: its options, and warnings about the files that were found.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use longshore_remote::Remote;
@@ -17,7 +19,15 @@ pub(crate) fn access(
 ) -> PyResult<Remote> {
     // Of a call that succeeded nevertheless.
     drop(take_raised());
-    let mut remote = Remote::new().stop_when(is_interrupted);
+    let is_stopped = AtomicBool::new(false);
+    let mut remote = Remote::new().stop_when(move || {
+        // A signal comes once.
+        is_stopped.load(Ordering::Relaxed)
+            || is_interrupted() && {
+                is_stopped.store(true, Ordering::Relaxed);
+                true
+            }
+    });
     for (name, value) in storage_options {
         remote = remote
             .storage_option(name, value)
@@ -31,16 +41,21 @@ pub(crate) fn access(
     })
 }
 
-/// The exception of a signal handler that ended a request, until it is raised. Only the main thread has any.
-static RAISED: Mutex<Option<PyErr>> = Mutex::new(None);
+/// The exception of a signal handler that ended a request, and the thread in which it is to be raised.
+static RAISED: Mutex<Option<(ThreadId, PyErr)>> = Mutex::new(None);
 
 /// Runs the handlers of signals that have come, and returns `true` if one raised an exception, such as
 /// `KeyboardInterrupt`.
 fn is_interrupted() -> bool {
-    match Python::attach(|py| py.check_signals()) {
+    let handled: PyResult<()> = Python::attach(|py| {
+        py.check_signals()?;
+        Ok(())
+    });
+    match handled {
         Ok(()) => false,
         Err(error) => {
-            *RAISED.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            let raised = Some((thread::current().id(), error));
+            *RAISED.lock().unwrap_or_else(PoisonError::into_inner) = raised;
             true
         }
     }
@@ -48,7 +63,9 @@ fn is_interrupted() -> bool {
 
 /// Returns the exception that ended a request, if there is one.
 pub(crate) fn take_raised() -> Option<PyErr> {
-    RAISED.lock().unwrap_or_else(PoisonError::into_inner).take()
+    let mut raised = RAISED.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = raised.take_if(|(thread, _)| *thread == thread::current().id());
+    own.map(|(_, error)| error)
 }
 
 /// Shows what the user should know about the files that were found, as warnings.

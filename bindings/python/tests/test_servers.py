@@ -314,6 +314,7 @@ def send(handler: http.server.BaseHTTPRequestHandler, status: int, content: byte
         end = min(int(last) + 1, len(content))
         handler.send_header("Content-Range", f"bytes {first}-{end - 1}/{len(content)}")
         content = content[int(first) : end]
+        handler.send_header("ETag", '"1"')
     handler.send_header("Content-Length", str(len(content)))
     handler.end_headers()
     handler.wfile.write(content)

@@ -286,6 +286,10 @@ impl Tries {
             () => Ok(()),
         };
         ended()?;
+        if matches!(&error, HttpError::Connection(error) if error.kind() == ErrorKind::Interrupted)
+        {
+            return Err(HttpError::Stopped);
+        }
         self.0 += 1;
         if self.0 >= TRIES_MAX || !error.is_transient() {
             return Err(error);
