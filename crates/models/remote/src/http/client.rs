@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Write as _};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use url::Url;
 
@@ -23,7 +23,14 @@ const IDLE_MAX: usize = 256;
 #[derive(Debug, Default)]
 pub struct Client {
     tls: OnceLock<Tls>,
-    servers: Mutex<HashMap<Endpoint, Server>>,
+    servers: Mutex<Servers>,
+}
+
+/// The servers that one process knows.
+#[derive(Debug, Default)]
+struct Servers {
+    process: u32,
+    all: HashMap<Endpoint, Server>,
 }
 
 /// A server, as far as the client knows it.
@@ -207,29 +214,35 @@ impl Client {
             return;
         }
         let mut servers = self.servers();
-        let all: usize = servers.values().map(|server| server.idle.len()).sum();
-        let idle = &mut servers.entry(response.endpoint).or_default().idle;
+        let all: usize = servers.all.values().map(|server| server.idle.len()).sum();
+        let idle = &mut servers.all.entry(response.endpoint).or_default().idle;
         if all < IDLE_MAX {
             idle.push(response.connection);
         }
     }
 
-    fn servers(&self) -> std::sync::MutexGuard<'_, HashMap<Endpoint, Server>> {
-        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the servers. A child process begins without any: it must not use connections of its parent.
+    fn servers(&self) -> MutexGuard<'_, Servers> {
+        let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = std::process::id();
+        if servers.process != process {
+            *servers = Servers { process, all: HashMap::new() };
+        }
+        servers
     }
 
     fn pace(&self, endpoint: &Endpoint) -> Arc<Pace> {
         let mut servers = self.servers();
-        if let Some(server) = servers.get(endpoint) {
+        if let Some(server) = servers.all.get(endpoint) {
             return Arc::clone(&server.pace);
         }
-        Arc::clone(&servers.entry(endpoint.clone()).or_default().pace)
+        Arc::clone(&servers.all.entry(endpoint.clone()).or_default().pace)
     }
 
     /// Returns a kept connection on which nothing has arrived that no request has asked for.
     fn take(&self, endpoint: &Endpoint) -> Option<Connection> {
         loop {
-            let mut connection = self.servers().get_mut(endpoint)?.idle.pop()?;
+            let mut connection = self.servers().all.get_mut(endpoint)?.idle.pop()?;
             if connection.is_quiet() {
                 return Some(connection);
             }
