@@ -17,6 +17,7 @@ use anyhow::Context;
 use clap::Args;
 use longshore::formats::printable;
 use longshore::load::{self, HeldModel, Manifest, Published, Publisher};
+use longshore::remote::FoundModel;
 use longshore::{CancelToken, Progress, heap};
 use longshore_sys::{beneath, directory, effective_uid, namespace, tmpfs};
 use rustix::io::FdFlags;
@@ -25,7 +26,7 @@ use crate::exit::failure;
 use crate::program::{cannot_run, check_program};
 use crate::progress::Display;
 use crate::signals;
-use crate::sources::{self, ToPublish};
+use crate::sources;
 
 /// The argument that the path of the model replaces.
 const PLACE: &str = "{}";
@@ -155,7 +156,7 @@ enum Kept {
 
 fn place(
     args: &ExecArgs,
-    source: &ToPublish,
+    source: &FoundModel,
     manifest: Option<&Manifest>,
     cancel: &CancelToken,
     mut observe: impl FnMut(Progress),
@@ -170,8 +171,8 @@ fn place(
                 publisher = publisher.manifest(manifest);
             }
             let published = match source {
-                ToPublish::Local(source) => publisher.publish(source),
-                ToPublish::Remote(model) => publisher.publish_remote(model),
+                FoundModel::Local(source) => publisher.publish(source),
+                FoundModel::Remote(model) => publisher.publish_remote(model),
             };
             match published {
                 Err(error) if way.is_default && is_full(&error) => error.to_string(),

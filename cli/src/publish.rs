@@ -11,6 +11,7 @@ use clap::Args;
 use longshore::formats::directory::ModelFilter;
 use longshore::formats::printable;
 use longshore::load::{DigestKind, Manifest, Outcome, Published, Publisher};
+use longshore::remote::FoundModel;
 use longshore_sys::{directory, tmpfs};
 use serde_json::{Map, Value, json};
 
@@ -138,8 +139,8 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<()> {
             publisher = publisher.manifest(manifest);
         }
         let published = match remote.model(source, &ModelFilter::new())? {
-            Some(model) => publisher.publish_remote(&model)?,
-            None => publisher.publish(source)?,
+            FoundModel::Remote(model) => publisher.publish_remote(&model)?,
+            FoundModel::Local(source) => publisher.publish(&source)?,
         };
         drop(display);
         print_notes(&remote.notes());

@@ -7,7 +7,7 @@ use clap::Args;
 use longshore::formats::directory::ModelFilter;
 use longshore::formats::printable;
 use longshore::load::{self, FormatChoice, Opened, RemoteModel};
-use longshore::remote::{Remote, is_remote};
+use longshore::remote::{FoundModel, Remote, is_remote};
 
 use crate::exit::failure;
 
@@ -72,7 +72,7 @@ impl FilterArgs {
         let [source] = sources else {
             return Err(failure(2, "--keep-copy keeps one model, but several sources were given"));
         };
-        let model = remote.model(source, &self.filter())?;
+        let model = remote.model(source, &self.filter())?.remote();
         model.ok_or_else(|| {
             let message = format!("--keep-copy: {} is on this machine already", source.display());
             failure(2, message)
@@ -130,18 +130,10 @@ pub(crate) fn print_notes(notes: &[String]) {
     }
 }
 
-/// The files to publish for a source.
-pub(crate) enum ToPublish {
-    /// A directory or file, as an absolute path.
-    Local(PathBuf),
-    /// Files of servers.
-    Remote(RemoteModel),
-}
-
-/// Returns what to publish for a source.
-pub(crate) fn to_publish(remote: &Remote, source: &Path) -> anyhow::Result<ToPublish> {
-    match remote.model(source, &ModelFilter::new())? {
-        Some(model) => Ok(ToPublish::Remote(model)),
-        None => Ok(ToPublish::Local(std::path::absolute(load::locate(source)?)?)),
-    }
+/// Returns the model to publish for a source. One on this machine has an absolute path.
+pub(crate) fn to_publish(remote: &Remote, source: &Path) -> anyhow::Result<FoundModel> {
+    Ok(match remote.model(source, &ModelFilter::new())? {
+        FoundModel::Local(path) => FoundModel::Local(std::path::absolute(load::locate(&path)?)?),
+        remote => remote,
+    })
 }

@@ -249,3 +249,54 @@ fn credentials_come_from_a_profile_of_the_aws_tools() {
     assert_eq!(with(&["load", "s3://bucket/m.safetensors"], &unsigned).code, 0);
     assert_eq!(nginx.log().last().unwrap()[3], "-");
 }
+
+#[test]
+fn a_repository_is_published_from_the_hub_or_from_the_cache() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let Some(nginx) = Nginx::start() else { return };
+    let content = nginx.make_model("4MiB", &format!("org/name/resolve/{COMMIT}/model.safetensors"));
+    let root = nginx.dir.path().join("root");
+    fs::write(root.join(format!("org/name/resolve/{COMMIT}/config.json")), "{}").unwrap();
+    let api = root.join("api/models/org/name/revision");
+    fs::create_dir_all(&api).unwrap();
+    let siblings =
+        r#"[{"rfilename":"model.safetensors"},{"rfilename":"config.json"},{"rfilename":"a.bin"}]"#;
+    fs::write(api.join("main"), format!("{{\"sha\":\"{COMMIT}\",\"siblings\":{siblings}}}"))
+        .unwrap();
+    let endpoint = format!("http://127.0.0.1:{}", nginx.plain);
+    let target = tempfile::tempdir_in("/dev/shm").unwrap();
+    let cache = nginx.file("cache");
+    let publish = |options: &[&str]| {
+        let to = target.path().to_str().unwrap();
+        let arguments = [&["publish", "hf://org/name", "--to", to], options].concat();
+        let mut command = command(&arguments);
+        command.env("HF_ENDPOINT", &endpoint).env("HF_HUB_CACHE", &cache);
+        run(command.env_remove("HF_HUB_OFFLINE").env_remove("HF_TOKEN"))
+    };
+    let requests = || nginx.log().iter().filter(|line| line[1].contains("/resolve/")).count();
+    assert_eq!(publish(&[]).code, 0);
+    let model = target.path().join("org--name");
+    assert!(fs::read(model.join("model.safetensors")).unwrap() == content);
+    assert_eq!(fs::read_to_string(model.join("config.json")).unwrap(), "{}");
+    let before = requests();
+    assert!(before > 0);
+
+    // The cache has all files of the commit, so nothing else is asked for.
+    let snapshot = Path::new(&cache).join("models--org--name/snapshots").join(COMMIT);
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir(snapshot.join("../../blobs")).unwrap();
+    fs::write(snapshot.join("model.safetensors"), &content).unwrap();
+    fs::write(snapshot.join("config.json"), "{\"cached\":true}").unwrap();
+    assert_eq!(publish(&["--replace"]).code, 0);
+    assert!(fs::read_to_string(model.join("config.json")).unwrap().contains("cached"));
+    assert_eq!(requests(), before);
+
+    // A link in the cache must not lead to another file.
+    let secret = nginx.file("secret");
+    fs::write(&secret, "secret").unwrap();
+    fs::remove_file(snapshot.join("config.json")).unwrap();
+    std::os::unix::fs::symlink(&secret, snapshot.join("config.json")).unwrap();
+    let refused = publish(&["--replace"]);
+    assert!(refused.code != 0 && refused.stderr.contains("symbolic link"), "{}", refused.stderr);
+    assert!(fs::read_to_string(model.join("config.json")).unwrap().contains("cached"));
+}

@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use longshore::load::{HeldModel, Manifest};
+use longshore::remote::FoundModel;
 use longshore::{CancelToken, Progress};
 use longshore_sys::effective_uid;
 use rustix::io::FdFlags;
 
 use crate::exit::failure;
-use crate::sources::ToPublish;
 
 /// The number of names that are tried.
 const ATTEMPTS_MAX: u32 = 100;
@@ -23,14 +23,14 @@ const ATTEMPTS_MAX: u32 = 100;
 /// Loads a model, and makes a directory with links to its files, which the program inherits as
 /// descriptors. Returns the path for the program, and the model, whose descriptors must stay open.
 pub(super) fn link(
-    source: &ToPublish,
+    source: &FoundModel,
     manifest: Option<&Manifest>,
     cancel: &CancelToken,
     observe: impl FnMut(Progress),
 ) -> anyhow::Result<(PathBuf, HeldModel)> {
     let model = match source {
-        ToPublish::Local(source) => HeldModel::load(source, manifest, cancel, observe)?,
-        ToPublish::Remote(model) => HeldModel::load_remote(model, manifest, cancel, observe)?,
+        FoundModel::Local(source) => HeldModel::load(source, manifest, cancel, observe)?,
+        FoundModel::Remote(model) => HeldModel::load_remote(model, manifest, cancel, observe)?,
     };
     remove_old();
     let pid = std::process::id();

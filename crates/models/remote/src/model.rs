@@ -1,6 +1,6 @@
 //! All files of a model on servers: the weights, and the configuration and tokenizer beside them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use longshore_load::{
     Error, FormatChoice, HubName, Opener, RemoteModel, Result, SourceFile, find_files, others_of,
 };
 
-use crate::cache::is_commit;
+use crate::cache::{in_cache, is_commit};
 use crate::find::{HubFiles, not_found};
 use crate::http::HttpError;
 use crate::hub;
@@ -20,6 +20,8 @@ use crate::store::{Listing, ObjectName};
 /// The endings of the files beside the weights that engines and tokenizers read.
 const ENDINGS: [&str; 8] =
     [".json", ".jinja", ".txt", ".model", ".tiktoken", ".py", ".yaml", ".spm"];
+/// The limit on the number of these files. Each takes a request.
+const BESIDE_MAX: usize = 1000;
 /// The limit on the length of a name.
 const NAME_MAX_BYTES: usize = 255;
 /// The usual names of these files, which are asked for where there is no right to list.
@@ -40,28 +42,26 @@ const NAMES: [&str; 12] = [
 
 impl Remote {
     /// Finds all files of the model of a source on a server: its weights, as [`Remote::find_files`] does, and in
-    /// their directories and the one above them the files that engines and tokenizers read. Returns `None` for
-    /// a source on this machine, also if the Hub does not answer and the local cache is used instead.
+    /// their directories and the one above them the files that engines and tokenizers read. A source on this
+    /// machine is returned as it is; so is a repository of which the local cache has all these files, or that is
+    /// used because the Hub does not answer.
     ///
     /// Of a source that is one file, such as a GGUF model, only that and the files that belong to it are taken.
     ///
     /// # Errors
     /// Those of [`Remote::find_files`].
-    pub fn model(
-        &self,
-        source: impl AsRef<Path>,
-        filter: &ModelFilter,
-    ) -> Result<Option<RemoteModel>> {
+    pub fn model(&self, source: impl AsRef<Path>, filter: &ModelFilter) -> Result<FoundModel> {
         let source = source.as_ref();
         if is_url(source) {
-            return self.model_of_files(source, &[source.to_owned()], None).map(Some);
+            let model = self.model_of_files(source, &[source.to_owned()], None);
+            return model.map(FoundModel::Remote);
         }
         if let Ok(Some(name)) = ObjectName::from_path(source) {
-            return self.model_in_store(source, &name, filter).map(Some);
+            return self.model_in_store(source, &name, filter).map(FoundModel::Remote);
         }
         match HubName::from_path(source) {
             Ok(Some(name)) if !hub::is_offline() => self.model_in_hub(source, &name, filter),
-            _ => Ok(None),
+            _ => Ok(FoundModel::Local(source.to_owned())),
         }
     }
 
@@ -119,52 +119,54 @@ impl Remote {
         source: &Path,
         name: &HubName,
         filter: &ModelFilter,
-    ) -> Result<Option<RemoteModel>> {
+    ) -> Result<FoundModel> {
         let local = || find_files(source, FormatChoice::Auto, filter).is_ok();
         if name.revision.as_deref().is_some_and(is_commit) && local() {
-            return Ok(None);
+            return Ok(FoundModel::Local(source.to_owned()));
         }
         let found = match self.find_in_hub(name, FormatChoice::Auto, filter) {
             Err(FindError::Directory(error)) if error.is_silence() && local() => {
                 self.note_silence(name, &error);
-                return Ok(None);
+                return Ok(FoundModel::Local(source.to_owned()));
             }
             found => found.map_err(|error| not_found(source, error))?,
         };
-        let HubFiles { names, all, root, .. } = &found;
-        let shown = PathBuf::from(found.at_commit(name, None).to_string());
+        let HubFiles { names, root, .. } = &found;
         // A model in one file, such as a GGUF model, has its configuration in it.
         let is_file = found.is_file || names.iter().all(|name| name.ends_with(".gguf"));
+        let beside = if is_file { Vec::new() } else { found.beside() };
+        let at_commit = |file: Option<&str>| found.at_commit(name, file);
+        // The cache has links, which may lead out of a folder in it.
+        let file = names.first().filter(|_| is_file);
+        let is_nested = !root.is_empty() || file.is_some_and(|file| file.contains('/'));
+        if !is_nested && self.is_cached(&found, name, &beside) {
+            let cached = at_commit(file.map(String::as_str));
+            return Ok(FoundModel::Local(cached.to_string().into()));
+        }
+        let shown = PathBuf::from(at_commit(None).to_string());
         let mut model = RemoteModel::new(&shown, name.repository.replace('/', "--"));
         if is_file && let Some(first) = names.first() {
             model = model.main(below(root, first));
         }
         for file in names {
-            let path = PathBuf::from(found.at_commit(name, Some(file)).to_string());
+            let path = PathBuf::from(at_commit(Some(file)).to_string());
             self.push_with_others(&mut model, &path, below(root, file))?;
         }
-        if !is_file {
-            let mut folders = folders_of(&model);
-            if is_in_folders(|name| Ok(all.iter().any(|path| below_of(root, path) == Some(name))))?
-            {
-                let inner = all.iter().filter_map(|path| below_of(root, path)?.split_once('/'));
-                folders.extend(inner.map(|(folder, _)| folder.to_owned()));
-            }
-            for folder in folders {
-                let beside = all.iter().filter(|path| {
-                    let path = below_of(root, path).unwrap_or_default();
-                    let (parent, file) = path.rsplit_once('/').unwrap_or(("", path));
-                    is_beside(file) && parent == folder
-                });
-                for path in beside {
-                    let file = self.open_on_server(&PathBuf::from(
-                        found.at_commit(name, Some(path)).to_string(),
-                    ))?;
-                    push_once(&mut model, below(root, path), file)?;
-                }
-            }
+        for path in beside {
+            let file = self.open_on_server(&PathBuf::from(at_commit(Some(path)).to_string()))?;
+            push_once(&mut model, below(root, path), file)?;
         }
-        Ok(Some(model))
+        Ok(FoundModel::Remote(model))
+    }
+
+    /// Returns `true` if the local cache has all files of a model at its commit.
+    fn is_cached(&self, found: &HubFiles, name: &HubName, beside: &[&str]) -> bool {
+        let has = |file: &str| in_cache(&found.at_commit(name, Some(file)));
+        found.names.iter().all(|file| {
+            let Some(path) = has(file) else { return false };
+            let others = others_of(&path, FormatChoice::Auto, self);
+            others.is_ok_and(|others| others.iter().all(|other| other.is_file()))
+        }) && beside.iter().all(|file| has(file).is_some())
     }
 
     /// Makes a model of files, whose paths in it are those below `root`, or their names.
@@ -217,6 +219,46 @@ impl Remote {
             }
         }
         Ok(())
+    }
+}
+
+/// The place of a model that was found.
+#[derive(Debug)]
+pub enum FoundModel {
+    /// A source on this machine: a path, or a name of the Hub whose files are in the local cache.
+    Local(PathBuf),
+    /// Files of servers.
+    Remote(RemoteModel),
+}
+
+impl FoundModel {
+    /// Returns the files of servers; `None` for a model on this machine.
+    pub fn remote(self) -> Option<RemoteModel> {
+        match self {
+            Self::Local(_) => None,
+            Self::Remote(model) => Some(model),
+        }
+    }
+}
+
+impl HubFiles {
+    /// Returns the paths of the files beside the weights that engines and tokenizers read.
+    fn beside(&self) -> Vec<&str> {
+        let below_root = || self.all.iter().filter_map(|path| below_of(&self.root, path));
+        let parent =
+            |path| -> &str { str::rsplit_once(path, '/').map_or("", |(parent, _)| parent) };
+        let mut folders: HashSet<&str> =
+            self.names.iter().map(|name| parent(below(&self.root, name))).chain([""]).collect();
+        let is_in_folders = is_in_folders(|name| Ok(below_root().any(|path| path == name)));
+        if is_in_folders.unwrap_or(false) {
+            folders.extend(below_root().filter_map(|path| Some(path.split_once('/')?.0)));
+        }
+        let is_wanted = |path: &str| {
+            let (parent, file) = path.rsplit_once('/').unwrap_or(("", path));
+            is_beside(file) && folders.contains(parent)
+        };
+        let wanted = |path: &&String| below_of(&self.root, path).is_some_and(is_wanted);
+        self.all.iter().filter(wanted).map(String::as_str).take(BESIDE_MAX).collect()
     }
 }
 

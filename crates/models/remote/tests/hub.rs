@@ -167,7 +167,7 @@ fn a_diffusers_model_is_published_with_the_folders_without_weights() {
     });
     let remote = remote(&hub);
     let paths = |source: &str| -> Vec<String> {
-        let model = remote.model(source, &ModelFilter::new()).unwrap().unwrap();
+        let model = remote.model(source, &ModelFilter::new()).unwrap().remote().unwrap();
         model.paths().map(str::to_owned).collect()
     };
     let mut expected: Vec<_> =

@@ -159,7 +159,7 @@ fn a_prefix_needs_no_right_to_list() {
     let remote = remote(&server);
     let expected = [PathBuf::from("s3://bucket/m/model.safetensors")];
     assert_eq!(found(&remote, "s3://bucket/m/").unwrap(), expected);
-    let model = remote.model("s3://bucket/m/", &ModelFilter::new()).unwrap().unwrap();
+    let model = remote.model("s3://bucket/m/", &ModelFilter::new()).unwrap().remote().unwrap();
     assert_eq!(model.paths().collect::<Vec<_>>(), ["config.json", "model.safetensors"]);
     // With a filter, only the listing has the answer.
     let filter = ModelFilter::new().include("*.gguf");
@@ -207,7 +207,11 @@ fn names_of_which_no_request_can_be_made_are_refused() {
 fn a_model_of_another_server_is_not_the_same_one() {
     let target = tempfile::tempdir_in("/dev/shm").unwrap();
     let publish = |server: &Server| {
-        let model = Remote::new().model(server.url.as_str(), &ModelFilter::new()).unwrap().unwrap();
+        let model = Remote::new()
+            .model(server.url.as_str(), &ModelFilter::new())
+            .unwrap()
+            .remote()
+            .unwrap();
         Publisher::new(target.path()).replace(true).publish_remote(&model).unwrap().outcome
     };
     let [one, other] = [(); 2].map(|()| Server::start(model(), |_, _| Answer::Content("\"1\"")));
@@ -222,7 +226,7 @@ fn the_query_of_a_url_is_no_part_of_names() {
     let url = format!("{}?signature=ab/SECRET", server.url);
     let opened = Remote::new().open(&[&url], FormatChoice::Auto).unwrap();
     assert_eq!(opened.tensors.len(), 1);
-    let published = Remote::new().model(&url, &ModelFilter::new()).unwrap().unwrap();
+    let published = Remote::new().model(&url, &ModelFilter::new()).unwrap().remote().unwrap();
     assert_eq!(published.paths().collect::<Vec<_>>(), ["model.safetensors"]);
     let shown = format!("{opened:?} {published:?}");
     assert!(!shown.contains("SECRET") && !shown.contains("signature"), "{shown}");
@@ -257,7 +261,11 @@ fn a_model_is_published_with_the_files_beside_it() {
     let server = bucket(|_, _| page(&["m/a.safetensors", "m/config.json", "m/a.bin"], &[], None));
     let target = tempfile::tempdir_in("/dev/shm").unwrap();
     let publish = |remote: &Remote| {
-        let model = remote.model(Path::new("s3://bucket/m"), &ModelFilter::new()).unwrap().unwrap();
+        let model = remote
+            .model(Path::new("s3://bucket/m"), &ModelFilter::new())
+            .unwrap()
+            .remote()
+            .unwrap();
         Publisher::new(target.path()).publish_remote(&model).unwrap()
     };
     let remote = remote(&server);
