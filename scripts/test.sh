@@ -19,7 +19,7 @@ quick_steps=(format shell_scripts lints rules unit_tests)
 long_steps=(stress_tests loom_tests isa_tests miri_tests aarch64_tests documentation public_api packages
     oldest_rust fuzz_targets load_a_model c_tests candle_tests python_tests guest_tests bench)
 # Too long for every run; .ci/run-more runs them.
-longer_steps=(fuzzing engine_tests llama_tests whole_programs)
+longer_steps=(fuzzing store_tests engine_tests llama_tests whole_programs)
 
 steps=()
 not_run=()
@@ -321,6 +321,9 @@ fuzzing() {
     rm -rf "$corpus"
     return "$status"
 }
+
+# The Python package, also with emulators of other object stores.
+store_tests() { bindings/python/stores.sh; }
 
 engine_tests() { bindings/python/engines/test.sh; }
 
