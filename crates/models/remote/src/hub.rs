@@ -116,11 +116,7 @@ impl<'a> Hub<'a> {
         let (status, body) = self.get(&url, DESCRIPTION_MAX_BYTES, patience)?;
         match status {
             200 => {}
-            401 | 403 => {
-                let folder = folder_of(name.kind).map_or(String::new(), |kind| format!("{kind}/"));
-                let page = format!("{}{folder}{}", shown(&self.endpoint), name.repository);
-                return Err(HubError::Refused { status, page });
-            }
+            401 | 403 => return Err(self.refused(name, status)),
             status => return Err(HttpError::of_status(status).into()),
         }
         let found: Description = serde_json::from_slice(&body)
@@ -134,6 +130,13 @@ impl<'a> Hub<'a> {
         };
         let files = found.siblings.into_iter().map(|sibling| sibling.rfilename);
         Ok(Revision { commit: found.sha, files: files.filter(is_plain).collect() })
+    }
+
+    /// Makes the error for a repository that may not be read.
+    pub(crate) fn refused(&self, name: &HubName, status: u16) -> HubError {
+        let folder = folder_of(name.kind).map_or(String::new(), |kind| format!("{kind}/"));
+        let page = format!("{}{folder}{}", shown(&self.endpoint), name.repository);
+        HubError::Refused { status, page }
     }
 
     /// Returns the URL of a file.

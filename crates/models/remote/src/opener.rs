@@ -183,7 +183,12 @@ impl Remote {
             Ok(Some(requests)) => {
                 let stop = || self.is_cancelled();
                 let opened = HttpFile::open(&self.client, requests, &self.patience(&stop));
-                let mut file = opened.map_err(|error| failed(&name, error))?;
+                let mut file = opened.map_err(|error| match error {
+                    HttpError::Refused { status } if HubName::is_one(path) => {
+                        self.gated(&name, status)
+                    }
+                    error => failed(&name, error),
+                })?;
                 let first_bytes = file.first().len();
                 if self.first_bytes.fetch_add(first_bytes, Ordering::Relaxed) > FIRST_BYTES_MAX {
                     file.forget_first();
@@ -199,6 +204,20 @@ impl Remote {
             }
             Err(error) => Err(failed(&name, error)),
         }
+    }
+
+    /// Makes the error for a file of the Hub that may not be read, with the page on which to ask for access.
+    fn gated(&self, path: &Path, status: u16) -> Error {
+        let hub = Hub::from_env(&self.client, self.hub.as_ref());
+        let refused = match (hub, HubName::from_path(path)) {
+            (Ok(hub), Ok(Some(name))) => hub.refused(&name, status).into(),
+            _ => Box::from(HttpError::Refused { status }),
+        };
+        let source = io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            refused as Box<dyn std::error::Error + Send + Sync>,
+        );
+        Error::Open { path: path.to_owned(), source }
     }
 
     /// Returns the requests for a file; `None` for one of this machine.

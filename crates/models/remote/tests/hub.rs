@@ -121,6 +121,24 @@ fn a_hub_that_does_not_answer_is_replaced_by_the_cache() {
 }
 
 #[test]
+fn a_gated_repository_is_named_with_its_page() {
+    // Its files are listed, but not sent.
+    let description =
+        format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{{\"rfilename\":\"model.safetensors\"}}]}}");
+    let hub = Server::start(Vec::new(), move |_, request: &Request| {
+        match request.target.contains("/resolve/") {
+            true => status("403 Forbidden"),
+            false => json(&description),
+        }
+    });
+    let refused = remote(&hub).open(&["hf://org/name"], FormatChoice::Auto).unwrap_err();
+    let Error::Open { source, .. } = &refused else { panic!("{refused}") };
+    assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);
+    let page = format!("{}org/name", hub.url.join("/").unwrap());
+    assert!(source.to_string().contains(&format!("ask for access at {page},")), "{source}");
+}
+
+#[test]
 fn a_hub_that_is_busy_is_asked_again() {
     let description =
         format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{{\"rfilename\":\"model.safetensors\"}}]}}");
