@@ -19,7 +19,7 @@ fn a_user_whose_time_is_used_up_waits_and_keeps_nobody_waiting() {
     let [hostile, honest] = [MALLORY, ALICE].map(|uid| still.greet(uid));
     let user = still.core.users.of(MALLORY);
     // It has time again after eight times what it took, less what it may take at once.
-    still.core.closers.budget.count(user, Duration::from_millis(300));
+    still.core.closers.budget.count(user, Duration::from_millis(400));
     let told = still.answer(&honest);
     assert!(matches!(told[..], [Reply::Welcome { .. }]), "{told:?}");
     assert!(
@@ -36,7 +36,7 @@ fn nothing_is_sent_to_a_user_whose_time_is_used_up_until_it_has_time_again() {
     let found = still.core.cache.get(model).unwrap().found.clone();
     let hostile = still.ask_for(MALLORY, found);
     let user = still.core.users.of(MALLORY);
-    still.core.closers.budget.count(user, Duration::from_millis(300));
+    still.core.closers.budget.count(user, Duration::from_millis(400));
     let loaded = still.loaded(model);
     still.core.on_loaded(model, Ok(loaded), still.now);
     assert!(
