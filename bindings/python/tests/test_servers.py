@@ -425,11 +425,16 @@ def test_an_interrupt_and_a_token_end_the_search() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/model.safetensors"
         began = time.monotonic()
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            longshore.load(url)
-        timer.join()
+        # A shell lets programs in the background ignore it.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                longshore.load(url)
+            timer.join()
+        finally:
+            signal.signal(signal.SIGINT, before)
         token = longshore.CancelToken()
         timer = threading.Timer(0.3, token.cancel)
         timer.start()
