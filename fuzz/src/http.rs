@@ -6,9 +6,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
-use longshore_remote::http::{
-    Client, ContentRange, HEAD_LEN_MAX_BYTES, Head, HeadProblem, Patience,
-};
+use longshore_remote::http::{Client, ContentRange, HEAD_LEN_MAX_BYTES, Head, HeadProblem, Limits};
 use url::Url;
 
 /// The limit on a body. It is longer than one read of the client.
@@ -246,12 +244,12 @@ impl Rig {
 
     /// Returns the body that the client receives if the server sends these bytes, or the kind of the error.
     fn body(&self, head: &Head, answer: &[u8]) -> Result<Vec<u8>, ErrorKind> {
-        let patience =
-            Patience { stop: &|| false, silence_max: Duration::from_secs(10), until: None };
+        let limits =
+            Limits { stop: &|| false, idle_timeout: Duration::from_secs(10), deadline: None };
         self.answers.send(answer.to_vec()).expect("the server runs");
-        let mut response = self.client.get(&self.url, &[], &patience).expect("a response");
+        let mut response = self.client.get(&self.url, &[], &limits).expect("a response");
         assert_eq!(response.head, *head);
-        response.body(BODY_MAX_BYTES, &patience).map_err(|error| error.kind())
+        response.body(BODY_MAX_BYTES, &limits).map_err(|error| error.kind())
     }
 }
 

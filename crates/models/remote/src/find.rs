@@ -110,8 +110,8 @@ impl Remote {
         }
         let store = self.store(name).map_err(|error| failed(source, error))?;
         let stop = || self.is_cancelled();
-        let patience = self.patience(&stop);
-        match find(&mut Listing::new(&store, name, &patience), &filter) {
+        let limits = self.limits(&stop);
+        match find(&mut Listing::new(&store, name, &limits), &filter) {
             Ok(files) => Ok(files.iter().map(|found| file(&name.below(found))).collect()),
             Err(FindError::Directory(HttpError::Refused { .. }))
                 if filter.is_empty() && self.exists(&name.below(MODEL_NAME))? =>
@@ -146,9 +146,9 @@ impl Remote {
         filter: &ModelFilter,
     ) -> std::result::Result<HubFiles, FindError<HubError>> {
         let stop = || self.is_cancelled();
-        let patience = self.patience(&stop);
+        let limits = self.limits(&stop);
         let hub = Hub::from_env(&self.client, self.hub.as_ref()).map_err(FindError::Directory)?;
-        let revision = hub.revision(name, &patience).map_err(FindError::Directory)?;
+        let revision = hub.revision(name, &limits).map_err(FindError::Directory)?;
         let mut filter = with_format(filter, format);
         if let Some(variant) = &name.variant {
             filter = filter.variant(variant);
@@ -165,7 +165,7 @@ impl Remote {
                 return Err(FindError::Directory(HttpError::NotFound { status: 404 }.into()));
             }
             false => {
-                let found = hub.find(name, &revision, &named, &filter, &patience)?;
+                let found = hub.find(name, &revision, &named, &filter, &limits)?;
                 let at = |found| if named.is_empty() { found } else { format!("{folder}{found}") };
                 found.into_iter().map(at).collect()
             }

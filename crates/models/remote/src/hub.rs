@@ -17,7 +17,7 @@ use longshore_load::{HubName, RepositoryKind};
 use serde::Deserialize;
 use url::Url;
 
-use crate::http::{Client, Field, Followed, HttpError, Patience, Tries};
+use crate::http::{Client, Field, Followed, HttpError, Limits, Tries};
 use crate::shown::shown;
 
 /// The Hub, unless `HF_ENDPOINT` names another server.
@@ -69,7 +69,7 @@ pub(crate) enum HubError {
              and set HF_TOKEN"
     )]
     Refused { status: u16, page: String },
-    #[error("the answer of the Hub is not valid: {0}")]
+    #[error("the response of the Hub is not valid: {0}")]
     Answer(String),
     #[error("{0}")]
     Settings(String),
@@ -105,7 +105,7 @@ impl<'a> Hub<'a> {
     pub(crate) fn revision(
         &self,
         name: &HubName,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<Revision, HubError> {
         let revision = name.revision.as_deref().unwrap_or("main");
         let mut url = self.endpoint.clone();
@@ -113,7 +113,7 @@ impl<'a> Hub<'a> {
         add_segments(&mut url, ["api", kind].into_iter().chain(name.repository.split('/')));
         // A `/` in the revision is encoded.
         add_segments(&mut url, ["revision", revision]);
-        let (status, body) = self.get(&url, DESCRIPTION_MAX_BYTES, patience)?;
+        let (status, body) = self.get(&url, DESCRIPTION_MAX_BYTES, limits)?;
         match status {
             200 => {}
             401 | 403 => return Err(self.refused(name, status)),
@@ -165,9 +165,9 @@ impl<'a> Hub<'a> {
         revision: &Revision,
         root: &str,
         filter: &ModelFilter,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<Vec<String>, FindError<HubError>> {
-        find(&mut Listing::new(self, name, revision, root, patience), filter)
+        find(&mut Listing::new(self, name, revision, root, limits), filter)
     }
 
     /// Requests `url`, and receives the whole body. Failures that may pass are tried again.
@@ -175,14 +175,14 @@ impl<'a> Hub<'a> {
         &self,
         url: &Url,
         max_bytes: usize,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<(u16, Vec<u8>), HttpError> {
         let mut tries = Tries::default();
         loop {
-            let answer = self.client.follow(url, &[], self.secret(), patience);
+            let answer = self.client.follow(url, &[], self.secret(), limits);
             let answer = answer.and_then(|Followed { mut response, .. }| {
                 let body = match response.head.status {
-                    200 => response.body(max_bytes, patience)?,
+                    200 => response.body(max_bytes, limits)?,
                     _ => Vec::new(),
                 };
                 Ok((response.head.status, response.head.retry_after_s, body))
@@ -194,7 +194,7 @@ impl<'a> Hub<'a> {
                 },
                 Err(error) => (None, error.into()),
             };
-            tries.again(retry_after_s, error, patience)?;
+            tries.again(retry_after_s, error, limits)?;
         }
     }
 }
@@ -205,7 +205,7 @@ struct Listing<'a> {
     name: &'a HubName,
     commit: &'a str,
     root: &'a str,
-    patience: &'a Patience<'a>,
+    limits: &'a Limits<'a>,
     folders: HashMap<&'a str, Folder<'a>>,
 }
 
@@ -222,7 +222,7 @@ impl<'a> Listing<'a> {
         name: &'a HubName,
         revision: &'a Revision,
         root: &'a str,
-        patience: &'a Patience<'a>,
+        limits: &'a Limits<'a>,
     ) -> Self {
         let mut folders: HashMap<&str, Folder<'_>> = HashMap::new();
         let prefix = if root.is_empty() { String::new() } else { format!("{root}/") };
@@ -236,7 +236,7 @@ impl<'a> Listing<'a> {
                 folder = above;
             }
         }
-        Self { hub, name, commit: &revision.commit, root, patience, folders }
+        Self { hub, name, commit: &revision.commit, root, limits, folders }
     }
 
     /// Returns the path of a file in the repository.
@@ -252,7 +252,7 @@ impl Directory for Listing<'_> {
     type Error = HubError;
 
     fn files(&mut self, folder: &str) -> Result<Vec<String>, HubError> {
-        self.patience.check().map_err(HttpError::from)?;
+        self.limits.check().map_err(HttpError::from)?;
         let files = self.folders.get(folder).map(|it| it.files.iter());
         Ok(files.into_iter().flatten().map(|&file| file.to_owned()).collect())
     }
@@ -266,7 +266,7 @@ impl Directory for Listing<'_> {
     fn read(&mut self, file: &str, max_bytes: u64) -> Result<Vec<u8>, HubError> {
         let HubName { kind, repository, .. } = self.name;
         let url = self.hub.file_url(*kind, repository, self.commit, &self.path(file));
-        match self.hub.get(&url, max_bytes as usize, self.patience)? {
+        match self.hub.get(&url, max_bytes as usize, self.limits)? {
             (200, body) => Ok(body),
             (status, _) => Err(HttpError::of_status(status).into()),
         }

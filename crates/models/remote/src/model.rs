@@ -80,8 +80,8 @@ impl Remote {
         let mut model = self.model_of_files(&shown, &files, Some(&shown))?;
         let store = self.store(&root).map_err(|error| failed(source, error))?;
         let stop = || self.is_cancelled();
-        let patience = self.patience(&stop);
-        let mut listing = Listing::new(&store, &root, &patience);
+        let limits = self.limits(&stop);
+        let mut listing = Listing::new(&store, &root, &limits);
         let mut folders = folders_of(&model);
         let has = |name: &str| match listing.files("") {
             Ok(files) => Ok(files.iter().any(|file| file == name)),

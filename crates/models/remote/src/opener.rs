@@ -16,13 +16,13 @@ use longshore_mem::VolatileSliceMut;
 use url::Url;
 
 use crate::cache::{in_cache, is_commit};
-use crate::http::{Client, HttpError, HttpFile, Patience, Requests, UrlRequests, Version};
+use crate::http::{Client, HttpError, HttpFile, Limits, Requests, UrlRequests, Version};
 use crate::hub::Hub;
 use crate::shown::shown_text;
 use crate::store::{ObjectName, Provider, Store, StoreOptions};
 
 /// The longest time for which a server may send nothing.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The limit on the memory for first bytes of files.
 const FIRST_BYTES_MAX: usize = 32 << 20;
@@ -50,7 +50,7 @@ type Stores = HashMap<(Provider, String), Arc<Store>>;
 #[derive(Clone, Debug, Default)]
 struct TimeLimit {
     limit: Option<Duration>,
-    until: Arc<Mutex<Option<Instant>>>,
+    deadline: Arc<Mutex<Option<Instant>>>,
 }
 
 /// The error for an option that no object store has.
@@ -105,7 +105,7 @@ impl Remote {
 
     /// Limits the time that all requests together may take from now on.
     pub fn time_limit(mut self, limit: Duration) -> Self {
-        self.time = TimeLimit { limit: Some(limit), until: Arc::default() };
+        self.time = TimeLimit { limit: Some(limit), deadline: Arc::default() };
         self.restart_time_limit();
         self
     }
@@ -129,13 +129,17 @@ impl Remote {
         self.time.restart();
     }
 
-    /// Returns what the user should know about the files that were found, such as that the Hub did not answer.
+    /// Returns notes for the user about the files that were found, for example that the local cache is used.
     pub fn notes(&self) -> Vec<String> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn note(&self, note: String) {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(note);
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        // A file is opened more than once.
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
     }
 
     /// Opens files of this machine, of HTTP servers, of object stores and of the Hub like
@@ -182,24 +186,25 @@ impl Remote {
             Ok(None) => SourceFile::open(path),
             Ok(Some(requests)) => {
                 let stop = || self.is_cancelled();
-                let opened = HttpFile::open(&self.client, requests, &self.patience(&stop));
+                let opened = HttpFile::open(&self.client, requests, &self.limits(&stop));
                 let mut file = opened.map_err(|error| match error {
                     HttpError::Refused { status } if HubName::is_one(path) => {
                         self.gated(&name, status)
                     }
                     error => failed(&name, error),
                 })?;
-                let first_bytes = file.first().len();
-                if self.first_bytes.fetch_add(first_bytes, Ordering::Relaxed) > FIRST_BYTES_MAX {
+                let first_bytes = KeptBytes::new(&self.first_bytes, file.first().len());
+                if first_bytes.is_none() {
                     file.forget_first();
                 }
                 if file.version() == &Version::default() && !file.is_empty() {
                     let shown = name.display();
-                    self.note(format!("the server tells no version of {shown}: if it changes while it is read, that is not noticed"));
+                    self.note(format!("the server sends no version of {shown} (ETag or Last-Modified), so a change during the load is not detected"));
                 }
                 let linked = file.linked().filter(|_| HubName::is_one(path));
                 let sha256 = linked.map(|etag| etag.trim_matches('"').to_owned());
-                let object = RemoteObject { file, sha256, time: self.time.clone() };
+                let time = self.time.clone();
+                let object = RemoteObject { file, sha256, time, _first_bytes: first_bytes };
                 Ok(SourceFile::from_object(name, Arc::new(object)))
             }
             Err(error) => Err(failed(&name, error)),
@@ -265,19 +270,19 @@ impl Remote {
     }
 
     /// Returns the limits of a request.
-    pub(crate) fn patience<'s>(&self, stop: &'s (dyn Fn() -> bool + Sync)) -> Patience<'s> {
-        Patience { stop, silence_max: SILENCE_MAX, until: self.time.until() }
+    pub(crate) fn limits<'s>(&self, stop: &'s (dyn Fn() -> bool + Sync)) -> Limits<'s> {
+        Limits { stop, idle_timeout: IDLE_TIMEOUT, deadline: self.time.deadline() }
     }
 }
 
 impl TimeLimit {
     fn restart(&self) {
-        let until = self.limit.and_then(|limit| Instant::now().checked_add(limit));
-        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        let deadline = self.limit.and_then(|limit| Instant::now().checked_add(limit));
+        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
     }
 
-    fn until(&self) -> Option<Instant> {
-        *self.until.lock().unwrap_or_else(PoisonError::into_inner)
+    fn deadline(&self) -> Option<Instant> {
+        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -314,6 +319,29 @@ struct RemoteObject {
     file: HttpFile,
     sha256: Option<String>,
     time: TimeLimit,
+    _first_bytes: Option<KeptBytes>,
+}
+
+/// The share of a file in the memory for first bytes.
+#[derive(Debug)]
+struct KeptBytes {
+    all: Arc<AtomicUsize>,
+    len: usize,
+}
+
+impl KeptBytes {
+    /// Counts `len` bytes until the result is dropped. Returns `None` if there would be too many.
+    fn new(all: &Arc<AtomicUsize>, len: usize) -> Option<Self> {
+        let before = all.fetch_add(len, Ordering::Relaxed);
+        let counted = Self { all: Arc::clone(all), len };
+        (before.saturating_add(len) <= FIRST_BYTES_MAX).then_some(counted)
+    }
+}
+
+impl Drop for KeptBytes {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.len, Ordering::Relaxed);
+    }
 }
 
 impl Object for RemoteObject {
@@ -342,8 +370,8 @@ impl Object for RemoteObject {
             let written = memory.write(0, known);
             return written.map_err(|error| ObjectError::Failed(error.into()));
         }
-        let patience = Patience { stop, silence_max: SILENCE_MAX, until: self.time.until() };
-        let read = self.file.read(memory, offset, &patience);
+        let limits = Limits { stop, idle_timeout: IDLE_TIMEOUT, deadline: self.time.deadline() };
+        let read = self.file.read(memory, offset, &limits);
         read.map_err(|error| match error {
             HttpError::Changed => ObjectError::Changed,
             HttpError::Stopped => ObjectError::Stopped,
@@ -373,6 +401,17 @@ mod tests {
         {
             assert_eq!(is_remote(Path::new(path)), expected, "{path}");
         }
+    }
+
+    #[test]
+    fn the_memory_for_first_bytes_is_limited_and_free_again() {
+        let all = Arc::new(AtomicUsize::new(0));
+        let kept = KeptBytes::new(&all, FIRST_BYTES_MAX);
+        assert!(kept.is_some() && KeptBytes::new(&all, 1).is_none());
+        assert_eq!(all.load(Ordering::Relaxed), FIRST_BYTES_MAX);
+        drop(kept);
+        assert_eq!(all.load(Ordering::Relaxed), 0);
+        assert!(KeptBytes::new(&all, 1).is_some());
     }
 
     #[test]

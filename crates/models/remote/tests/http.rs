@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use longshore_mem::VolatileSliceMut;
-use longshore_remote::http::{Client, Field, HttpError, HttpFile, Patience, UrlRequests};
+use longshore_remote::http::{Client, Field, HttpError, HttpFile, Limits, UrlRequests};
 use url::Url;
 
 use server::{Answer, Request, Server};
@@ -19,8 +19,8 @@ fn content() -> Vec<u8> {
     (0..3_000_000u32).map(|at| (at * 7 + at / 251) as u8).collect()
 }
 
-fn patience() -> Patience<'static> {
-    Patience { stop: &|| false, silence_max: Duration::from_secs(10), until: None }
+fn limits() -> Limits<'static> {
+    Limits { stop: &|| false, idle_timeout: Duration::from_secs(10), deadline: None }
 }
 
 fn open(server: &Server) -> Result<HttpFile, HttpError> {
@@ -28,13 +28,13 @@ fn open(server: &Server) -> Result<HttpFile, HttpError> {
 }
 
 fn open_url(client: &Arc<Client>, url: &Url, secret: &[Field]) -> Result<HttpFile, HttpError> {
-    HttpFile::open(client, Arc::new(UrlRequests::new(url.clone(), secret)), &patience())
+    HttpFile::open(client, Arc::new(UrlRequests::new(url.clone(), secret)), &limits())
 }
 
 fn read(file: &HttpFile, start: usize, end: usize) -> Result<Vec<u8>, HttpError> {
     let mut bytes = vec![0; end - start];
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
-    file.read(&mut place, start as u64, &patience()).map(|()| bytes)
+    file.read(&mut place, start as u64, &limits()).map(|()| bytes)
 }
 
 /// Returns the answer for requests after the first, which opens the file.
@@ -171,11 +171,11 @@ fn a_silent_server_ends_a_read_by_timeout_or_by_the_caller() {
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
     let is_stopped = AtomicBool::new(false);
     let stop = || is_stopped.load(Ordering::Relaxed);
-    let patience = Patience { stop: &stop, silence_max: Duration::from_secs(30), until: None };
+    let limits = Limits { stop: &stop, idle_timeout: Duration::from_secs(30), deadline: None };
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
             let began = Instant::now();
-            let failed = file.read(&mut place, 0, &patience).unwrap_err();
+            let failed = file.read(&mut place, 0, &limits).unwrap_err();
             (failed, began.elapsed())
         });
         std::thread::sleep(Duration::from_millis(300));
@@ -190,10 +190,10 @@ fn a_silent_server_ends_a_read_by_timeout_or_by_the_caller() {
         _ => Answer::Content(VERSION),
     });
     let file = open(&server).unwrap();
-    let patience =
-        Patience { stop: &|| false, silence_max: Duration::from_millis(300), until: None };
+    let limits =
+        Limits { stop: &|| false, idle_timeout: Duration::from_millis(300), deadline: None };
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
-    file.read(&mut place, 0, &patience).unwrap();
+    file.read(&mut place, 0, &limits).unwrap();
     assert!(bytes == content()[..2000]);
 }
 
@@ -235,11 +235,11 @@ fn a_kept_connection_that_the_server_closed_is_replaced() {
     });
     drop(file);
     let file = open(&server).unwrap();
-    let patience =
-        Patience { stop: &|| false, silence_max: Duration::from_millis(300), until: None };
+    let limits =
+        Limits { stop: &|| false, idle_timeout: Duration::from_millis(300), deadline: None };
     let mut bytes = vec![0; 2000];
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
-    file.read(&mut place, 0, &patience).unwrap();
+    file.read(&mut place, 0, &limits).unwrap();
     assert!(bytes == content()[..2000]);
 }
 
@@ -311,11 +311,11 @@ fn the_rest_of_a_part_that_is_slow_is_requested_again() {
 fn a_server_that_sends_some_bytes_now_and_then_does_not_hold_a_read() {
     let server = after_opening(|_, _| Answer::Drip(1000));
     let file = open(&server).unwrap();
-    let patience =
-        Patience { stop: &|| false, silence_max: Duration::from_millis(200), until: None };
+    let limits =
+        Limits { stop: &|| false, idle_timeout: Duration::from_millis(200), deadline: None };
     let mut bytes = vec![0; 2_000_000];
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
-    let failed = file.read(&mut place, 0, &patience).unwrap_err();
+    let failed = file.read(&mut place, 0, &limits).unwrap_err();
     assert!(matches!(&failed, HttpError::Connection(error) if error.kind() == ErrorKind::TimedOut));
     assert_eq!(server.count(), 1 + 5);
 }
@@ -323,14 +323,14 @@ fn a_server_that_sends_some_bytes_now_and_then_does_not_hold_a_read() {
 #[test]
 fn all_calls_end_at_the_time_limit() {
     let end = |server: Server| {
-        let until = Some(Instant::now() + Duration::from_millis(300));
-        let patience = Patience { until, ..patience() };
+        let deadline = Some(Instant::now() + Duration::from_millis(300));
+        let limits = Limits { deadline, ..limits() };
         let client = Arc::new(Client::new());
         let requests = Arc::new(UrlRequests::new(server.url.clone(), &[]));
         let began = Instant::now();
-        let ended = HttpFile::open(&client, requests, &patience).and_then(|file| {
+        let ended = HttpFile::open(&client, requests, &limits).and_then(|file| {
             let mut bytes = vec![0; 2000];
-            file.read(&mut VolatileSliceMut::from(bytes.as_mut_slice()), 0, &patience)
+            file.read(&mut VolatileSliceMut::from(bytes.as_mut_slice()), 0, &limits)
         });
         assert!(matches!(ended, Err(HttpError::TimeLimit)), "{ended:?}");
         assert!(began.elapsed() < Duration::from_secs(5));

@@ -8,19 +8,10 @@ use std::sync::atomic::Ordering;
 use longshore_formats::directory::ModelFilter;
 use longshore_load::{DigestKind, Error, FormatChoice, Loader, Manifest, PlannedFile};
 use longshore_remote::Remote;
-use server::{Answer, Request, Server};
+use server::{Answer, Request, Server, model};
 use url::Url;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-
-/// A safetensors file with one tensor.
-fn model() -> Vec<u8> {
-    let header = br#"{"weight":{"dtype":"U8","shape":[7],"data_offsets":[0,7]}}"#;
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend_from_slice(header);
-    file.extend_from_slice(b"weights");
-    file
-}
 
 fn json(body: &str) -> Answer {
     // In chunks, as the Hub sends it.

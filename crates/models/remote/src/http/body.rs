@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use longshore_mem::VolatileSliceMut;
 
 use super::client::Response;
-use super::connection::Patience;
+use super::connection::Limits;
 use super::progress::Progress;
 
 /// The length of a read of a body whose length is not known.
@@ -19,15 +19,15 @@ impl Response {
     /// # Errors
     /// Those of the connection; [`ErrorKind::InvalidData`] if the body is longer, or its chunks are not
     /// valid.
-    pub fn body(&mut self, max_bytes: usize, patience: &Patience<'_>) -> io::Result<Vec<u8>> {
-        let too_long = || io::Error::new(ErrorKind::InvalidData, "the answer is too long");
+    pub fn body(&mut self, max_bytes: usize, limits: &Limits<'_>) -> io::Result<Vec<u8>> {
+        let too_long = || io::Error::new(ErrorKind::InvalidData, "the response is too long");
         let mut pace = (Progress::new(0), 0);
         if let Some(len) = self.head.content_length.filter(|_| !self.head.is_chunked) {
             let len = usize::try_from(len).ok().filter(|len| *len <= max_bytes);
             let len = len.ok_or_else(too_long)?;
             let mut body = Vec::new();
             while body.len() < len {
-                self.receive_some(&mut body, len, &mut pace, patience)?;
+                self.receive_some(&mut body, len, &mut pace, limits)?;
             }
             return Ok(body);
         }
@@ -36,7 +36,7 @@ impl Response {
             // The end of the connection is that of the body.
             loop {
                 let upto = received.len() + STEP_BYTES;
-                match self.receive_some(&mut received, upto, &mut pace, patience) {
+                match self.receive_some(&mut received, upto, &mut pace, limits) {
                     Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(received),
                     done => done?,
                 }
@@ -68,7 +68,7 @@ impl Response {
                     let end = start + len.ok_or_else(too_long)?;
                     // The data of a chunk ends with a line break.
                     while received.len() < end + 2 {
-                        self.receive_some(&mut received, end + 2, &mut pace, patience)?;
+                        self.receive_some(&mut received, end + 2, &mut pace, limits)?;
                     }
                     if received[end..end + 2] != *b"\r\n" {
                         return Err(invalid());
@@ -78,7 +78,7 @@ impl Response {
                 }
                 Ok(httparse::Status::Partial) if line.len() < CHUNK_LINE_MAX => {
                     let upto = received.len() + STEP_BYTES;
-                    self.receive_some(&mut received, upto, &mut pace, patience)?;
+                    self.receive_some(&mut received, upto, &mut pace, limits)?;
                 }
                 _ => return Err(invalid()),
             }
@@ -91,13 +91,13 @@ impl Response {
         bytes: &mut Vec<u8>,
         upto: usize,
         (progress, total): &mut (Progress, usize),
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> io::Result<()> {
-        progress.check(*total, patience)?;
+        progress.check(*total, limits)?;
         let before = bytes.len();
         bytes.resize(upto.min(before + STEP_BYTES), 0);
         let mut place = VolatileSliceMut::from(&mut bytes[before..]);
-        let received = self.connection.receive(&mut place, patience);
+        let received = self.connection.receive(&mut place, limits);
         bytes.truncate(before + received.as_ref().map_or(0, |received| *received));
         match received? {
             0 => Err(ErrorKind::UnexpectedEof.into()),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use url::Url;
 
-use super::connection::{Connection, Patience};
+use super::connection::{Connection, Limits};
 use super::endpoint::Endpoint;
 use super::head::Head;
 use super::pace::Pace;
@@ -125,13 +125,8 @@ impl Client {
     ///
     /// # Errors
     /// Those of [`Client::send`].
-    pub fn get(
-        &self,
-        url: &Url,
-        fields: &[Field],
-        patience: &Patience<'_>,
-    ) -> io::Result<Response> {
-        self.send(Request { method: "GET", url, fields, body: &[] }, patience)
+    pub fn get(&self, url: &Url, fields: &[Field], limits: &Limits<'_>) -> io::Result<Response> {
+        self.send(Request { method: "GET", url, fields, body: &[] }, limits)
     }
 
     /// Sends a request, and receives the head of the response. A kept connection that the server has closed
@@ -140,7 +135,7 @@ impl Client {
     /// # Errors
     /// Those of [`Connection::open`], [`Connection::send`] and [`Connection::receive_head`];
     /// [`ErrorKind::InvalidInput`] if the URL has no host, or another scheme than `http` and `https`.
-    pub fn send(&self, request: Request<'_>, patience: &Patience<'_>) -> io::Result<Response> {
+    pub fn send(&self, request: Request<'_>, limits: &Limits<'_>) -> io::Result<Response> {
         let endpoint = Endpoint::of(request.url)?;
         let proxy = Proxy::from_env(&endpoint)?;
         // A proxy for plain HTTP gets the whole URL.
@@ -149,9 +144,8 @@ impl Client {
         let pace = self.pace(&endpoint);
         // Another server process may have closed all of them.
         while let Some(mut connection) = self.take(&endpoint) {
-            let head = connection
-                .send(&request, patience)
-                .and_then(|()| connection.receive_head(patience));
+            let head =
+                connection.send(&request, limits).and_then(|()| connection.receive_head(limits));
             match head {
                 Ok(head) => return Ok(Response { head, connection, endpoint, pace }),
                 Err(error) if is_closed(&error) => {}
@@ -161,9 +155,9 @@ impl Client {
             }
         }
         let mut connection =
-            Connection::open(&endpoint, self.tls_for(&endpoint)?, proxy.as_ref(), patience)?;
-        connection.send(&request, patience)?;
-        let head = connection.receive_head(patience)?;
+            Connection::open(&endpoint, self.tls_for(&endpoint)?, proxy.as_ref(), limits)?;
+        connection.send(&request, limits)?;
+        let head = connection.receive_head(limits)?;
         Ok(Response { head, connection, endpoint, pace })
     }
 
@@ -178,15 +172,15 @@ impl Client {
         url: &Url,
         fields: &[Field],
         secret: &[Field],
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> io::Result<Followed> {
         let refused = |reason| Err(io::Error::new(ErrorKind::InvalidData, reason));
         let mut url = url.clone();
         let mut all = [fields, secret].concat();
         let (mut linked, mut left) = (None, false);
         for _ in 0..=REDIRECTS_MAX {
-            let mut response = self.get(&url, &all, patience)?;
-            // Only the server that was asked for may tell it.
+            let mut response = self.get(&url, &all, limits)?;
+            // The storage must not choose the checksum by which it is verified.
             let told = response.head.linked_etag.take();
             linked = linked.or(told.filter(|_| !left));
             response.head.linked_etag.clone_from(&linked);

@@ -22,21 +22,21 @@ const HEAD_READ_BYTES: usize = 4096;
 
 /// The limits of a call that waits for a server.
 #[derive(Clone, Copy)]
-pub struct Patience<'a> {
+pub struct Limits<'a> {
     /// Returns `true` if the call is to end with [`ErrorKind::Interrupted`].
     pub stop: &'a (dyn Fn() -> bool + Sync),
     /// The longest time without any byte, and for a whole head. After it, the call ends with
     /// [`ErrorKind::TimedOut`].
-    pub silence_max: Duration,
+    pub idle_timeout: Duration,
     /// The time at which the call ends with [`ErrorKind::TimedOut`] in any case.
-    pub until: Option<Instant>,
+    pub deadline: Option<Instant>,
 }
 
-impl Patience<'_> {
-    /// Returns these limits with an earlier end.
+impl Limits<'_> {
+    /// Returns these limits with a deadline, unless there is an earlier one.
     #[must_use]
-    pub fn until(self, end: Instant) -> Self {
-        Self { until: Some(self.until.map_or(end, |until| until.min(end))), ..self }
+    pub fn with_deadline(self, end: Instant) -> Self {
+        Self { deadline: Some(self.deadline.map_or(end, |deadline| deadline.min(end))), ..self }
     }
 
     /// Returns an error if the call is to end.
@@ -44,15 +44,15 @@ impl Patience<'_> {
         if (self.stop)() {
             return Err(ErrorKind::Interrupted.into());
         }
-        if self.is_over() {
+        if self.has_passed() {
             return Err(ErrorKind::TimedOut.into());
         }
         Ok(())
     }
 
-    /// Returns `true` if the time limit has passed.
-    pub(super) fn is_over(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() >= until)
+    /// Returns `true` if the deadline has passed.
+    pub(super) fn has_passed(&self) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 }
 
@@ -73,8 +73,8 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Connects to a server, by a proxy if one is given, and begins a session of TLS if there is a configuration. Each address of the
-    /// host is tried.
+    /// Connects to a server, through a proxy if one is given, and performs the TLS handshake if there is a TLS
+    /// configuration. Each address of the host is tried.
     ///
     /// # Errors
     /// Those of the last address; [`ErrorKind::TimedOut`], [`ErrorKind::Interrupted`].
@@ -82,15 +82,15 @@ impl Connection {
         endpoint: &Endpoint,
         tls: Option<&Tls>,
         proxy: Option<&Proxy>,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> io::Result<Self> {
         let mut last = io::Error::new(ErrorKind::NotFound, "the host has no address");
         // Of all addresses together.
-        let limited = patience.until(Instant::now() + patience.silence_max);
-        for address in addresses(proxy.map_or(endpoint, |proxy| &proxy.endpoint), patience)? {
+        let limited = limits.with_deadline(Instant::now() + limits.idle_timeout);
+        for address in addresses(proxy.map_or(endpoint, |proxy| &proxy.endpoint), limits)? {
             match stream_socket::connect(address, || limited.check().is_ok()) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {
-                    patience.check()?;
+                    limits.check()?;
                     last = ErrorKind::TimedOut.into();
                 }
                 Ok(socket) => {
@@ -100,10 +100,10 @@ impl Connection {
                     let mut opened = Self { socket, tls: None, received: Vec::new(), used: 0 };
                     if let Some(tls) = tls {
                         if let Some(proxy) = proxy {
-                            opened.tunnel(endpoint, proxy, patience)?;
+                            opened.tunnel(endpoint, proxy, limits)?;
                         }
                         opened.tls = Some(Box::new(tls.connect(&endpoint.host)?));
-                        opened.shake_hands(patience)?;
+                        opened.shake_hands(limits)?;
                     }
                     return Ok(opened);
                 }
@@ -118,7 +118,7 @@ impl Connection {
         &mut self,
         endpoint: &Endpoint,
         proxy: &Proxy,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> io::Result<()> {
         let host = match endpoint.host.contains(':') {
             true => format!("[{}]:{}", endpoint.host, endpoint.port),
@@ -128,8 +128,8 @@ impl Connection {
         if let Some(value) = &proxy.authorization {
             request += &format!("Proxy-Authorization: {value}\r\n");
         }
-        self.send(format!("{request}\r\n").as_bytes(), patience)?;
-        match self.receive_head(patience)?.status {
+        self.send(format!("{request}\r\n").as_bytes(), limits)?;
+        match self.receive_head(limits)?.status {
             200..=299 if self.is_idle() => Ok(()),
             status => {
                 let message = format!("the proxy refuses a connection to {host} (status {status})");
@@ -144,9 +144,10 @@ impl Connection {
             && self.tls.as_ref().is_none_or(|tls| !tls.is_handshaking())
     }
 
-    /// Makes the handshake of TLS, one system call after the other, because a server may send it byte by byte.
-    fn shake_hands(&mut self, patience: &Patience<'_>) -> io::Result<()> {
-        let limited = patience.until(Instant::now() + patience.silence_max);
+    /// Performs the TLS handshake. The limits are checked after each system call, because a server may send its
+    /// messages byte by byte.
+    fn shake_hands(&mut self, limits: &Limits<'_>) -> io::Result<()> {
+        let limited = limits.with_deadline(Instant::now() + limits.idle_timeout);
         while self.tls.as_ref().is_some_and(|tls| tls.is_handshaking()) {
             self.flush(&limited)?;
             let Self { socket, tls: Some(tls), .. } = self else { return Ok(()) };
@@ -159,17 +160,17 @@ impl Connection {
         self.flush(&limited)
     }
 
-    /// Sends what TLS has to send.
-    fn flush(&mut self, patience: &Patience<'_>) -> io::Result<()> {
+    /// Sends the pending TLS records.
+    fn flush(&mut self, limits: &Limits<'_>) -> io::Result<()> {
         let Self { socket, tls: Some(tls), .. } = self else { return Ok(()) };
         while tls.wants_write() {
-            wait(patience, || tls.write_tls(socket))?;
+            wait(limits, || tls.write_tls(socket))?;
         }
         Ok(())
     }
 
-    /// Returns `true` if the server has sent nothing since the last response. What it sends between two requests
-    /// would be taken for the response to the next one.
+    /// Returns `true` if the server has sent nothing since the last response. Bytes between two requests would be
+    /// taken for the response to the next one.
     pub(super) fn is_quiet(&mut self) -> bool {
         let Self { socket, tls, .. } = self;
         // Messages of TLS itself, such as a ticket, may have arrived.
@@ -190,15 +191,15 @@ impl Connection {
     ///
     /// # Errors
     /// Those of the socket and of TLS; [`ErrorKind::TimedOut`], [`ErrorKind::Interrupted`].
-    pub fn send(&mut self, request: &[u8], patience: &Patience<'_>) -> io::Result<()> {
+    pub fn send(&mut self, request: &[u8], limits: &Limits<'_>) -> io::Result<()> {
         let mut rest = request;
         while !rest.is_empty() {
             let sent = match &mut self.tls {
                 Some(tls) => tls.writer().write(rest)?,
-                None => wait(patience, || self.socket.write(rest))?,
+                None => wait(limits, || self.socket.write(rest))?,
             };
             rest = &rest[sent..];
-            self.flush(patience)?;
+            self.flush(limits)?;
         }
         Ok(())
     }
@@ -208,10 +209,10 @@ impl Connection {
     /// # Errors
     /// Those of [`Connection::send`]; [`ErrorKind::UnexpectedEof`] if the connection ends;
     /// [`ErrorKind::InvalidData`] with a [`HeadProblem`](super::HeadProblem).
-    pub fn receive_head(&mut self, patience: &Patience<'_>) -> io::Result<Head> {
+    pub fn receive_head(&mut self, limits: &Limits<'_>) -> io::Result<Head> {
         self.received.drain(..self.used);
         self.used = 0;
-        let limited = patience.until(Instant::now() + patience.silence_max);
+        let limited = limits.with_deadline(Instant::now() + limits.idle_timeout);
         loop {
             let invalid = |problem| io::Error::new(ErrorKind::InvalidData, problem);
             if let Some((head, len)) = Head::parse(&self.received).map_err(invalid)? {
@@ -245,7 +246,7 @@ impl Connection {
     pub fn receive(
         &mut self,
         memory: &mut VolatileSliceMut<'_>,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> io::Result<usize> {
         let left = &self.received[self.used..];
         if !left.is_empty() {
@@ -255,7 +256,7 @@ impl Connection {
             self.used += len;
             return Ok(len);
         }
-        from_socket(&mut self.socket, self.tls.as_deref_mut(), memory, patience)
+        from_socket(&mut self.socket, self.tls.as_deref_mut(), memory, limits)
     }
 }
 
@@ -264,12 +265,12 @@ fn from_socket(
     socket: &mut TcpStream,
     tls: Option<&mut ClientConnection>,
     memory: &mut VolatileSliceMut<'_>,
-    patience: &Patience<'_>,
+    limits: &Limits<'_>,
 ) -> io::Result<usize> {
     let Some(tls) = tls else {
-        return wait(patience, || stream_socket::receive(&*socket, memory));
+        return wait(limits, || stream_socket::receive(&*socket, memory));
     };
-    wait(patience, || {
+    wait(limits, || {
         match tls.reader().fill_buf() {
             Ok(bytes) => {
                 let len = bytes.len().min(memory.len());
@@ -304,7 +305,7 @@ fn receive_tls(tls: &mut ClientConnection, socket: &mut TcpStream) -> io::Result
 }
 
 /// Looks up the addresses of a host, on a thread of its own, because the C library cannot be interrupted.
-fn addresses(endpoint: &Endpoint, patience: &Patience<'_>) -> io::Result<Vec<SocketAddr>> {
+fn addresses(endpoint: &Endpoint, limits: &Limits<'_>) -> io::Result<Vec<SocketAddr>> {
     let (sender, receiver) = mpsc::channel();
     let target = (endpoint.host.clone(), endpoint.port);
     thread::Builder::new().name("longshore-dns".to_owned()).spawn(move || {
@@ -312,7 +313,7 @@ fn addresses(endpoint: &Endpoint, patience: &Patience<'_>) -> io::Result<Vec<Soc
         // The receiver has given up.
         let _ = sender.send(found.map(Vec::from_iter));
     })?;
-    let limited = patience.until(Instant::now() + patience.silence_max);
+    let limited = limits.with_deadline(Instant::now() + limits.idle_timeout);
     loop {
         match receiver.recv_timeout(GLANCE) {
             Ok(found) => return found,
@@ -322,8 +323,8 @@ fn addresses(endpoint: &Endpoint, patience: &Patience<'_>) -> io::Result<Vec<Soc
     }
 }
 
-/// Repeats a call that the timeout of the socket ends, until it succeeds or the patience ends.
-fn wait<T>(patience: &Patience<'_>, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// Repeats a call that the timeout of the socket ends, until it succeeds or a limit is reached.
+fn wait<T>(limits: &Limits<'_>, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut limited = None;
     loop {
         match call() {
@@ -331,8 +332,8 @@ fn wait<T>(patience: &Patience<'_>, mut call: impl FnMut() -> io::Result<T>) -> 
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             done => return done,
         }
-        let limited =
-            limited.get_or_insert_with(|| patience.until(Instant::now() + patience.silence_max));
+        let limited = limited
+            .get_or_insert_with(|| limits.with_deadline(Instant::now() + limits.idle_timeout));
         limited.check()?;
     }
 }

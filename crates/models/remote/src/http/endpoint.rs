@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind};
 
 use url::Url;
 
-/// A server: its name, its port, and whether it speaks TLS.
+/// A server: its host name, its port, and a flag for TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// The name or the address of the host, without brackets.

@@ -19,7 +19,7 @@ pub enum HttpError {
         status: u16,
     },
     /// The server failed, also after several tries.
-    #[error("the server answers with status {status}")]
+    #[error("the server responded with status {status}")]
     Status {
         /// The status code.
         status: u16,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use longshore_mem::VolatileSliceMut;
 
 use super::client::{Client, Response};
-use super::connection::Patience;
+use super::connection::Limits;
 use super::error::HttpError;
 use super::head::Head;
 use super::progress::{PROGRESS_BYTES, Progress};
@@ -54,19 +54,19 @@ impl HttpFile {
     pub fn open(
         client: &Arc<Client>,
         requests: Arc<dyn Requests>,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<Self, HttpError> {
         let client = Arc::clone(client);
         let mut tries = Tries::default();
         loop {
-            let request = requests.get(&client, &(0..FIRST_BYTES), &Version::default(), patience);
+            let request = requests.get(&client, &(0..FIRST_BYTES), &Version::default(), limits);
             let (retry_after_s, error) = match request {
                 Ok(response) if response.head.is_empty => {
                     // No byte of an empty file can be requested.
                     let (version, linked, first) = (Version::default(), None, Vec::new());
                     return Ok(Self { client, requests, len_bytes: 0, version, linked, first });
                 }
-                Ok(mut response) => match first_bytes(&mut response, patience) {
+                Ok(mut response) => match first_bytes(&mut response, limits) {
                     Ok((len_bytes, first)) => {
                         let version = Version::of(&response.head);
                         let linked = response.head.linked_etag.clone();
@@ -77,7 +77,7 @@ impl HttpFile {
                 },
                 Err(error) => (None, error),
             };
-            tries.again(retry_after_s, error, patience)?;
+            tries.again(retry_after_s, error, limits)?;
         }
     }
 
@@ -96,7 +96,7 @@ impl HttpFile {
         &self.version
     }
 
-    /// Returns the version that a server told which redirected to the file.
+    /// Returns the `X-Linked-Etag` of the server that redirected to the file.
     pub fn linked(&self) -> Option<&str> {
         self.linked.as_deref()
     }
@@ -120,7 +120,7 @@ impl HttpFile {
         &self,
         memory: &mut VolatileSliceMut<'_>,
         offset: u64,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<(), HttpError> {
         let end = offset.checked_add(memory.len() as u64).filter(|end| *end <= self.len_bytes);
         let end = end.ok_or_else(|| HttpError::from(io::Error::from(ErrorKind::UnexpectedEof)))?;
@@ -128,7 +128,7 @@ impl HttpFile {
         while done < memory.len() {
             let before = done;
             let wanted = offset + done as u64..end;
-            match self.part(memory, &mut done, &wanted, slow, patience) {
+            match self.part(memory, &mut done, &wanted, slow, limits) {
                 Ok(()) if done == memory.len() || done - before >= PROGRESS_BYTES => {}
                 // A server may send less than requested, but not for ever.
                 Ok(()) => {
@@ -142,7 +142,7 @@ impl HttpFile {
                     if done - before >= PROGRESS_BYTES {
                         tries = Tries::default();
                     }
-                    tries.again(retry_after_s, error, patience)?;
+                    tries.again(retry_after_s, error, limits)?;
                 }
             }
         }
@@ -156,10 +156,10 @@ impl HttpFile {
         done: &mut usize,
         wanted: &Range<u64>,
         slow: u32,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<(), Failure> {
         let began = Instant::now();
-        let mut response = self.requests.get(&self.client, wanted, &self.version, patience)?;
+        let mut response = self.requests.get(&self.client, wanted, &self.version, limits)?;
         let head = &response.head;
         if let Some(error) = failure(head) {
             return Err(Failure::Error { retry_after_s: head.retry_after_s, error });
@@ -173,12 +173,12 @@ impl HttpFile {
         }
         let (len, pace) = (range.end - range.start, response.pace());
         let limit = pace.limit(len).and_then(|limit| limit.checked_mul(1 << slow.min(8)));
-        let limited = limit.map_or(*patience, |limit| patience.until(began + limit));
+        let limited = limit.map_or(*limits, |limit| limits.with_deadline(began + limit));
         let to = *done + len as usize;
         let mut place = memory.subslice_mut(0, to).map_err(io::Error::other)?;
         match receive(&mut response, &mut place, done, &limited) {
             Ok(()) => {}
-            Err(_) if limited.is_over() && !patience.is_over() => return Err(Failure::Slow),
+            Err(_) if limited.has_passed() && !limits.has_passed() => return Err(Failure::Slow),
             Err(error) => return Err(error.into()),
         }
         pace.note(len, began.elapsed());
@@ -204,10 +204,7 @@ impl<E: Into<HttpError>> From<E> for Failure {
 }
 
 /// Receives the first bytes of a file. Returns its length with them.
-fn first_bytes(
-    response: &mut Response,
-    patience: &Patience<'_>,
-) -> Result<(u64, Vec<u8>), HttpError> {
+fn first_bytes(response: &mut Response, limits: &Limits<'_>) -> Result<(u64, Vec<u8>), HttpError> {
     if let Some(error) = failure(&response.head) {
         return Err(error);
     }
@@ -217,7 +214,7 @@ fn first_bytes(
     }
     let mut first = vec![0; range.end as usize];
     let mut place = VolatileSliceMut::from(first.as_mut_slice());
-    receive(response, &mut place, &mut 0, patience)?;
+    receive(response, &mut place, &mut 0, limits)?;
     Ok((len_bytes, first))
 }
 
@@ -226,14 +223,14 @@ fn receive(
     response: &mut Response,
     memory: &mut VolatileSliceMut<'_>,
     done: &mut usize,
-    patience: &Patience<'_>,
+    limits: &Limits<'_>,
 ) -> io::Result<()> {
     let mut progress = Progress::new(*done);
     while *done < memory.len() {
-        progress.check(*done, patience)?;
+        progress.check(*done, limits)?;
         let rest = memory.len() - *done;
         let mut place = memory.subslice_mut(*done, rest).map_err(io::Error::other)?;
-        match response.connection.receive(&mut place, patience)? {
+        match response.connection.receive(&mut place, limits)? {
             0 => return Err(ErrorKind::UnexpectedEof.into()),
             received => *done += received,
         }
@@ -278,11 +275,11 @@ impl Tries {
         &mut self,
         retry_after_s: Option<u64>,
         error: HttpError,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<(), HttpError> {
         let ended = || match () {
-            () if (patience.stop)() => Err(HttpError::Stopped),
-            () if patience.is_over() => Err(HttpError::TimeLimit),
+            () if (limits.stop)() => Err(HttpError::Stopped),
+            () if limits.has_passed() => Err(HttpError::TimeLimit),
             () => Ok(()),
         };
         ended()?;

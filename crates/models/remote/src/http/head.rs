@@ -68,7 +68,7 @@ pub enum HeadProblem {
 impl fmt::Display for HeadProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Syntax => f.write_str("the answer is not an HTTP/1 response"),
+            Self::Syntax => f.write_str("the server did not send an HTTP/1 response"),
             Self::TooLong => f.write_str("the head of the response is too long"),
             Self::Field { name } => write!(f, "the response has no valid {name} header"),
         }

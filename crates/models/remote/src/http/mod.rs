@@ -17,7 +17,7 @@ mod requests;
 mod tls;
 
 pub use client::{Client, Field, Followed, Request, Response};
-pub use connection::{Connection, Patience};
+pub use connection::{Connection, Limits};
 pub use endpoint::Endpoint;
 pub use error::HttpError;
 pub use file::HttpFile;

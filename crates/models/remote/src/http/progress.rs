@@ -3,9 +3,9 @@
 use std::io::{self, ErrorKind};
 use std::time::Instant;
 
-use super::connection::Patience;
+use super::connection::Limits;
 
-/// The number of bytes that a connection must bring in each [`Patience::silence_max`], so that a server that
+/// The number of bytes that a connection must bring in each [`Limits::idle_timeout`], so that a server that
 /// sends a byte now and then does not hold a load for ever.
 pub(super) const PROGRESS_BYTES: usize = 256 << 10;
 
@@ -25,10 +25,10 @@ impl Progress {
     /// Checks that the transfer is fast enough, with `bytes` by now.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`], and those of [`Patience::check`].
-    pub(super) fn check(&mut self, bytes: usize, patience: &Patience<'_>) -> io::Result<()> {
-        patience.check()?;
-        if self.since.elapsed() >= patience.silence_max {
+    /// [`ErrorKind::TimedOut`], and those of [`Limits::check`].
+    pub(super) fn check(&mut self, bytes: usize, limits: &Limits<'_>) -> io::Result<()> {
+        limits.check()?;
+        if self.since.elapsed() >= limits.idle_timeout {
             if bytes - self.bytes < PROGRESS_BYTES {
                 return Err(ErrorKind::TimedOut.into());
             }

@@ -8,11 +8,11 @@ use std::sync::{Mutex, PoisonError};
 use url::Url;
 
 use super::client::{Client, Field, Response};
-use super::connection::Patience;
+use super::connection::Limits;
 use super::error::HttpError;
 use super::head::Head;
 
-/// Makes the requests for ranges of one file, with what authorises them.
+/// Makes authorised requests for ranges of one file.
 pub trait Requests: fmt::Debug + Send + Sync {
     /// Requests a range of a version of the file, and receives the head of the response.
     ///
@@ -23,11 +23,11 @@ pub trait Requests: fmt::Debug + Send + Sync {
         client: &Client,
         range: &Range<u64>,
         version: &Version,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<Response, HttpError>;
 }
 
-/// The version of a file, as far as a server tells it.
+/// The version of a file, from the header fields of a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version {
     /// The entity tag, with quotes. A weak one, which begins with `W/`, need not change with every byte.
@@ -47,7 +47,7 @@ impl Version {
         self.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
     }
 
-    /// Returns `true` if a response is of this version. A server that has told a version must tell it again.
+    /// Returns `true` if a response is of this version. A server that has sent a version must send it again.
     pub(super) fn is_same(&self, head: &Head) -> bool {
         let now = Self::of(head);
         match self.strong() {
@@ -98,14 +98,14 @@ impl Requests for UrlRequests {
         client: &Client,
         range: &Range<u64>,
         version: &Version,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<Response, HttpError> {
         let mut fields = vec![Field::range(range)?];
         let known = self.last().clone();
         if let Some((url, secret)) = known {
             let mut all = [fields.as_slice(), &secret].concat();
             all.extend(version.condition());
-            let response = client.get(&url, &all, patience)?;
+            let response = client.get(&url, &all, limits)?;
             // The URL after a redirect is often valid for some minutes only.
             let was_redirected = url != self.url;
             match response.head.status {
@@ -117,7 +117,7 @@ impl Requests for UrlRequests {
                 fields.extend(version.condition());
             }
         }
-        let followed = client.follow(&self.url, &fields, &self.secret, patience)?;
+        let followed = client.follow(&self.url, &fields, &self.secret, limits)?;
         if followed.response.head.status == 206 {
             let secret = if followed.left { Vec::new() } else { self.secret.clone() };
             *self.last() = Some((followed.url, secret));

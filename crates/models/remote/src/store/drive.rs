@@ -19,7 +19,7 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError as StoreHttpError, HttpRequest, HttpResponse, HttpService,
 };
 
-use crate::http::{HttpError, Patience};
+use crate::http::{HttpError, Limits};
 
 /// The longest time until a cancellation is noticed while another thread makes a request.
 const GLANCE: Duration = Duration::from_millis(100);
@@ -90,7 +90,7 @@ impl Wake for Unpark {
 /// [`HttpError::Stopped`], [`HttpError::TimeLimit`]; [`HttpError::Credentials`] if a request cannot be made.
 pub(super) fn drive<T>(
     future: impl Future<Output = T>,
-    patience: &Patience<'_>,
+    limits: &Limits<'_>,
     mut answer: impl FnMut(HttpRequest) -> Answer,
 ) -> Result<Driven<T>, HttpError> {
     let mut future = pin!(future);
@@ -119,7 +119,7 @@ pub(super) fn drive<T>(
             // Another thread renews the credentials.
             None => thread::park_timeout(GLANCE),
         }
-        patience.check().map_err(|_| match (patience.stop)() {
+        limits.check().map_err(|_| match (limits.stop)() {
             true => HttpError::Stopped,
             false => HttpError::TimeLimit,
         })?;
@@ -132,8 +132,8 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_future_is_an_error() {
-        let patience = Patience { stop: &|| false, silence_max: GLANCE, until: None };
-        let driven = drive(async { panic!("request valid") }, &patience, |_| {
+        let limits = Limits { stop: &|| false, idle_timeout: GLANCE, deadline: None };
+        let driven = drive(async { panic!("request valid") }, &limits, |_| {
             unreachable!("it makes no request")
         });
         assert!(matches!(driven.map(|_: Driven<()>| ()), Err(HttpError::Credentials(_))));

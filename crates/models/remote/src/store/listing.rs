@@ -8,7 +8,7 @@ use longshore_mem::VolatileSliceMut;
 use object_store::ListResult;
 
 use super::{ObjectName, Store};
-use crate::http::{HttpError, HttpFile, Patience};
+use crate::http::{HttpError, HttpFile, Limits};
 
 /// The limit on the number of folders that are listed for one model.
 const FOLDERS_MAX: usize = 1000;
@@ -19,7 +19,7 @@ const NAMES_MAX: usize = 200_000;
 pub(crate) struct Listing<'a> {
     store: &'a Arc<Store>,
     prefix: &'a ObjectName,
-    patience: &'a Patience<'a>,
+    limits: &'a Limits<'a>,
     listed: HashMap<String, ListResult>,
     names: usize,
 }
@@ -28,9 +28,9 @@ impl<'a> Listing<'a> {
     pub(crate) fn new(
         store: &'a Arc<Store>,
         prefix: &'a ObjectName,
-        patience: &'a Patience<'a>,
+        limits: &'a Limits<'a>,
     ) -> Self {
-        Self { store, prefix, patience, listed: HashMap::new(), names: 0 }
+        Self { store, prefix, limits, listed: HashMap::new(), names: 0 }
     }
 
     fn listed(&mut self, folder: &str) -> Result<&ListResult, HttpError> {
@@ -39,7 +39,7 @@ impl<'a> Listing<'a> {
                 let text = format!("there are more than {FOLDERS_MAX} folders");
                 return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text).into());
             }
-            let listed = self.store.list(&self.key(folder), self.patience)?;
+            let listed = self.store.list(&self.key(folder), self.limits)?;
             self.names += listed.objects.len() + listed.common_prefixes.len();
             if self.names > NAMES_MAX {
                 let text = format!("there are more than {NAMES_MAX} names below this prefix");
@@ -78,13 +78,13 @@ impl Directory for Listing<'_> {
 
     fn read(&mut self, file: &str, max_bytes: u64) -> Result<Vec<u8>, HttpError> {
         let requests = Arc::new(self.store.requests(&self.prefix.below(file).key)?);
-        let opened = HttpFile::open(&self.store.client, requests, self.patience)?;
+        let opened = HttpFile::open(&self.store.client, requests, self.limits)?;
         if opened.len() > max_bytes {
             let text = format!("{file} has more than {max_bytes} bytes");
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text).into());
         }
         let mut bytes = vec![0; opened.len() as usize];
-        opened.read(&mut VolatileSliceMut::from(bytes.as_mut_slice()), 0, self.patience)?;
+        opened.read(&mut VolatileSliceMut::from(bytes.as_mut_slice()), 0, self.limits)?;
         Ok(bytes)
     }
 }

@@ -30,9 +30,7 @@ use object_store::path::Path as Key;
 use object_store::{GetOptions, ListResult, ObjectStore};
 use url::Url;
 
-use crate::http::{
-    Client, Field, HttpError, Patience, Request, Requests, Response, Tries, Version,
-};
+use crate::http::{Client, Field, HttpError, Limits, Request, Requests, Response, Tries, Version};
 use drive::{Driven, drive};
 
 pub(crate) use config::StoreOptions;
@@ -47,8 +45,9 @@ const ANSWER_MAX_BYTES: usize = 8 << 20;
 const LISTED_MAX_BYTES: usize = 64 << 20;
 /// The limit on the number of requests for one listing. A page has at least 1,000 names.
 const REQUESTS_MAX: u32 = 200;
+const TOO_LONG: &str = "the listing has more than 200 pages or 64 MiB; name a longer prefix";
 /// The longest time for which the metadata server of a cloud instance is waited for. Elsewhere nothing answers.
-const METADATA_PATIENCE: Duration = Duration::from_secs(2);
+const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A bucket.
 pub(crate) struct Store {
@@ -89,11 +88,11 @@ impl Store {
     }
 
     /// Lists the objects and folders directly below a prefix.
-    fn list(&self, prefix: &str, patience: &Patience<'_>) -> Result<ListResult, HttpError> {
+    fn list(&self, prefix: &str, limits: &Limits<'_>) -> Result<ListResult, HttpError> {
         let prefix = parse_key(prefix)?;
         let list = || {
             let signer = self.signer();
-            match self.drive(signer.list_with_delimiter(Some(&prefix)), patience)? {
+            match self.drive(signer.list_with_delimiter(Some(&prefix)), limits)? {
                 Driven::Done(listed) => Ok(listed),
                 Driven::Range(_) => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
             }
@@ -113,14 +112,14 @@ impl Store {
         key: &Key,
         range: &Range<u64>,
         version: &Version,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<(Url, Vec<Field>), HttpError> {
         let signer = self.signer();
         // Azure also signs the condition.
         let options = GetOptions::new()
             .with_range(Some(range.clone()))
             .with_if_match(version.strong().map(str::to_owned));
-        match self.drive(signer.get_opts(key, options), patience)? {
+        match self.drive(signer.get_opts(key, options), limits)? {
             Driven::Range(request) => Ok((to_url(request.uri())?, to_fields(&request)?)),
             Driven::Done(_) => {
                 Err(HttpError::Credentials("the request could not be signed".to_owned()))
@@ -132,20 +131,18 @@ impl Store {
     fn drive<T>(
         &self,
         future: impl Future<Output = object_store::Result<T>>,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<Driven<T>, HttpError> {
         let (mut failed, mut count, mut asked_metadata) = (None, 0, false);
         let (mut status, mut listed_bytes) = (None, 0);
-        let driven = drive(future, patience, |request| {
+        let driven = drive(future, limits, |request| {
             count += 1;
             asked_metadata |= to_url(request.uri()).is_ok_and(|url| is_metadata(&url));
             let answer = match count {
                 ..=REQUESTS_MAX if listed_bytes <= LISTED_MAX_BYTES => {
-                    self.answer(&request, patience)
+                    self.answer(&request, limits)
                 }
-                _ => {
-                    Err(io::Error::new(io::ErrorKind::InvalidData, "the listing has no end").into())
-                }
+                _ => Err(io::Error::new(io::ErrorKind::InvalidData, TOO_LONG).into()),
             };
             status = answer.as_ref().ok().map(|(answer, _)| answer.status().as_u16());
             listed_bytes += answer.as_ref().map_or(0, |(_, len_bytes)| *len_bytes);
@@ -171,7 +168,7 @@ impl Store {
     fn answer(
         &self,
         request: &HttpRequest,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<(HttpResponse, usize), HttpError> {
         let url = to_url(request.uri())?;
         let fields = to_fields(request)?;
@@ -180,8 +177,8 @@ impl Store {
             Request { method: request.method().as_str(), url: &url, fields: &fields, body: &body };
         let is_metadata = is_metadata(&url);
         let limited = match is_metadata {
-            true => patience.until(Instant::now() + METADATA_PATIENCE),
-            false => *patience,
+            true => limits.with_deadline(Instant::now() + METADATA_TIMEOUT),
+            false => *limits,
         };
         let mut tries = Tries::default();
         loop {
@@ -207,7 +204,7 @@ impl Store {
                 Err(error) if is_metadata => return Err(error.into()),
                 Err(error) => (None, error.into()),
             };
-            tries.again(retry_after_s, error, patience)?;
+            tries.again(retry_after_s, error, limits)?;
         }
     }
 
@@ -257,11 +254,11 @@ impl Requests for ObjectRequests {
         client: &Client,
         range: &Range<u64>,
         version: &Version,
-        patience: &Patience<'_>,
+        limits: &Limits<'_>,
     ) -> Result<Response, HttpError> {
         let get = || -> Result<Response, HttpError> {
-            let (url, fields) = self.store.sign(&self.key, range, version, patience)?;
-            Ok(client.get(&url, &fields, patience)?)
+            let (url, fields) = self.store.sign(&self.key, range, version, limits)?;
+            Ok(client.get(&url, &fields, limits)?)
         };
         let response = get()?;
         let region = response.head.bucket_region.as_deref();

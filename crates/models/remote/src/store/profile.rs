@@ -16,9 +16,9 @@ use object_store::aws::AwsCredential;
 use serde::Deserialize;
 
 /// The longest time that `aws` may take. With single sign-on, it makes a request.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest time until its output is there when it has ended.
-const OUTPUT_PATIENCE: Duration = Duration::from_secs(1);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time for which credentials are used. Those of a role are valid for at least 15 minutes.
 const VALIDITY: Duration = Duration::from_secs(300);
 /// The limit on the output of `aws`, in bytes. A session token has about 1,000.
@@ -179,7 +179,7 @@ fn run(arguments: &[&str]) -> io::Result<String> {
         // The receiver may have given up.
         let _ = sender.send(read.map(|_| text));
     });
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let status = loop {
         match child.try_wait()? {
             Some(status) => break status,
@@ -195,5 +195,5 @@ fn run(arguments: &[&str]) -> io::Result<String> {
         return Err(io::Error::other(status.to_string()));
     }
     // A program that it has started may keep its output open.
-    output.recv_timeout(OUTPUT_PATIENCE).map_err(|_| io::Error::from(ErrorKind::TimedOut))?
+    output.recv_timeout(OUTPUT_TIMEOUT).map_err(|_| io::Error::from(ErrorKind::TimedOut))?
 }

@@ -12,6 +12,15 @@ use std::time::Duration;
 
 use url::Url;
 
+/// A safetensors file with one tensor.
+pub(crate) fn model() -> Vec<u8> {
+    let header = br#"{"weight":{"dtype":"U8","shape":[7],"data_offsets":[0,7]}}"#;
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header);
+    file.extend_from_slice(b"weights");
+    file
+}
+
 /// A request, as far as the tests look at it.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
