@@ -68,7 +68,7 @@ pub(crate) fn take_raised() -> Option<PyErr> {
     own.map(|(_, error)| error)
 }
 
-/// Shows what the user should know about the files that were found, as warnings.
+/// Shows the notes about the files that were found as warnings.
 ///
 /// # Errors
 /// The exception of a warning, if the program made one of it.

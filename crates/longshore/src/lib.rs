@@ -23,7 +23,7 @@
 //! | --- | --- | --- |
 //! | [`load`](mod@load) | `models` | plans, the overlapped reader, verification |
 //! | [`formats`] | `models` | safetensors, GGUF and index files: bytes in, ranges out |
-//! | [`remote`] | `remote` | files of HTTP servers, in place of files of this machine |
+//! | [`remote`] | `remote` | files of HTTP servers, object stores and the Hugging Face Hub, in place of files of this machine |
 //! | [`serve`] | `models` | sharing on a node: a server that loads each model once, and its clients |
 //! | [`access`] | `devices` | reads and writes of memory by IOVA, as a device makes them; the feature `vm-memory` adds rust-vmm's `GuestMemory` |
 //! | [`domain`] | `devices` | a DMA API with bounce buffers; the features `vfio` and `iommufd` add devices of this machine, and `tracing` adds a span for each operation |

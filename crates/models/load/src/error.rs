@@ -259,7 +259,7 @@ impl Error {
             ObjectError::Changed => Self::Changed { path, change: Change::Replaced },
             ObjectError::Stopped => Self::Cancelled { done_bytes, total_bytes: range.end },
             ObjectError::Failed(error) => {
-                // Its kind tells whether the file is missing, the access is refused, or the time is over.
+                // Callers need its kind: a missing file, a refusal or a timeout.
                 let source = error.downcast().map_or_else(io::Error::other, |error| *error);
                 Self::Read { path, range, done_bytes, source }
             }

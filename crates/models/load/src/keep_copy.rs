@@ -77,7 +77,7 @@ pub fn keep_copy(
     Ok(())
 }
 
-/// Returns the length and the version of a file, as its server tells it.
+/// Returns the length of a file, and the version that its server sends.
 fn version(source: &SourceFile) -> (u64, Option<&str>) {
     (source.len(), source.object().and_then(Object::version))
 }

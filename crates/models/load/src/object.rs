@@ -14,12 +14,13 @@ pub trait Object: fmt::Debug + Send + Sync {
         self.len() == 0
     }
 
-    /// Returns the version, as the server tells it: another content has another one. `None` if it tells none.
+    /// Returns the version that the server sends: different content has a different version. `None` if it sends
+    /// none.
     fn version(&self) -> Option<&str> {
         None
     }
 
-    /// Returns the SHA-256 checksum in hexadecimal digits, if the server tells it.
+    /// Returns the SHA-256 checksum in hexadecimal digits, if the server sends it.
     fn sha256(&self) -> Option<&str> {
         None
     }

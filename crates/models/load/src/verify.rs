@@ -95,12 +95,12 @@ impl Manifest {
         }
     }
 
-    /// Makes a manifest from what the Hugging Face Hub tells of large files: their SHA-256 checksums. A server of
-    /// it sends them, and in the local cache a file is stored under its own: `blobs/SHA256`, with links to it
-    /// in `snapshots`.
+    /// Makes a manifest of the SHA-256 checksums that the Hugging Face Hub has of large files. The Hub sends them
+    /// when it redirects to the storage. In the local cache, a file is stored under its checksum:
+    /// `blobs/SHA256`, with links to it in `snapshots`.
     ///
     /// # Errors
-    /// [`Error::Manifest`] for a file of which the Hub tells none; [`Error::Open`] if a link cannot be followed.
+    /// [`Error::Manifest`] for a file without such a checksum; [`Error::Open`] if a link cannot be followed.
     pub fn of_hub<'f>(files: impl IntoIterator<Item = &'f SourceFile>) -> Result<Self> {
         let mut entries = Vec::new();
         for source in files {

@@ -33,7 +33,7 @@ fn tensors(opened: &Opened) -> Vec<String> {
     opened.placed_tensors().map(|placed| placed.tensor.name.to_owned()).collect()
 }
 
-/// Makes the manifest of a file from what the Hub tells of it.
+/// Makes the manifest of a file of the Hub.
 fn of_hub(path: &Path) -> Result<Manifest, Error> {
     Manifest::of_hub([&SourceFile::open(path)?])
 }

@@ -65,7 +65,12 @@ impl Origin<'_> {
 
     /// Returns the number of bytes of all files.
     pub(super) fn content_bytes(&self) -> u64 {
-        self.records().iter().map(|file| file.bytes).fold(0, u64::saturating_add)
+        match self {
+            Self::Local(tree) => tree.content_bytes(),
+            Self::Remote(model) => {
+                model.files().iter().map(|file| file.source.len()).fold(0, u64::saturating_add)
+            }
+        }
     }
 
     /// Opens the file with this number for reading.

@@ -48,7 +48,7 @@ pub(crate) struct FileRecord {
     born: Option<(i64, u32)>,
     pub(crate) bytes: u64,
     modified: (i64, u32),
-    /// The version of a file of a server, as that tells it.
+    /// The version that the server of the file sends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     version: Option<String>,
     #[serde(default)]
@@ -97,7 +97,7 @@ impl Record {
 
     /// Returns `true` if both are of the same versions of the same files, published with the same mode.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        // The version that a server tells is one of its file, and not of the content.
+        // Two servers can send the same version for different content.
         let is_local = |file: &FileRecord| file.identity().is_some();
         (self.source == other.source || self.files.iter().all(is_local))
             && self.mode == other.mode
@@ -152,7 +152,7 @@ impl FileRecord {
     }
 
     fn is_same(&self, other: &Self) -> bool {
-        // A server that tells no versions may have another file now.
+        // A server that sends no version may have another file now.
         (self.identity().is_some() || self.version.is_some())
             && (&self.path, self.identity(), self.born, self.bytes, self.modified, &self.version)
                 == (
