@@ -177,7 +177,7 @@ impl<'a> Hub<'a> {
         max_bytes: usize,
         limits: &Limits<'_>,
     ) -> Result<(u16, Vec<u8>), HttpError> {
-        let mut tries = Tries::default();
+        let (mut tries, mut broke) = (Tries::default(), false);
         loop {
             let answer = self.client.follow(url, &[], self.secret(), limits);
             let answer = answer.and_then(|Followed { mut response, .. }| {
@@ -192,7 +192,12 @@ impl<'a> Hub<'a> {
                     error if error.is_transient() => (retry_after_s, error),
                     _ => return Ok((status, body)),
                 },
-                Err(error) => (None, error.into()),
+                // The local cache may have the model, so a connection is tried only twice.
+                Err(error) if broke => return Err(error.into()),
+                Err(error) => {
+                    broke = true;
+                    (None, error.into())
+                }
             };
             tries.again(retry_after_s, error, limits)?;
         }

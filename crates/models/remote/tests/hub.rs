@@ -130,12 +130,19 @@ fn a_gated_repository_is_named_with_its_page() {
 }
 
 #[test]
+fn a_connection_to_the_hub_is_tried_twice() {
+    let hub = Server::start(Vec::new(), |_, _| Answer::Close);
+    found(&remote(&hub), "hf://org/no-such-repository-of-a-test").unwrap_err();
+    assert_eq!(hub.connections.load(Ordering::Relaxed), 2);
+}
+
+#[test]
 fn a_hub_that_is_busy_is_asked_again() {
     let description =
         format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{{\"rfilename\":\"model.safetensors\"}}]}}");
     let hub = Server::start(Vec::new(), move |number, _| match number {
         0 => status("429 Too Many Requests"),
-        1 => Answer::Cut(0),
+        1 => Answer::Close,
         _ => json(&description),
     });
     let expected = format!("hf://org/name@{COMMIT}/model.safetensors");

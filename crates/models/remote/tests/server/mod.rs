@@ -42,6 +42,8 @@ impl Request {
 pub(crate) enum Answer {
     /// The range of the content, with an ETag.
     Content(&'static str),
+    /// Nothing: the connection is closed.
+    Close,
     /// The first bytes of the range; then the connection is closed.
     Cut(usize),
     /// The first bytes of the range; then nothing for a minute.
@@ -123,6 +125,7 @@ fn serve(
         };
         let goes_on = match answer(number, &request) {
             Answer::Content(etag) => send(None, etag),
+            Answer::Close => false,
             Answer::Cut(len) => {
                 send(Some(len), "\"1\"");
                 false
