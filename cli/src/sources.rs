@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use longshore::formats::directory::ModelFilter;
 use longshore::formats::printable;
-use longshore::load::{self, FormatChoice, Opened, RemoteModel};
+use longshore::load::{self, FormatChoice, HubName, Opened, RemoteModel};
 use longshore::remote::{FoundModel, Remote, is_remote};
 
 use crate::exit::failure;
@@ -133,7 +133,9 @@ pub(crate) fn print_notes(notes: &[String]) {
 /// Returns the model to publish for a source. One on this machine has an absolute path.
 pub(crate) fn to_publish(remote: &Remote, source: &Path) -> anyhow::Result<FoundModel> {
     Ok(match remote.model(source, &ModelFilter::new())? {
-        FoundModel::Local(path) => FoundModel::Local(std::path::absolute(load::locate(&path)?)?),
+        // The publisher looks a name up itself, because it follows no links in the cache.
+        FoundModel::Local(path) if HubName::is_one(&path) => FoundModel::Local(path),
+        FoundModel::Local(path) => FoundModel::Local(std::path::absolute(path)?),
         remote => remote,
     })
 }

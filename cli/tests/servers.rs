@@ -298,5 +298,13 @@ fn a_repository_is_published_from_the_hub_or_from_the_cache() {
     std::os::unix::fs::symlink(&secret, snapshot.join("config.json")).unwrap();
     let refused = publish(&["--replace"]);
     assert!(refused.code != 0 && refused.stderr.contains("symbolic link"), "{}", refused.stderr);
+    // Nor may a directory of the cache be one, also if it has all files.
+    let other = nginx.dir.path().join("other");
+    fs::rename(&snapshot, &other).unwrap();
+    fs::remove_file(other.join("config.json")).unwrap();
+    fs::write(other.join("config.json"), "secret").unwrap();
+    std::os::unix::fs::symlink(&other, &snapshot).unwrap();
+    let refused = publish(&["--replace"]);
+    assert!(refused.code != 0 && refused.stderr.contains("symbolic link"), "{}", refused.stderr);
     assert!(fs::read_to_string(model.join("config.json")).unwrap().contains("cached"));
 }

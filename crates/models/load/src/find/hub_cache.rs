@@ -55,6 +55,11 @@ impl HubCache {
         Self { directory: directory.into() }
     }
 
+    /// Returns the directory of the cache.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Returns the path of a repository's revision, or of a file in it. The Hub is not asked, so a branch
     /// is at the commit of the last download.
     ///

@@ -103,6 +103,23 @@ pub fn locate(source: impl AsRef<Path>) -> Result<PathBuf> {
     }
 }
 
+/// Returns the path of a source like [`locate`], and `true` if no component of it may be a symbolic link: in the
+/// cache, whose owner could put a link to another directory in it, while the cache itself may be named by one.
+///
+/// # Errors
+/// Those of [`locate`].
+pub(crate) fn locate_without_links(source: &Path) -> Result<(PathBuf, bool)> {
+    let path = locate(source)?;
+    if hub_name(source)?.is_none() {
+        return Ok((path, false));
+    }
+    let cache = HubCache::from_env()?;
+    let failed = |error| Error::Open { path: cache.directory().to_owned(), source: error };
+    let real = cache.directory().canonicalize().map_err(failed)?;
+    let below = path.strip_prefix(cache.directory()).unwrap_or(&path);
+    Ok((real.join(below), true))
+}
+
 fn hub_name(source: &Path) -> Result<Option<HubName>> {
     HubName::from_path(source).map_err(|error| Error::Hub {
         name: source.to_string_lossy().into_owned(),

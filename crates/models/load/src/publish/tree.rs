@@ -13,7 +13,7 @@ use longshore_sys::file::{self, Kind};
 use super::problem::PublishProblem;
 use super::record::{self, DEPTH_MAX, ENTRIES_MAX, FileRecord, Record};
 use crate::error::{Error, Result};
-use crate::find::locate;
+use crate::find::locate_without_links;
 use crate::open::{FormatChoice, others_of};
 use crate::reason::{Change, FileKind};
 use crate::source::SourceFile;
@@ -76,15 +76,15 @@ impl Tree {
     /// links are followed.
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::NotRegular`], [`Error::Publish`], and those of [`others_of`] and [`locate`].
+    /// [`Error::Open`], [`Error::NotRegular`], [`Error::Publish`], and those of [`others_of`] and [`locate`](crate::locate).
     pub(crate) fn of(source: &Path, links: Links) -> Result<Self> {
         let located;
-        let source = match links {
+        let (source, is_plain) = match links {
             Links::Followed => {
-                located = locate(source)?;
-                &located
+                located = locate_without_links(source)?;
+                (located.0.as_path(), located.1)
             }
-            Links::Refused => source,
+            Links::Refused => (source, true),
         };
         let failed = |error| Error::Open { path: source.to_owned(), source: error };
         let kind = file::kind_at_source(source, links == Links::Refused).map_err(|error| {
@@ -94,7 +94,7 @@ impl Tree {
             }
         })?;
         // Only the names in a model may not be links; the model itself may be named by one.
-        let real = if links == Links::Refused {
+        let real = if is_plain {
             without_dots(&std::path::absolute(source).map_err(failed)?)
         } else if kind == Kind::Directory {
             source.canonicalize().map_err(failed)?
@@ -114,7 +114,7 @@ impl Tree {
         let (boundary, prefix) = boundary_of(root);
         // Without links, because a user may have renamed a directory meanwhile.
         let opened = directory::open_path(boundary).map_err(|error| {
-            match beneath::is_loop(&error) && links == Links::Refused {
+            match beneath::is_loop(&error) && is_plain {
                 true => publish_error(source, PublishProblem::Link),
                 false => failed(error),
             }
