@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use longshore::formats::directory::DirectoryProblem;
 use longshore::load::{Error, HubName, HubProblem, PublishProblem};
-use longshore::remote::is_remote;
+use longshore::remote::{is_remote, without_secrets};
 use longshore::{heap, serve};
 use serde_json::json;
 
@@ -85,6 +85,8 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
             message = format!("{message}: {cause}");
         }
     }
+    // A message may contain the source as it was given.
+    let message = without_secrets(&message);
     if json && !error.is::<Told>() {
         // If this cannot be written, standard error still has the error.
         let _ = print(&format!("{}\n", json!({ "error": message, "exit_code": code })));

@@ -187,6 +187,22 @@ fn what_a_server_refuses_is_said() {
     assert!(!refused.stderr.contains("secret"), "{}", refused.stderr);
     let url = at("m.safetensors");
     with(&["load", &url, "--include", "*"], &[]).expect(2, &["it is a file"]);
+    let hidden = format!("{url}?signature=secret");
+    let keep = ["load", "/dev/null?secret", "--keep-copy", "copy"];
+    for arguments in [
+        &["load", &hidden, "--include", "*"][..],
+        &["load", "ftp://user:secret@host/m.gguf"],
+        &["load", "s3://key:secret@bucket/m.gguf", "--timeout", "0.1"],
+        &["evict", &hidden],
+        &["repack", &hidden, "m.gguf"],
+        &["publish", "https://user:secret@127.0.0.1:1/m.gguf", "--to", "/dev/shm"],
+        &["attach", &hidden],
+    ] {
+        let refused = with(arguments, &[]);
+        let shown = format!("{}{}", refused.stdout, refused.stderr);
+        assert!(refused.code != 0 && !shown.contains("secret"), "{arguments:?}: {shown}");
+    }
+    with(&keep, &[]).expect(2, &["on this machine already"]);
     with(&["load", "ftp://host/m.gguf"], &[]).expect(2, &["ftp:// is not supported"]);
     with(&["load", "s3://"], &[]).expect(2, &["s3://BUCKET/KEY"]);
     with(&["load", &url], &[("http_proxy", "socks5://127.0.0.1:1")]).expect(2, &["proxy"]);

@@ -11,6 +11,7 @@ use crate::cache::{in_cache, is_commit};
 use crate::http::HttpError;
 use crate::hub::{self, Hub, HubError, Revision};
 use crate::opener::{Remote, failed, is_url};
+use crate::shown::shown_path;
 use crate::store::{Listing, ObjectName};
 
 /// The usual name of an index, which is asked for before a listing, for which there may be no right.
@@ -224,7 +225,7 @@ fn unknown_scheme(source: &Path) -> Option<&str> {
 fn refuse_filter(source: &Path, filter: &ModelFilter) -> Result<()> {
     match filter.is_empty() {
         true => Ok(()),
-        false => Err(Error::Directory { path: source.to_owned(), reason: DirectoryProblem::File }),
+        false => Err(Error::Directory { path: shown_path(source), reason: DirectoryProblem::File }),
     }
 }
 

@@ -20,3 +20,4 @@ mod store;
 pub use credentials::FoundCredentials;
 pub use model::FoundModel;
 pub use opener::{Remote, UnknownOptionError, is_remote};
+pub use shown::without_secrets;

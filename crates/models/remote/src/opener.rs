@@ -18,7 +18,7 @@ use url::Url;
 use crate::cache::{in_cache, is_commit};
 use crate::http::{Client, HttpError, HttpFile, Limits, Requests, UrlRequests, Version};
 use crate::hub::Hub;
-use crate::shown::shown_text;
+use crate::shown::{shown_path, shown_text};
 use crate::store::{ObjectName, Provider, Store, StoreOptions};
 
 /// The longest time for which a server may send nothing.
@@ -381,6 +381,7 @@ impl Object for RemoteObject {
 }
 
 pub(crate) fn failed(path: &Path, error: HttpError) -> Error {
+    let path = shown_path(path);
     if matches!(error, HttpError::Changed) {
         return Error::Changed { path: path.to_owned(), change: Change::Replaced };
     }
