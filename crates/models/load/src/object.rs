@@ -20,6 +20,12 @@ pub trait Object: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Returns a name of the server and of the file on it, without secrets. Two files can have equal versions, but not
+    /// also equal names. `None` if there is no such name.
+    fn origin(&self) -> Option<&str> {
+        None
+    }
+
     /// Returns the SHA-256 checksum in hexadecimal digits, if the server sends it.
     fn sha256(&self) -> Option<&str> {
         None

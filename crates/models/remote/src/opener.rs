@@ -7,12 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use longshore_formats::directory::ModelFilter;
 use longshore_load::{
     CancelToken, Change, Error, FormatChoice, HubName, Object, ObjectError, Opened, Opener, Result,
     SourceFile, is_index, open_by,
 };
 use longshore_mem::VolatileSliceMut;
+use sha2::{Digest as _, Sha256};
 use url::Url;
 
 use crate::cache::{in_cache, is_commit};
@@ -204,7 +207,10 @@ impl Remote {
                 let linked = file.linked().filter(|_| HubName::is_one(path));
                 let sha256 = linked.map(|etag| etag.trim_matches('"').to_owned());
                 let time = self.time.clone();
-                let object = RemoteObject { file, sha256, time, _first_bytes: first_bytes };
+                let origin = file
+                    .url()
+                    .map(|url| BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(url.as_str())));
+                let object = RemoteObject { file, origin, sha256, time, _first_bytes: first_bytes };
                 Ok(SourceFile::from_object(name, Arc::new(object)))
             }
             Err(error) => Err(failed(&name, error)),
@@ -317,6 +323,8 @@ impl std::fmt::Debug for Remote {
 #[derive(Debug)]
 struct RemoteObject {
     file: HttpFile,
+    /// A checksum of the URL, which can have secrets.
+    origin: Option<String>,
     sha256: Option<String>,
     time: TimeLimit,
     _first_bytes: Option<KeptBytes>,
@@ -352,6 +360,10 @@ impl Object for RemoteObject {
     fn version(&self) -> Option<&str> {
         // Two files can be of the same second.
         self.file.version().strong()
+    }
+
+    fn origin(&self) -> Option<&str> {
+        self.origin.as_deref()
     }
 
     fn sha256(&self) -> Option<&str> {

@@ -3,6 +3,7 @@
 mod server;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use longshore_formats::directory::ModelFilter;
@@ -209,6 +210,66 @@ fn a_model_of_another_server_is_not_the_same_one() {
     assert_eq!(publish(&one), Outcome::New);
     assert_eq!(publish(&one), Outcome::AlreadyPublished);
     assert_eq!(publish(&other), Outcome::Replaced);
+}
+
+#[test]
+fn a_file_of_another_query_is_not_the_same_one() {
+    let server = Server::start(model(), |_, _| Answer::Content("\"1\""));
+    let target = tempfile::tempdir_in("/dev/shm").unwrap();
+    let publish = |query: &str| {
+        let url = format!("{}?{query}", server.url);
+        let model = Remote::new().model(&url, &ModelFilter::new()).unwrap().remote().unwrap();
+        Publisher::new(target.path()).replace(true).publish_remote(&model).unwrap().outcome
+    };
+    let outcomes = ["file=secret-a", "file=secret-a", "file=b"].map(publish);
+    assert_eq!(outcomes, [Outcome::New, Outcome::AlreadyPublished, Outcome::Replaced]);
+    // The record has no secrets of the URL.
+    let found = Command::new("grep").args(["-r", "secret"]).arg(target.path()).output().unwrap();
+    assert!(found.stdout.is_empty(), "{}", String::from_utf8_lossy(&found.stdout));
+}
+
+#[test]
+fn a_server_without_versions_is_noted_once() {
+    let head =
+        "HTTP/1.1 206 Partial Content\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/10\r\n\r\n";
+    let server = Server::start(Vec::new(), move |_, _| Answer::Raw(format!("{head}0123456789")));
+    let remote = Remote::new();
+    for name in ["a.gguf", "b.gguf"] {
+        remote.open_file(Path::new(server.url.join(name).unwrap().as_str())).unwrap();
+    }
+    let notes = remote.notes();
+    assert!(
+        notes.len() == 1 && notes[0].contains("the server 127.0.0.1 sends no versions"),
+        "{notes:?}"
+    );
+}
+
+#[test]
+fn files_beside_the_weights_are_not_dropped() {
+    let names: Vec<String> = (0..1001).map(|number| format!("m/{number}.json")).collect();
+    let server = bucket(move |_, _| {
+        let names = names.iter().map(String::as_str).chain(["m/a.safetensors"]);
+        page(&names.collect::<Vec<_>>(), &[], None)
+    });
+    let refused = remote(&server).model("s3://bucket/m/", &ModelFilter::new()).unwrap_err();
+    assert!(cause(&refused).contains("1001 files beside its weights"), "{}", cause(&refused));
+}
+
+#[test]
+fn all_listings_of_a_search_have_one_limit() {
+    let folders: Vec<String> = (0..100).map(|number| format!("m/{number}/")).collect();
+    let blank = " ".repeat(4 << 20);
+    let server = bucket(move |_, request| match request.target.ends_with("prefix=m%2F") {
+        true => page(&[], &folders.iter().map(String::as_str).collect::<Vec<_>>(), None),
+        false => {
+            let body = format!("<ListBucketResult>{blank}</ListBucketResult>");
+            let len = body.len();
+            Answer::Raw(format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\n\r\n{body}"))
+        }
+    });
+    let refused = found(&remote(&server), "s3://bucket/m/").unwrap_err();
+    assert!(cause(&refused).contains("more than 64 MiB"), "{}", cause(&refused));
+    assert!((16..25).contains(&server.count()), "{}", server.count());
 }
 
 #[test]

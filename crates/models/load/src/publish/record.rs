@@ -142,7 +142,9 @@ impl FileRecord {
 
     /// Makes the record of a file, which can be one of a server.
     pub(crate) fn of(path: &str, source: &SourceFile) -> Self {
-        let version = source.object().and_then(|object| object.version()).map(str::to_owned);
+        let version = source.object().and_then(|object| {
+            Some(format!("{} {}", object.origin().unwrap_or_default(), object.version()?))
+        });
         Self { version, ..Self::new(path, &source.version()) }
     }
 

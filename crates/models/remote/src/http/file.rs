@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longshore_mem::VolatileSliceMut;
+use url::Url;
 
 use super::client::{Client, Response};
 use super::connection::Limits;
@@ -79,6 +80,11 @@ impl HttpFile {
             };
             tries.again(retry_after_s, error, limits)?;
         }
+    }
+
+    /// Returns the URL of the file, without a user, and without the query of an object store.
+    pub fn url(&self) -> Option<Url> {
+        self.requests.url()
     }
 
     /// Returns the length of the file in bytes.

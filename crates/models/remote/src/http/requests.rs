@@ -14,6 +14,9 @@ use super::head::Head;
 
 /// Makes authorised requests for ranges of one file.
 pub trait Requests: fmt::Debug + Send + Sync {
+    /// Returns the URL of the file, without a user. `None` before the first request.
+    fn url(&self) -> Option<Url>;
+
     /// Requests a range of a version of the file, and receives the head of the response.
     ///
     /// # Errors
@@ -93,6 +96,13 @@ impl fmt::Debug for UrlRequests {
 }
 
 impl Requests for UrlRequests {
+    fn url(&self) -> Option<Url> {
+        let mut url = self.url.clone();
+        // These fail for a URL without a host, which has no user.
+        let _ = (url.set_username(""), url.set_password(None));
+        Some(url)
+    }
+
     fn get(
         &self,
         client: &Client,

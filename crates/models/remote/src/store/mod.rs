@@ -17,7 +17,7 @@ mod refusal;
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -84,7 +84,7 @@ impl Store {
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a key that `object_store` cannot ask for.
     pub(crate) fn requests(self: &Arc<Self>, key: &str) -> Result<ObjectRequests, HttpError> {
-        Ok(ObjectRequests { store: Arc::clone(self), key: parse_key(key)? })
+        Ok(ObjectRequests { store: Arc::clone(self), key: parse_key(key)?, url: OnceLock::new() })
     }
 
     /// Lists the objects and folders directly below a prefix.
@@ -246,9 +246,14 @@ impl fmt::Debug for Store {
 pub(crate) struct ObjectRequests {
     store: Arc<Store>,
     key: Key,
+    url: OnceLock<Url>,
 }
 
 impl Requests for ObjectRequests {
+    fn url(&self) -> Option<Url> {
+        self.url.get().cloned()
+    }
+
     fn get(
         &self,
         client: &Client,
@@ -258,6 +263,12 @@ impl Requests for ObjectRequests {
     ) -> Result<Response, HttpError> {
         let get = || -> Result<Response, HttpError> {
             let (url, fields) = self.store.sign(&self.key, range, version, limits)?;
+            self.url.get_or_init(|| {
+                let mut url = url.clone();
+                // Azure can have a signature there.
+                url.set_query(None);
+                url
+            });
             Ok(client.get(&url, &fields, limits)?)
         };
         let response = get()?;
