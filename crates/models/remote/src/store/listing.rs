@@ -7,7 +7,7 @@ use longshore_formats::directory::Directory;
 use longshore_mem::VolatileSliceMut;
 use object_store::ListResult;
 
-use super::{ObjectName, Store};
+use super::{LISTED_MAX_BYTES, ObjectName, Store};
 use crate::http::{HttpError, HttpFile, Limits};
 
 /// The limit on the number of folders that are listed for one model.
@@ -22,6 +22,7 @@ pub(crate) struct Listing<'a> {
     limits: &'a Limits<'a>,
     listed: HashMap<String, ListResult>,
     names: usize,
+    left_bytes: usize,
 }
 
 impl<'a> Listing<'a> {
@@ -30,7 +31,14 @@ impl<'a> Listing<'a> {
         prefix: &'a ObjectName,
         limits: &'a Limits<'a>,
     ) -> Self {
-        Self { store, prefix, limits, listed: HashMap::new(), names: 0 }
+        Self {
+            store,
+            prefix,
+            limits,
+            listed: HashMap::new(),
+            names: 0,
+            left_bytes: LISTED_MAX_BYTES,
+        }
     }
 
     fn listed(&mut self, folder: &str) -> Result<&ListResult, HttpError> {
@@ -39,7 +47,7 @@ impl<'a> Listing<'a> {
                 let text = format!("there are more than {FOLDERS_MAX} folders");
                 return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text).into());
             }
-            let listed = self.store.list(&self.key(folder), self.limits)?;
+            let listed = self.store.list(&self.key(folder), &mut self.left_bytes, self.limits)?;
             self.names += listed.objects.len() + listed.common_prefixes.len();
             if self.names > NAMES_MAX {
                 let text = format!("there are more than {NAMES_MAX} names below this prefix");

@@ -43,9 +43,12 @@ pub(crate) use profile::has_profile;
 const ANSWER_MAX_BYTES: usize = 8 << 20;
 /// The limit on all pages of a listing together, in bytes.
 const LISTED_MAX_BYTES: usize = 64 << 20;
+/// The limit on all answers to requests for tokens for one request, in bytes.
+const TOKENS_MAX_BYTES: usize = 16 << 20;
 /// The limit on the number of requests for one listing. A page has at least 1,000 names.
 const REQUESTS_MAX: u32 = 200;
-const TOO_LONG: &str = "the listing has more than 200 pages or 64 MiB; name a longer prefix";
+const TOO_LONG: &str =
+    "the listings have more than 64 MiB, or one has more than 200 pages; name a longer prefix";
 /// The longest time for which the metadata server of a cloud instance is waited for. Elsewhere nothing answers.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -87,12 +90,18 @@ impl Store {
         Ok(ObjectRequests { store: Arc::clone(self), key: parse_key(key)?, url: OnceLock::new() })
     }
 
-    /// Lists the objects and folders directly below a prefix.
-    fn list(&self, prefix: &str, limits: &Limits<'_>) -> Result<ListResult, HttpError> {
+    /// Lists the objects and folders directly below a prefix. `left_bytes` is the limit on the answers, less those
+    /// of the caller's other listings.
+    fn list(
+        &self,
+        prefix: &str,
+        left_bytes: &mut usize,
+        limits: &Limits<'_>,
+    ) -> Result<ListResult, HttpError> {
         let prefix = parse_key(prefix)?;
         let list = || {
             let signer = self.signer();
-            match self.drive(signer.list_with_delimiter(Some(&prefix)), limits)? {
+            match self.drive(signer.list_with_delimiter(Some(&prefix)), left_bytes, limits)? {
                 Driven::Done(listed) => Ok(listed),
                 Driven::Range(_) => Err(io::Error::from(io::ErrorKind::InvalidData).into()),
             }
@@ -119,7 +128,8 @@ impl Store {
         let options = GetOptions::new()
             .with_range(Some(range.clone()))
             .with_if_match(version.strong().map(str::to_owned));
-        match self.drive(signer.get_opts(key, options), limits)? {
+        let mut left_bytes = TOKENS_MAX_BYTES;
+        match self.drive(signer.get_opts(key, options), &mut left_bytes, limits)? {
             Driven::Range(request) => Ok((to_url(request.uri())?, to_fields(&request)?)),
             Driven::Done(_) => {
                 Err(HttpError::Credentials("the request could not be signed".to_owned()))
@@ -131,21 +141,21 @@ impl Store {
     fn drive<T>(
         &self,
         future: impl Future<Output = object_store::Result<T>>,
+        left_bytes: &mut usize,
         limits: &Limits<'_>,
     ) -> Result<Driven<T>, HttpError> {
         let (mut failed, mut count, mut asked_metadata) = (None, 0, false);
-        let (mut status, mut listed_bytes) = (None, 0);
+        let mut status = None;
         let driven = drive(future, limits, |request| {
             count += 1;
             asked_metadata |= to_url(request.uri()).is_ok_and(|url| is_metadata(&url));
             let answer = match count {
-                ..=REQUESTS_MAX if listed_bytes <= LISTED_MAX_BYTES => {
-                    self.answer(&request, limits)
-                }
+                ..=REQUESTS_MAX if *left_bytes > 0 => self.answer(&request, limits),
                 _ => Err(io::Error::new(io::ErrorKind::InvalidData, TOO_LONG).into()),
             };
             status = answer.as_ref().ok().map(|(answer, _)| answer.status().as_u16());
-            listed_bytes += answer.as_ref().map_or(0, |(_, len_bytes)| *len_bytes);
+            let len_bytes = answer.as_ref().map_or(0, |(_, len_bytes)| *len_bytes);
+            *left_bytes = left_bytes.saturating_sub(len_bytes);
             let answer = answer.map(|(answer, _)| answer);
             answer.map_err(|error| {
                 failed = Some(error);
