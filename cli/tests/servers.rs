@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use command::{LONGSHORE, Outcome, longshore, run};
 
@@ -259,6 +259,15 @@ fn credentials_come_from_a_profile_of_the_aws_tools() {
     let without =
         [("AWS_PROFILE", "work"), ("AWS_ENDPOINT_URL", &*endpoint), ("PATH", "/nonexistent")];
     with(&["load", "s3://bucket/m.safetensors"], &without).expect(12, &["AWS profile"]);
+    // An `aws` that does not end is ended at the time limit, before its own one of 30 seconds.
+    let pid = nginx.file("pid");
+    fs::write(&aws, format!("#!/bin/sh\necho $$ > {pid}\nexec sleep 600\n")).unwrap();
+    let started = Instant::now();
+    let limited = ["load", "--timeout", "0.5", "s3://bucket/m.safetensors"];
+    with(&limited, &variables).expect(24, &["time limit"]);
+    assert!(started.elapsed() < Duration::from_secs(25));
+    let pid = fs::read_to_string(&pid).unwrap();
+    assert!(!Path::new("/proc").join(pid.trim()).exists());
     let key = [("AWS_ACCESS_KEY_ID", "k"), ("AWS_ENDPOINT_URL", &*endpoint)];
     with(&["load", "s3://bucket/m.safetensors"], &key).expect(12, &["Missing SecretAccessKey"]);
     let unsigned = [("AWS_SKIP_SIGNATURE", "true"), ("AWS_ENDPOINT_URL", &*endpoint)];

@@ -265,7 +265,9 @@ impl Remote {
         if let Some(store) = stores.get(&key) {
             return Ok(Arc::clone(store));
         }
-        let store = Arc::new(Store::new(&self.client, name, &self.options)?);
+        let stop = || self.is_cancelled();
+        let store = Store::new(&self.client, name, &self.options, &self.limits(&stop))?;
+        let store = Arc::new(store);
         stores.insert(key, Arc::clone(&store));
         Ok(store)
     }

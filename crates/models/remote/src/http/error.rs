@@ -2,6 +2,8 @@
 
 use std::io::{self, ErrorKind};
 
+use super::connection::Limits;
+
 /// The error of a read from a server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -95,5 +97,15 @@ impl HttpError {
             Self::Connection(error) => error.kind(),
             _ => ErrorKind::Other,
         }
+    }
+}
+
+impl Limits<'_> {
+    /// Returns [`HttpError::Stopped`] or [`HttpError::TimeLimit`] if the call is to end.
+    pub(crate) fn check_ended(&self) -> Result<(), HttpError> {
+        self.check().map_err(|error| match error.kind() {
+            ErrorKind::Interrupted => HttpError::Stopped,
+            _ => HttpError::TimeLimit,
+        })
     }
 }

@@ -17,7 +17,7 @@ use super::drive::Handover;
 use super::name::Provider;
 use super::profile::Profile;
 use super::refusal::unclear;
-use crate::http::HttpError;
+use crate::http::{HttpError, Limits};
 
 /// The settings of S3 that give credentials.
 const CREDENTIALS: [AmazonS3ConfigKey; 4] = [
@@ -62,12 +62,14 @@ impl StoreOptions {
     /// Makes the part of `object_store` that signs requests for a bucket. A `region` replaces that of the settings.
     ///
     /// # Errors
-    /// [`HttpError::Credentials`] or [`io::ErrorKind::InvalidInput`] if the settings are not valid.
+    /// [`HttpError::Credentials`] or [`io::ErrorKind::InvalidInput`] if the settings are not valid;
+    /// [`HttpError::Stopped`] and [`HttpError::TimeLimit`] while `aws` is asked for a profile.
     pub(super) fn signer(
         &self,
         provider: Provider,
         bucket: &str,
         region: Option<&str>,
+        limits: &Limits<'_>,
     ) -> Result<Arc<dyn ObjectStore>, HttpError> {
         // The client makes the tries.
         let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
@@ -90,7 +92,7 @@ impl StoreOptions {
                         (AmazonS3ConfigKey::Endpoint, "endpoint_url"),
                     ] {
                         if builder.get_config_value(&key).is_none()
-                            && let Some(value) = Profile::setting(name)
+                            && let Some(value) = Profile::setting(name, Some(limits))?
                         {
                             builder = builder.with_config(key, value);
                         }
@@ -250,6 +252,8 @@ fn azure_environment() -> Vec<(AzureConfigKey, String)> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn signer(provider: Provider, options: &[(&str, &str)]) -> Result<(), HttpError> {
@@ -257,7 +261,8 @@ mod tests {
         for (name, value) in options {
             assert!(settings.set(name, value), "{name}");
         }
-        settings.signer(provider, "bucket", None).map(drop)
+        let limits = Limits { stop: &|| false, idle_timeout: Duration::ZERO, deadline: None };
+        settings.signer(provider, "bucket", None, &limits).map(drop)
     }
 
     #[test]

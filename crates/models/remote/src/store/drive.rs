@@ -119,10 +119,7 @@ pub(super) fn drive<T>(
             // Another thread renews the credentials.
             None => thread::park_timeout(GLANCE),
         }
-        limits.check().map_err(|_| match (limits.stop)() {
-            true => HttpError::Stopped,
-            false => HttpError::TimeLimit,
-        })?;
+        limits.check_ended()?;
     }
 }
 

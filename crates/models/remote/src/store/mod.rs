@@ -63,7 +63,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Makes the access to a bucket with the credentials that the environment names. No request is made.
+    /// Makes the access to a bucket with the credentials that the environment names. No request is made, but `aws` may
+    /// be asked for a profile.
     ///
     /// # Errors
     /// [`HttpError::Credentials`] if they are not valid.
@@ -71,9 +72,10 @@ impl Store {
         client: &Arc<Client>,
         name: &ObjectName,
         options: &StoreOptions,
+        limits: &Limits<'_>,
     ) -> Result<Self, HttpError> {
         let (provider, bucket) = (name.provider, name.bucket.clone());
-        let signer = RwLock::new(options.signer(provider, &bucket, None)?);
+        let signer = RwLock::new(options.signer(provider, &bucket, None, limits)?);
         let (client, options) = (Arc::clone(client), options.clone());
         Ok(Self { client, provider, bucket, options, signer })
     }
@@ -108,7 +110,7 @@ impl Store {
         };
         match list() {
             Err(HttpError::OtherRegion { region }) => {
-                self.move_to(&region)?;
+                self.move_to(&region, limits)?;
                 list()
             }
             listed => listed,
@@ -227,7 +229,7 @@ impl Store {
     }
 
     /// Uses another region from now on.
-    fn move_to(&self, region: &str) -> Result<(), HttpError> {
+    fn move_to(&self, region: &str, limits: &Limits<'_>) -> Result<(), HttpError> {
         let is_name = region.len() <= 32
             && region
                 .bytes()
@@ -235,7 +237,7 @@ impl Store {
         if !is_name {
             return Err(HttpError::Credentials("the server names no valid region".to_owned()));
         }
-        let signer = self.options.signer(self.provider, &self.bucket, Some(region))?;
+        let signer = self.options.signer(self.provider, &self.bucket, Some(region), limits)?;
         *self.signer.write().unwrap_or_else(PoisonError::into_inner) = signer;
         Ok(())
     }
@@ -285,7 +287,7 @@ impl Requests for ObjectRequests {
         let region = response.head.bucket_region.as_deref();
         match (response.head.status, region) {
             (300..=400, Some(region)) => {
-                self.store.move_to(region)?;
+                self.store.move_to(region, limits)?;
                 get()
             }
             _ => Ok(response),

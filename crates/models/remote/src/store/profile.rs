@@ -15,6 +15,8 @@ use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 use serde::Deserialize;
 
+use crate::http::{HttpError, Limits};
+
 /// The longest time that `aws` may take. With single sign-on, it makes a request.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest time until its output is there when it has ended.
@@ -47,14 +49,24 @@ struct Exported {
 impl Exported {
     /// Asks `aws` for the credentials.
     fn ask() -> io::Result<Arc<AwsCredential>> {
-        let exported: Self = match run(&["configure", "export-credentials", "--format", "process"])
-        {
+        let arguments = ["configure", "export-credentials", "--format", "process"];
+        let exported: Self = match run(&arguments, None) {
             // The error of the parser could show a part of the text.
             Ok(output) => serde_json::from_str(&output)
                 .map_err(|_| io::Error::new(ErrorKind::InvalidData, "its output is not valid"))?,
             // Version 1 has no such command, and knows only the keys in files.
             Err(error) => Self::of_files().ok_or(error)?,
         };
+        // `object_store` cannot make a request with other characters.
+        let is_sent = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+        if !is_sent(&exported.access_key_id)
+            || !exported.session_token.as_deref().is_none_or(is_sent)
+        {
+            return Err(io::Error::new(
+                ErrorKind::InvalidData,
+                "its output has invalid characters",
+            ));
+        }
         Ok(Arc::new(AwsCredential {
             key_id: exported.access_key_id,
             secret_key: exported.secret_access_key,
@@ -64,10 +76,11 @@ impl Exported {
 
     /// Returns the keys that are in the files of the profile itself.
     fn of_files() -> Option<Self> {
+        let setting = |name| Profile::setting(name, None).ok().flatten();
         Some(Self {
-            access_key_id: Profile::setting("aws_access_key_id")?,
-            secret_access_key: Profile::setting("aws_secret_access_key")?,
-            session_token: Profile::setting("aws_session_token"),
+            access_key_id: setting("aws_access_key_id")?,
+            secret_access_key: setting("aws_secret_access_key")?,
+            session_token: setting("aws_session_token"),
         })
     }
 }
@@ -79,9 +92,17 @@ impl Profile {
     }
 
     /// Returns a setting of the profile, such as `region`.
-    pub(super) fn setting(name: &str) -> Option<String> {
-        let value = run(&["configure", "get", name]).ok()?;
-        Some(value.trim().to_owned()).filter(|value| !value.is_empty())
+    ///
+    /// # Errors
+    /// [`HttpError::Stopped`], [`HttpError::TimeLimit`].
+    pub(super) fn setting(
+        name: &str,
+        limits: Option<&Limits<'_>>,
+    ) -> Result<Option<String>, HttpError> {
+        let value = run(&["configure", "get", name], limits);
+        limits.map_or(Ok(()), Limits::check_ended)?;
+        let value = value.ok().map(|value| value.trim().to_owned());
+        Ok(value.filter(|value| !value.is_empty()))
     }
 
     /// Returns the credentials, if they are known; otherwise a thread asks `aws` for them.
@@ -167,7 +188,7 @@ pub(crate) fn has_profile() -> bool {
 }
 
 /// Runs `aws`, and returns its output.
-fn run(arguments: &[&str]) -> io::Result<String> {
+fn run(arguments: &[&str], limits: Option<&Limits<'_>>) -> io::Result<String> {
     let mut command = Command::new("aws");
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn()?;
@@ -183,7 +204,9 @@ fn run(arguments: &[&str]) -> io::Result<String> {
     let status = loop {
         match child.try_wait()? {
             Some(status) => break status,
-            None if Instant::now() < until => thread::sleep(Duration::from_millis(10)),
+            None if Instant::now() < until && limits.is_none_or(|it| it.check().is_ok()) => {
+                thread::sleep(Duration::from_millis(10));
+            }
             None => {
                 child.kill()?;
                 child.wait()?;
