@@ -93,8 +93,9 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) connections: Option<u16>,
 
-    /// Of a source on servers, also write the files of its model into this directory, so that the next load can be
-    /// that of 'longshore load DIR'. Weights are written when the load is complete and verified.
+    /// Of a source on servers, also write the files of its model into this directory, which must be new or empty, so
+    /// that the next load can be that of 'longshore load DIR'. 'hub' (not './hub') is the cache of the Hugging Face
+    /// Hub, for a repository of it. Weights are written when the load is complete and verified.
     #[arg(long, value_name = "DIR", conflicts_with = "align")]
     pub(crate) keep_copy: Option<PathBuf>,
 

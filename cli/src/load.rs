@@ -36,9 +36,13 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         return Err(load::Error::from(refused).into());
     }
     let remote = args.server.remote().cancel(&cancel);
-    let to_keep = args.keep_copy.as_ref().map(|_| args.filter.to_keep(&remote, &args.files));
-    let to_keep = to_keep.transpose()?;
-    let mut opened = args.filter.open(&remote, &args.files, args.format)?;
+    let to_keep = args.keep_copy.as_ref().map(|directory| {
+        args.filter.open_to_keep(&remote, &args.files, args.format, directory, args.quiet)
+    });
+    let (mut opened, to_keep) = match to_keep.transpose()?.flatten() {
+        Some((opened, model, copy)) => (opened, Some((model, copy))),
+        None => (args.filter.open(&remote, &args.files, args.format, args.quiet)?, None),
+    };
     if let Some(Alignment(alignment)) = args.align {
         if opened.tensors.is_empty() {
             let names = names(&opened);
@@ -85,8 +89,8 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     }
     let loaded = loader.load(&opened.plan)?;
     drop(display);
-    if let (Some(directory), Some(model)) = (&args.keep_copy, &to_keep) {
-        load::keep_copy(model, &opened.plan, &loaded, directory, &cancel)?;
+    if let Some((model, copy)) = to_keep {
+        copy.finish(&model, &opened.plan, &loaded, &cancel)?;
     }
     let Loaded { buffer, files, report, .. } = loaded;
     let sealing = if args.read_only { Sealing::Content } else { Sealing::Size };

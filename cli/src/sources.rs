@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use longshore::formats::directory::ModelFilter;
 use longshore::formats::printable;
-use longshore::load::{self, FormatChoice, HubName, Opened, RemoteModel};
+use longshore::load::{self, FormatChoice, HubCache, HubName, KeptCopy, Opened, RemoteModel};
 use longshore::remote::{FoundModel, Remote, is_remote};
 
 use crate::exit::failure;
@@ -53,30 +53,53 @@ impl FilterArgs {
         remote: &Remote,
         sources: &[PathBuf],
         format: FormatChoice,
+        quiet: bool,
     ) -> load::Result<Vec<PathBuf>> {
         let filter = self.filter();
         let mut files = Vec::new();
         for source in sources {
             files.extend(remote.find_files(source, format, &filter)?);
         }
-        print_notes(&remote.notes());
+        print_notes(&remote.notes(), quiet);
         Ok(files)
     }
 
-    /// Returns the files to keep a copy of.
-    pub(crate) fn to_keep(
+    /// Opens the files of a model of servers, and begins a copy in `directory`, or in the cache of the Hub, where
+    /// `hub` stands for. Returns `None` for a model that this cache has already.
+    pub(crate) fn open_to_keep(
         &self,
         remote: &Remote,
         sources: &[PathBuf],
-    ) -> anyhow::Result<RemoteModel> {
+        format: FormatChoice,
+        directory: &Path,
+        quiet: bool,
+    ) -> anyhow::Result<Option<(Opened, RemoteModel, KeptCopy)>> {
         let [source] = sources else {
             return Err(failure(2, "--keep-copy keeps one model, but several sources were given"));
         };
-        let model = remote.model(source, &self.filter())?.remote();
-        model.ok_or_else(|| {
-            let message = format!("--keep-copy: {} is on this machine already", source.display());
-            failure(2, message)
-        })
+        let is_hub = directory == Path::new("hub");
+        let name = HubName::from_path(source)?;
+        if is_hub && name.is_none() {
+            let message = "--keep-copy hub is for repositories of the Hub (hf://ORG/NAME); name a \
+                           directory for other sources";
+            return Err(failure(2, message));
+        }
+        let model = match remote.model(source, &self.filter())? {
+            FoundModel::Remote(model) => model,
+            FoundModel::Local(_) if is_hub => return Ok(None),
+            FoundModel::Local(_) => {
+                let message =
+                    format!("--keep-copy: {} is on this machine already", source.display());
+                return Err(failure(2, message));
+            }
+        };
+        print_notes(&remote.notes(), quiet);
+        let copy = match name {
+            Some(name) if is_hub => KeptCopy::begin_in_hub(HubCache::from_env()?, &name)?,
+            _ => KeptCopy::begin(directory)?,
+        };
+        let opened = load::open_by(model.first_files(), format, &model)?;
+        Ok(Some((opened, model, copy)))
     }
 
     /// Opens the files of all sources.
@@ -85,11 +108,12 @@ impl FilterArgs {
         remote: &Remote,
         sources: &[PathBuf],
         format: FormatChoice,
+        quiet: bool,
     ) -> load::Result<Opened> {
-        let files = self.files_anywhere(remote, sources, format)?;
+        let files = self.files_anywhere(remote, sources, format, quiet)?;
         let before = remote.notes().len();
         let opened = load::open_by(&files, format, remote)?;
-        print_notes(&remote.notes()[before..]);
+        print_notes(&remote.notes()[before..], quiet);
         Ok(opened)
     }
 }
@@ -123,9 +147,9 @@ pub(crate) fn check_local(source: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Prints notes about files that were found, on standard error.
-pub(crate) fn print_notes(notes: &[String]) {
-    for note in notes {
+/// Prints notes about files that were found, on standard error, unless only errors are to be printed.
+pub(crate) fn print_notes(notes: &[String], quiet: bool) {
+    for note in notes.iter().filter(|_| !quiet) {
         eprintln!("longshore: note: {}", printable(note));
     }
 }

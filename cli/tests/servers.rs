@@ -169,6 +169,19 @@ fn a_model_of_a_server_is_loaded_and_only_its_header_inspected() {
     assert_eq!(fs::read_dir(&copy).unwrap().count(), 1);
     assert_eq!(longshore(&["load", &copy]).code, 0);
     with(&["load", &copy, "--keep-copy", &copy], &[]).expect(2, &["on this machine already"]);
+    // A copy of two models would be none, and a load that fails leaves nothing.
+    let before = nginx.log().iter().filter(|line| line[2] != "0").count();
+    with(&["load", &url, "--keep-copy", &copy], &[]).expect(13, &["not empty"]);
+    let sent =
+        nginx.log()[before..].iter().map(|line| line[2].parse::<u64>().unwrap()).sum::<u64>();
+    assert!(sent < 1 << 20, "{sent}");
+    let (manifest, broken) = (nginx.file("sums"), nginx.file("broken"));
+    fs::write(&manifest, format!("{}  m.safetensors\n", "0".repeat(64))).unwrap();
+    with(&["load", &url, "--manifest", &manifest, "--keep-copy", &broken], &[]).expect(16, &[]);
+    assert!(!Path::new(&broken).exists());
+    let is_partial = |entry: fs::DirEntry| entry.path().to_string_lossy().ends_with(".partial");
+    assert!(!fs::read_dir(nginx.dir.path()).unwrap().any(|entry| is_partial(entry.unwrap())));
+    with(&["load", &url, "--keep-copy", "hub"], &[]).expect(2, &["for repositories of the Hub"]);
     let printed = command(&["exec", &url, "--", "cat", "{}"]).output().unwrap();
     assert!(printed.stdout == content, "{}", String::from_utf8_lossy(&printed.stderr));
 }

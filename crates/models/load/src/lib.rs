@@ -50,7 +50,7 @@ pub use error::{Error, Result};
 pub use find::{
     HubCache, HubName, HubProblem, ParseHubNameError, RepositoryKind, find_files, locate,
 };
-pub use keep_copy::keep_copy;
+pub use keep_copy::KeptCopy;
 pub use loader::{Loaded, LoadedFile, Loader, POPULATE_AHEAD_DEFAULT_BYTES};
 pub use mode::{ParseReadModeError, ReadMode};
 pub use object::{Object, ObjectError};

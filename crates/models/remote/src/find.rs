@@ -7,7 +7,7 @@ use longshore_formats::Format;
 use longshore_formats::directory::{DirectoryProblem, FindError, ModelFilter, PIPELINE_NAME, find};
 use longshore_load::{Error, FormatChoice, HubName, Result, find_files, is_index};
 
-use crate::cache::{in_cache, is_commit};
+use crate::cache::in_cache;
 use crate::http::HttpError;
 use crate::hub::{self, Hub, HubError, Revision};
 use crate::opener::{Remote, failed, is_url};
@@ -63,7 +63,7 @@ impl Remote {
         if hub::is_offline() {
             return local();
         }
-        if name.revision.as_deref().is_some_and(is_commit)
+        if name.revision.as_deref().is_some_and(HubName::is_commit)
             && let Ok(files) = local()
         {
             return Ok(files);
@@ -244,7 +244,7 @@ where
     match error {
         FindError::Directory(error) => {
             let error = match error.into() {
-                HubError::Http(error) => error.into(),
+                HubError::Http(error) => return failed(source, error),
                 error => {
                     let kind = match &error {
                         HubError::Refused { .. } => io::ErrorKind::PermissionDenied,

@@ -121,8 +121,7 @@ impl<'a> Hub<'a> {
         }
         let found: Description = serde_json::from_slice(&body)
             .map_err(|error| HubError::Answer(format!("{:?}", error.classify())))?;
-        let is_commit = found.sha.len() == 40 && found.sha.bytes().all(|it| it.is_ascii_hexdigit());
-        if !is_commit {
+        if !HubName::is_commit(&found.sha) {
             return Err(HubError::Answer("it has no commit".to_owned()));
         }
         let is_plain = |name: &String| {

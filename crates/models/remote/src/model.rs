@@ -206,8 +206,11 @@ impl Remote {
     fn push_with_others(&self, model: &mut RemoteModel, file: &Path, path: &str) -> Result<()> {
         let opened = self.open_on_server(file)?;
         let shown = opened.path().to_owned();
-        push_once(model, path, opened)?;
-        for other in others_of(file, FormatChoice::Auto, &OnServer(self))? {
+        if !model.contains(path) {
+            model.push_first(path, opened)?;
+        }
+        let opener = OnServer { remote: self, model };
+        for other in others_of(file, FormatChoice::Auto, &opener)? {
             let beside = |file: &Path| other.strip_prefix(file.parent()?).ok()?.to_str();
             let name = beside(file).or_else(|| beside(&shown)).unwrap_or_default();
             let path = match path.rsplit_once('/') {
@@ -305,12 +308,19 @@ fn below<'p>(folder: &str, path: &'p str) -> &'p str {
     below_of(folder, path).unwrap_or(path)
 }
 
-/// Opens files of servers, and none of the local cache.
-struct OnServer<'a>(&'a Remote);
+/// Opens files of servers, and none of the local cache. A file of the model is the one that was opened before.
+struct OnServer<'a> {
+    remote: &'a Remote,
+    model: &'a RemoteModel,
+}
 
 impl Opener for OnServer<'_> {
     fn open(&self, path: &Path) -> Result<SourceFile> {
-        self.0.open_on_server(path)
+        let shown = PathBuf::from(shown_text(&path.to_string_lossy()));
+        match self.model.file_of(&shown) {
+            Some(file) => file.try_clone(),
+            None => self.remote.open_on_server(path),
+        }
     }
 
     fn permit_files(&self, source: &SourceFile, count: u64) -> Result<()> {

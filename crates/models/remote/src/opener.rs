@@ -18,7 +18,7 @@ use longshore_mem::VolatileSliceMut;
 use sha2::{Digest as _, Sha256};
 use url::Url;
 
-use crate::cache::{in_cache, is_commit};
+use crate::cache::in_cache;
 use crate::http::{Client, HttpError, HttpFile, Limits, Requests, UrlRequests, Version};
 use crate::hub::Hub;
 use crate::shown::{shown_path, shown_text};
@@ -166,7 +166,7 @@ impl Remote {
     /// [`Error::Open`], [`Error::NotRegular`].
     pub fn open_file(&self, path: &Path) -> Result<SourceFile> {
         if let Ok(Some(at_commit)) = HubName::from_path(path)
-            && at_commit.revision.as_deref().is_some_and(is_commit)
+            && at_commit.revision.as_deref().is_some_and(HubName::is_commit)
             && at_commit.file.is_some()
             && let Some(cached) = in_cache(&at_commit)
         {
@@ -249,7 +249,7 @@ impl Remote {
         else {
             return Ok(None);
         };
-        if !is_commit(&commit) {
+        if !HubName::is_commit(&commit) {
             return Ok(None);
         }
         let hub = Hub::from_env(&self.client, self.hub.as_ref())
@@ -397,12 +397,12 @@ impl Object for RemoteObject {
 pub(crate) fn failed(path: &Path, error: HttpError) -> Error {
     let path = shown_path(path);
     if matches!(error, HttpError::Changed) {
-        return Error::Changed { path: path.to_owned(), change: Change::Replaced };
+        return Error::Changed { path, change: Change::Replaced };
     }
     if matches!(error, HttpError::Stopped) {
         return Error::Cancelled { done_bytes: 0, total_bytes: 0 };
     }
-    Error::Open { path: path.to_owned(), source: error.into() }
+    Error::Open { path, source: error.into() }
 }
 
 #[cfg(test)]

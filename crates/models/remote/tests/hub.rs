@@ -2,11 +2,15 @@
 
 mod server;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use longshore_formats::directory::ModelFilter;
-use longshore_load::{DigestKind, Error, FormatChoice, Loader, Manifest, PlannedFile};
+use longshore_load::{
+    CancelToken, DigestKind, Error, FormatChoice, HubCache, KeptCopy, Loader, Manifest,
+    PlannedFile, open_by,
+};
 use longshore_remote::Remote;
 use server::{Answer, Request, Server, model};
 use url::Url;
@@ -222,4 +226,94 @@ fn the_hub_tells_the_checksums_of_large_files() {
     // The version of a small file is no such checksum.
     let untold = told("0123".to_owned()).unwrap_err();
     assert!(matches!(untold, Error::Manifest { .. }), "{untold}");
+}
+
+/// Loads a model and keeps a copy.
+fn keep(remote: &Remote, source: &str, copy: KeptCopy) -> Result<(), Error> {
+    let model = remote.model(source, &ModelFilter::new()).unwrap().remote().unwrap();
+    let opened = open_by(model.first_files(), FormatChoice::Auto, &model).unwrap();
+    let loaded = Loader::new().load(&opened.plan).unwrap();
+    copy.finish(&model, &opened.plan, &loaded, &CancelToken::new())
+}
+
+#[test]
+fn a_copy_in_the_cache_of_the_hub_has_its_layout() {
+    let sum = "00".repeat(32);
+    let storage = Server::start(model(), |_, _| Answer::Content("\"1\""));
+    let to = storage.url.clone();
+    let files = ["unet/a/model.safetensors", "unet/config.json"]
+        .map(|name| format!("{{\"rfilename\":\"{name}\"}}"));
+    let description = format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}", files.join(","));
+    let linked = sum.clone();
+    let hub = Server::start(Vec::new(), move |_, request: &Request| {
+        let is_large = request.target.ends_with(".safetensors");
+        match request.target.contains("/resolve/") {
+            true => Answer::Raw(format!(
+                "HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: {to}\r\n{}\r\n",
+                if is_large { format!("X-Linked-Etag: \"{linked}\"\r\n") } else { String::new() }
+            )),
+            false => json(&description),
+        }
+    });
+    let remote = remote(&hub);
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("hub");
+    let cache = HubCache::at(&at);
+    let source = "hf://org/name@refs/pr/1/unet/a";
+    let copy = KeptCopy::begin_in_hub(cache.clone(), &source.parse().unwrap()).unwrap();
+    keep(&remote, source, copy).unwrap();
+    let repository = at.join("models--org--name");
+    let snapshot = repository.join("snapshots").join(COMMIT);
+    let link = fs::read_link(snapshot.join("unet/a/model.safetensors")).unwrap();
+    assert_eq!(link, PathBuf::from(format!("../../../../blobs/{sum}")));
+    assert_eq!(fs::read_to_string(repository.join("refs/refs/pr/1")).unwrap(), COMMIT);
+    let file = "hf://org/name@refs/pr/1/unet/a/model.safetensors".parse().unwrap();
+    assert_eq!(fs::read(cache.locate(&file).unwrap()).unwrap(), model());
+    // Once more, with the folder above it.
+    let source = "hf://org/name/unet";
+    let copy = KeptCopy::begin_in_hub(cache, &source.parse().unwrap()).unwrap();
+    keep(&remote, source, copy).unwrap();
+    assert!(fs::read_link(snapshot.join("unet/config.json")).is_err());
+    assert_eq!(fs::read(snapshot.join("unet/config.json")).unwrap(), model());
+    let entries = |path: &Path| fs::read_dir(path).unwrap().count();
+    assert_eq!((entries(&at), entries(&repository.join("blobs"))), (1, 1));
+}
+
+#[test]
+fn a_copy_is_only_of_what_was_loaded() {
+    let (hub, _storage) = hub(&["model.safetensors", "other.safetensors", "config.json"]);
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("copy");
+    let remote = remote(&hub);
+    let source = "hf://org/name";
+    let mut model = remote.model(source, &ModelFilter::new()).unwrap().remote().unwrap();
+    let other = remote.open_file(Path::new(&format!("hf://org/name@{COMMIT}/other.safetensors")));
+    let opened = open_by(model.first_files(), FormatChoice::Auto, &model).unwrap();
+    let loaded = Loader::new().load(&opened.plan).unwrap();
+    model.push("other.safetensors", other.unwrap()).unwrap();
+    let copy = KeptCopy::begin(&at).unwrap();
+    let refused = copy.finish(&model, &opened.plan, &loaded, &CancelToken::new()).unwrap_err();
+    let Error::Write { source: cause, .. } = &refused else { panic!("{refused}") };
+    assert!(cause.to_string().contains("were not verified"), "{cause}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let copy = KeptCopy::begin(&at).unwrap();
+    let stopped = copy.finish(&model, &opened.plan, &loaded, &cancel).unwrap_err();
+    assert!(matches!(stopped, Error::Cancelled { .. }), "{stopped}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    keep(&remote, source, KeptCopy::begin(&at).unwrap()).unwrap();
+    assert_eq!(fs::read_dir(&at).unwrap().count(), 2);
+    let refused = KeptCopy::begin(&at).unwrap_err();
+    let Error::Write { source: cause, .. } = &refused else { panic!("{refused}") };
+    assert!(cause.to_string().contains("not empty"), "{cause}");
+}
+
+#[test]
+fn a_call_that_is_stopped_at_the_hub_is_cancelled() {
+    let hub = Server::start(Vec::new(), |_, _| Answer::Stall(0));
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let stopped = found(&remote(&hub).cancel(&cancel), "hf://org/name").unwrap_err();
+    assert!(matches!(stopped, Error::Cancelled { .. }), "{stopped}");
 }

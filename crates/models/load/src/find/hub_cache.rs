@@ -56,8 +56,18 @@ impl HubCache {
     }
 
     /// Returns the directory of the cache.
-    pub(super) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// Returns the directory of a repository, which need not be there.
+    pub(crate) fn repository(&self, kind: RepositoryKind, repository: &str) -> PathBuf {
+        let prefix = match kind {
+            RepositoryKind::Model => "models",
+            RepositoryKind::Dataset => "datasets",
+            RepositoryKind::Space => "spaces",
+        };
+        self.directory.join(format!("{prefix}--{}", repository.replace('/', "--")))
     }
 
     /// Returns the path of a repository's revision, or of a file in it. The Hub is not asked, so a branch
@@ -68,14 +78,7 @@ impl HubCache {
     pub fn locate(&self, name: &HubName) -> Result<PathBuf> {
         let failed = |reason| Error::Hub { name: name.to_string(), reason };
         let readings = name.readings();
-        let prefix = match name.kind {
-            RepositoryKind::Model => "models",
-            RepositoryKind::Dataset => "datasets",
-            RepositoryKind::Space => "spaces",
-        };
-        let directory = |repository: &str| {
-            self.directory.join(format!("{prefix}--{}", repository.replace('/', "--")))
-        };
+        let directory = |repository: &str| self.repository(name.kind, repository);
         let found = readings.iter().find(|(repository, _)| directory(repository).is_dir());
         let Some((repository, file)) = found else {
             let (repository, cache) = (name.repository.clone(), self.directory.clone());
@@ -102,9 +105,8 @@ impl HubCache {
 /// Returns the directory of the revision of a repository in the cache, if it exists.
 fn snapshot(repository: &Path, revision: &str) -> Option<PathBuf> {
     let of_commit = |commit: &str| {
-        let is_one = commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
         let path = repository.join("snapshots").join(commit);
-        (is_one && path.is_dir()).then_some(path)
+        (HubName::is_commit(commit) && path.is_dir()).then_some(path)
     };
     let of_ref = || {
         // Another user may have made it a link to a device, or to a file of `/proc`, whose length is 0.

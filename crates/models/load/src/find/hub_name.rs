@@ -53,6 +53,11 @@ pub struct HubName {
 pub struct ParseHubNameError(QuotedName);
 
 impl HubName {
+    /// Returns `true` for a revision that names a commit.
+    pub fn is_commit(revision: &str) -> bool {
+        revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit())
+    }
+
     /// Returns `true` if the path begins with `hf://`, or with `hf:/`, which Python's `pathlib` makes of it. A
     /// file of such a name is written as `./hf:/…`.
     pub fn is_one(path: &Path) -> bool {

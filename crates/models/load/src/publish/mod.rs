@@ -546,7 +546,7 @@ fn check_manifest(
     }
 }
 
-fn has_weights(path: &Path) -> bool {
+pub(crate) fn has_weights(path: &Path) -> bool {
     matches!(path.extension().and_then(|it| it.to_str()), Some("safetensors" | "gguf"))
 }
 

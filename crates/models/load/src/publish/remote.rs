@@ -1,12 +1,13 @@
 //! A model whose files are on servers.
 
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use super::problem::PublishProblem;
 use super::record::{DEPTH_MAX, ENTRIES_MAX};
-use super::tree::{is_reserved, name_of_file, publish_error};
+use super::tree::{is_reserved, name_of_file, open_error, publish_error};
 use crate::error::Result;
-use crate::source::SourceFile;
+use crate::source::{Opener, SourceFile};
 
 /// A model that [`Publisher::publish_remote`](crate::Publisher::publish_remote) publishes: files of servers, each
 /// with its path in the model. Some may be on this machine, such as those in a cache.
@@ -17,6 +18,7 @@ pub struct RemoteModel {
     main: Option<PathBuf>,
     folders: Vec<PathBuf>,
     files: Vec<RemoteFile>,
+    first: Vec<PathBuf>,
 }
 
 /// A file of a [`RemoteModel`].
@@ -31,7 +33,8 @@ impl RemoteModel {
     /// under which the model is published if no other is requested.
     pub fn new(source: impl Into<PathBuf>, name: impl Into<String>) -> Self {
         let (source, name) = (source.into(), name.into());
-        Self { source, name, main: None, folders: Vec::new(), files: Vec::new() }
+        let (folders, files, first) = (Vec::new(), Vec::new(), Vec::new());
+        Self { source, name, main: None, folders, files, first }
     }
 
     /// Makes a model of one file, or of those that an index names, whose name is that of the file.
@@ -50,6 +53,23 @@ impl RemoteModel {
     /// Returns `true` if the model has a file with this path.
     pub fn contains(&self, path: &str) -> bool {
         self.files.binary_search_by(|file| file.path.as_str().cmp(path)).is_ok()
+    }
+
+    /// Adds a file like [`RemoteModel::push`], which is one of those that [`open_by`](crate::open_by) is to open: an
+    /// index, the first of several splits, or a file of its own.
+    ///
+    /// # Errors
+    /// Those of [`RemoteModel::push`].
+    pub fn push_first(&mut self, path: &str, source: SourceFile) -> Result<()> {
+        let opened = source.path().to_owned();
+        self.push(path, source)?;
+        self.first.push(opened);
+        Ok(())
+    }
+
+    /// Returns the paths of the sources that [`open_by`](crate::open_by) is to open, with this model as the opener.
+    pub fn first_files(&self) -> &[PathBuf] {
+        &self.first
     }
 
     /// Sets the file whose path programs get, instead of that of the directory: an index, or a model in one file.
@@ -104,6 +124,11 @@ impl RemoteModel {
         Ok(())
     }
 
+    /// Returns the file whose source has this path.
+    pub fn file_of(&self, source: &Path) -> Option<&SourceFile> {
+        self.files.iter().map(|file| &file.source).find(|file| file.path() == source)
+    }
+
     /// Returns the source as it is shown.
     pub(crate) fn source(&self) -> &Path {
         &self.source
@@ -123,6 +148,16 @@ impl RemoteModel {
 
     pub(crate) fn files(&self) -> &[RemoteFile] {
         &self.files
+    }
+}
+
+/// Opens the files of the model, in the versions that were found.
+impl Opener for RemoteModel {
+    fn open(&self, path: &Path) -> Result<SourceFile> {
+        match self.file_of(path) {
+            Some(file) => file.try_clone(),
+            None => Err(open_error(path)(io::ErrorKind::NotFound.into())),
+        }
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) use profile::has_profile;
 /// The limit on an answer to a request for a token or a page of a listing, in bytes. A page of S3 has 1,000 names of
 /// at most 1 KiB, and one of Azure 5,000.
 const ANSWER_MAX_BYTES: usize = 8 << 20;
-/// The limit on all pages of a listing together, in bytes.
+/// The limit on all pages of the listings of one model together, in bytes.
 const LISTED_MAX_BYTES: usize = 64 << 20;
 /// The limit on all answers to requests for tokens for one request, in bytes.
 const TOKENS_MAX_BYTES: usize = 16 << 20;
@@ -101,7 +101,7 @@ impl Store {
         limits: &Limits<'_>,
     ) -> Result<ListResult, HttpError> {
         let prefix = parse_key(prefix)?;
-        let list = || {
+        let mut list = || {
             let signer = self.signer();
             match self.drive(signer.list_with_delimiter(Some(&prefix)), left_bytes, limits)? {
                 Driven::Done(listed) => Ok(listed),
