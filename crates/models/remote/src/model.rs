@@ -9,7 +9,7 @@ use longshore_load::{
     Error, FormatChoice, HubName, Opener, RemoteModel, Result, SourceFile, find_files, others_of,
 };
 
-use crate::cache::{in_cache, is_commit};
+use crate::cache::in_cache;
 use crate::find::{HubFiles, not_found};
 use crate::http::HttpError;
 use crate::hub;
@@ -44,7 +44,7 @@ impl Remote {
     /// Finds all files of the model of a source on a server: its weights, as [`Remote::find_files`] does, and in
     /// their directories and the one above them the files that engines and tokenizers read. A source on this
     /// machine is returned as it is; so is a repository of which the local cache has all these files, or that is
-    /// used because the Hub does not answer.
+    /// used because the Hub does not answer, or is not asked (`HF_HUB_OFFLINE`).
     ///
     /// Of a source that is one file, such as a GGUF model, only that and the files that belong to it are taken.
     ///
@@ -95,12 +95,15 @@ impl Remote {
                 Err(error) => return Err(not_found(source, FindError::Directory(error))),
             }
         }
+        let mut count = 0;
         for folder in folders {
-            let found = match listing.files(&folder) {
+            let found: Vec<_> = match listing.files(&folder) {
                 Ok(found) => found.into_iter().filter(|name| is_beside(name)).collect(),
                 Err(HttpError::Refused { .. }) => NAMES.map(str::to_owned).to_vec(),
                 Err(error) => return Err(not_found(source, FindError::Directory(error))),
             };
+            count += found.len();
+            check_beside(source, count)?;
             for found in found {
                 let path = if folder.is_empty() { found } else { format!("{folder}/{found}") };
                 let object = PathBuf::from(root.below(&path).to_string());
@@ -121,9 +124,6 @@ impl Remote {
         filter: &ModelFilter,
     ) -> Result<FoundModel> {
         let local = || find_files(source, FormatChoice::Auto, filter).is_ok();
-        if name.revision.as_deref().is_some_and(is_commit) && local() {
-            return Ok(FoundModel::Local(source.to_owned()));
-        }
         let found = match self.find_in_hub(name, FormatChoice::Auto, filter) {
             Err(FindError::Directory(error)) if error.is_silence() && local() => {
                 self.note_silence(name, &error);
@@ -135,6 +135,7 @@ impl Remote {
         // A model in one file, such as a GGUF model, has its configuration in it.
         let is_file = found.is_file || names.iter().all(|name| name.ends_with(".gguf"));
         let beside = if is_file { Vec::new() } else { found.beside() };
+        check_beside(source, beside.len())?;
         let at_commit = |file: Option<&str>| found.at_commit(name, file);
         // The cache has links, which may lead out of a folder in it.
         let file = names.first().filter(|_| is_file);
@@ -261,8 +262,20 @@ impl HubFiles {
             is_beside(file) && folders.contains(parent)
         };
         let wanted = |path: &&String| below_of(&self.root, path).is_some_and(is_wanted);
-        self.all.iter().filter(wanted).map(String::as_str).take(BESIDE_MAX).collect()
+        self.all.iter().filter(wanted).map(String::as_str).collect()
     }
+}
+
+/// Refuses a model with more files beside its weights than can be requested one by one.
+fn check_beside(source: &Path, count: usize) -> Result<()> {
+    if count <= BESIDE_MAX {
+        return Ok(());
+    }
+    let text = format!(
+        "it has {count} files beside its weights that engines may read, and a model of a server has at most \
+         {BESIDE_MAX}; name a file or a folder in it"
+    );
+    Err(failed(source, io::Error::new(io::ErrorKind::InvalidData, text).into()))
 }
 
 /// Adds a file, unless it was added as one of the weights.
