@@ -99,7 +99,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<()> {
         return Err(failure(2, text.to_owned()));
     }
     // No handler of signals: it would not end a write to a program that does not read.
-    let opened = args.filter.open(&args.server.remote(), &args.files, args.format)?;
+    let opened = args.filter.open(&args.server.remote(), &args.files, args.format, args.quiet)?;
     let mut selection = args.tensor.iter().fold(Selection::all(), |selection, name| {
         match name.contains(['*', '?']) {
             true => selection.pattern(name),

@@ -116,7 +116,7 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<()> {
     let manifest = args.manifest.as_ref().map(Manifest::open).transpose()?;
     let remote = args.server.remote().cancel(&cancel);
     let source = sources::to_publish(&remote, &args.source)?;
-    sources::print_notes(&remote.notes());
+    sources::print_notes(&remote.notes(), args.quiet);
     let mut display = Display::new(args.quiet);
     let observe = |progress| display.show(progress);
     let placed = place(args, &source, manifest.as_ref(), &cancel, observe)?;

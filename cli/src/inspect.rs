@@ -17,7 +17,7 @@ use crate::units::Decimal;
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let remote = args.server.remote();
     let sources = std::slice::from_ref(&args.file);
-    let files = args.filter.files_anywhere(&remote, sources, FormatChoice::Auto)?;
+    let files = args.filter.files_anywhere(&remote, sources, FormatChoice::Auto, false)?;
     let choice = match files.as_slice() {
         [file] if !has_known_ending(file) => FormatChoice::from_content(&remote.open_file(file)?)?,
         _ => FormatChoice::Auto,

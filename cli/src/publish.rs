@@ -143,7 +143,7 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<()> {
             FoundModel::Local(source) => publisher.publish(&source)?,
         };
         drop(display);
-        print_notes(&remote.notes());
+        print_notes(&remote.notes(), args.quiet);
         if args.json {
             models.push(as_json(&published));
         } else if !args.quiet {

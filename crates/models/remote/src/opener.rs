@@ -201,8 +201,12 @@ impl Remote {
                     file.forget_first();
                 }
                 if file.version() == &Version::default() && !file.is_empty() {
-                    let shown = name.display();
-                    self.note(format!("the server sends no version of {shown} (ETag or Last-Modified), so a change during the load is not detected"));
+                    let host = file.url().and_then(|url| Some(url.host_str()?.to_owned()));
+                    let host = host.unwrap_or_default();
+                    self.note(format!(
+                        "the server {host} sends no versions of its files (ETag or Last-Modified), so a change \
+                         during the load is not detected"
+                    ));
                 }
                 let linked = file.linked().filter(|_| HubName::is_one(path));
                 let sha256 = linked.map(|etag| etag.trim_matches('"').to_owned());
