@@ -329,6 +329,16 @@ fn a_repository_is_published_from_the_hub_or_from_the_cache() {
     assert!(fs::read_to_string(model.join("config.json")).unwrap().contains("cached"));
     assert_eq!(requests(), before);
 
+    // A copy in another cache is found there without the Hub.
+    let (other, name) = (nginx.file("other-cache"), "hf://org/name");
+    let mut keep = command(&["load", name, "--keep-copy", "hub"]);
+    keep.env("HF_ENDPOINT", &endpoint).env("HF_HUB_CACHE", &other).env_remove("HF_HUB_OFFLINE");
+    assert_eq!(run(keep.env_remove("HF_TOKEN")).code, 0);
+    with(&["load", name], &[("HF_HUB_OFFLINE", "1"), ("HF_HUB_CACHE", &other)]).expect(0, &[]);
+    let kept = Path::new(&other).join("models--org--name/snapshots").join(COMMIT);
+    assert!(fs::read(kept.join("model.safetensors")).unwrap() == content);
+    assert_eq!(fs::read_to_string(kept.join("config.json")).unwrap(), "{}");
+
     // A link in the cache must not lead to another file.
     let secret = nginx.file("secret");
     fs::write(&secret, "secret").unwrap();

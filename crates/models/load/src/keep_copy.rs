@@ -86,6 +86,12 @@ impl KeptCopy {
         Ok(Self { partial, target: Target::Hub { cache, revision } })
     }
 
+    /// Returns `true` for a copy in a cache of the Hub. Load with [`Manifest::of_hub`](crate::Manifest::of_hub) for
+    /// it, because the names of its files are their checksums.
+    pub fn is_in_hub(&self) -> bool {
+        matches!(self.target, Target::Hub { .. })
+    }
+
     /// Writes all files of the model: those that `loaded` has out of its buffer, after they were verified, and the
     /// others from their servers. `plan` is that of the load, whose files must be those of the model, as they are.
     /// Then they get their names: a directory at once, files in the cache of the Hub one by one, with the index last.
