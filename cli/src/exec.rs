@@ -16,8 +16,7 @@ use std::process::Command;
 use anyhow::Context;
 use clap::Args;
 use longshore::formats::printable;
-use longshore::load::{self, HeldModel, Manifest, Published, Publisher};
-use longshore::remote::FoundModel;
+use longshore::load::{self, FoundModel, HeldModel, Manifest, Published, Publisher};
 use longshore::{CancelToken, Progress, heap};
 use longshore_sys::{beneath, directory, effective_uid, namespace, tmpfs};
 use rustix::io::FdFlags;
@@ -170,11 +169,7 @@ fn place(
             if let Some(manifest) = manifest {
                 publisher = publisher.manifest(manifest);
             }
-            let published = match source {
-                FoundModel::Local(source) => publisher.publish(source),
-                FoundModel::Remote(model) => publisher.publish_remote(model),
-            };
-            match published {
+            match publisher.publish_found(source) {
                 Err(error) if way.is_default && is_full(&error) => error.to_string(),
                 published => {
                     let published = published?;

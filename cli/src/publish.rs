@@ -11,7 +11,6 @@ use clap::Args;
 use longshore::formats::directory::ModelFilter;
 use longshore::formats::printable;
 use longshore::load::{DigestKind, Manifest, Outcome, Published, Publisher};
-use longshore::remote::FoundModel;
 use longshore_sys::{directory, tmpfs};
 use serde_json::{Map, Value, json};
 
@@ -138,10 +137,8 @@ pub(crate) fn run(args: &PublishArgs) -> anyhow::Result<()> {
         if let Some(manifest) = &manifest {
             publisher = publisher.manifest(manifest);
         }
-        let published = match remote.model(source, &ModelFilter::new())? {
-            FoundModel::Remote(model) => publisher.publish_remote(&model)?,
-            FoundModel::Local(source) => publisher.publish(&source)?,
-        };
+        let found = remote.model(source, &ModelFilter::new())?;
+        let published = publisher.publish_found(&found)?;
         drop(display);
         print_notes(&remote.notes(), args.quiet);
         if args.json {

@@ -18,7 +18,7 @@ use crate::rate_limit::{RateLimit, Verdict};
 use crate::serve_log::{Line, Log, LogHandle};
 use crate::serve_publishing::{self, PublishingArgs};
 use crate::signals::{self, ServerSignal};
-use crate::sources::FilterArgs;
+use crate::sources::{FilterArgs, ServerArgs};
 use crate::units::{Alignment, Period, Size};
 
 /// Load models into memory once, and share them with all processes of this machine.
@@ -147,6 +147,9 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     publishing: PublishingArgs,
 
+    #[command(flatten)]
+    server: ServerArgs,
+
     /// Print each event as a JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -211,7 +214,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let stop = Stop::new()?;
     let log = Log::start()?;
     handle_signals(&args, stop.clone(), log.handle())?;
-    let manager = serve_publishing::manager(&args.publishing, &stop)?;
+    let manager = serve_publishing::manager(&args.publishing, &args.server, args.quiet, &stop)?;
     if !args.serves_clients() {
         let (json, quiet, handle) = (args.json, args.quiet, log.handle());
         let managed = manager.map_or(Ok(()), |manager| {

@@ -1,14 +1,17 @@
 //! `longshore serve --publish`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use longshore::load::{Manifest, locate};
-use longshore::serve::{Keep, PublishEvent, PublishManager, PublishOptions, Stop};
+use longshore::formats::directory::ModelFilter;
+use longshore::load::{self, FoundModel, HubName, Manifest, locate};
+use longshore::remote::{Remote, is_remote, without_secrets};
+use longshore::serve::{Keep, PublishEvent, PublishManager, PublishOptions, RemoteSource, Stop};
 use serde_json::{Value, json};
 
 use crate::publish;
 use crate::serve_log::{Line, LogHandle};
+use crate::sources::{ServerArgs, print_notes};
 use crate::units::{Period, Size};
 
 /// The options for published models.
@@ -20,8 +23,8 @@ pub(crate) struct PublishingArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) publish: Option<PathBuf>,
 
-    /// Publish this model at the start, and again when its source changes. A model of the same name is
-    /// replaced. The server does not evict it. May be repeated.
+    /// Publish this model at the start, and again when its source changes, unless that is on a server. A model of the
+    /// same name is replaced. The server does not evict it. May be repeated.
     #[arg(long, value_name = "SOURCE", requires = "publish")]
     preload: Vec<PathBuf>,
 
@@ -66,9 +69,39 @@ impl std::str::FromStr for KeepAlive {
     }
 }
 
+/// A source on servers, or a repository of the Hub.
+#[derive(Debug)]
+struct OnServers {
+    remote: Remote,
+    source: PathBuf,
+    /// The source without secrets.
+    path: PathBuf,
+    quiet: bool,
+}
+
+impl RemoteSource for OnServers {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn find(&self) -> load::Result<FoundModel> {
+        self.remote.restart_time_limit();
+        let before = self.remote.notes().len();
+        let found = self.remote.model(&self.source, &ModelFilter::new())?;
+        print_notes(&self.remote.notes()[before..], self.quiet);
+        Ok(match found {
+            // It is resolved once, because a user who can write the cache could change where it leads.
+            FoundModel::Local(path) => FoundModel::Local(locate(&path)?),
+            remote => remote,
+        })
+    }
+}
+
 /// Makes the manager of published models, if one was requested.
 pub(crate) fn manager(
     args: &PublishingArgs,
+    server: &ServerArgs,
+    quiet: bool,
     stop: &Stop,
 ) -> anyhow::Result<Option<PublishManager>> {
     let Some(directory) = &args.publish else { return Ok(None) };
@@ -77,10 +110,17 @@ pub(crate) fn manager(
         publish::mount(directory, args.mount_size)?;
     }
     let mut options = PublishOptions::new(directory);
-    // A name of the Hub is resolved once, because a user who can write the cache could change where it
-    // leads.
-    let preload = args.preload.iter().map(locate);
-    options.preload = preload.collect::<Result<_, _>>()?;
+    for source in &args.preload {
+        if !is_remote(source) && !HubName::is_one(source) {
+            options.preload.push(source.clone());
+            continue;
+        }
+        let (stop, remote) = (stop.clone(), server.remote());
+        let remote = remote.stop_when(move || stop.is_stopped());
+        let path = without_secrets(&source.to_string_lossy()).into();
+        let source = source.clone();
+        options.preload_remote.push(Box::new(OnServers { remote, source, path, quiet }));
+    }
     options.keep = args.keep_alive.0;
     options.mode = args.preload_mode;
     options.manifest = manifest;

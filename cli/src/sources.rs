@@ -6,8 +6,10 @@ use std::time::Duration;
 use clap::Args;
 use longshore::formats::directory::ModelFilter;
 use longshore::formats::printable;
-use longshore::load::{self, FormatChoice, HubCache, HubName, KeptCopy, Opened, RemoteModel};
-use longshore::remote::{FoundModel, Remote, is_remote};
+use longshore::load::{
+    self, FormatChoice, FoundModel, HubCache, HubName, KeptCopy, Opened, RemoteModel,
+};
+use longshore::remote::{Remote, is_remote};
 
 use crate::exit::failure;
 

@@ -3,6 +3,7 @@
 mod command;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -338,6 +339,32 @@ fn a_repository_is_published_from_the_hub_or_from_the_cache() {
     let kept = Path::new(&other).join("models--org--name/snapshots").join(COMMIT);
     assert!(fs::read(kept.join("model.safetensors")).unwrap() == content);
     assert_eq!(fs::read_to_string(kept.join("config.json")).unwrap(), "{}");
+
+    // A server publishes it at its start, and again when it was evicted.
+    let managed = tempfile::tempdir_in("/dev/shm").unwrap();
+    let to = managed.path().to_str().unwrap();
+    let mut serve = command(&["serve", "--publish", to, "--preload", name, "--json"]);
+    serve.env("HF_ENDPOINT", &endpoint).env("HF_HUB_CACHE", nginx.file("no-cache"));
+    serve.env_remove("HF_HUB_OFFLINE").env_remove("HF_TOKEN").stdout(Stdio::piped());
+    let mut serve = serve.spawn().unwrap();
+    let mut events = BufReader::new(serve.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut next = |kind: &str| {
+        let line = events.find(|line| line.contains(&format!("\"event\":\"{kind}\"")));
+        line.unwrap_or_else(|| panic!("no event {kind}"))
+    };
+    assert!(next("published").contains("\"name\":\"org--name\""));
+    next("managing");
+    let served = managed.path().join("org--name");
+    assert!(fs::read(served.join("model.safetensors")).unwrap() == content);
+    assert_eq!(longshore(&["evict", served.to_str().unwrap()]).code, 0);
+    next("published");
+    assert_eq!(fs::read_to_string(served.join("config.json")).unwrap(), "{}");
+    command::signal(&serve, "TERM");
+    assert!(serve.wait().unwrap().success());
+    // A server that does not answer ends it at its start.
+    let mut silent = command(&["serve", "--publish", to, "--preload", "http://127.0.0.1:1/m.gguf"]);
+    let silent = silent.output().unwrap();
+    assert_eq!(silent.status.code(), Some(24), "{}", String::from_utf8_lossy(&silent.stderr));
 
     // A link in the cache must not lead to another file.
     let secret = nginx.file("secret");

@@ -9,8 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use longshore::load::{HeldModel, Manifest};
-use longshore::remote::FoundModel;
+use longshore::load::{FoundModel, HeldModel, Manifest};
 use longshore::{CancelToken, Progress};
 use longshore_sys::effective_uid;
 use rustix::io::FdFlags;

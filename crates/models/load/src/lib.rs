@@ -62,8 +62,8 @@ pub use open::{
 pub use plan::{FILE_ALIGNMENT, Plan, PlannedFile};
 pub use progress::{CancelToken, Progress};
 pub use publish::{
-    HeldFile, HeldModel, ManagerLock, ModelUse, Outcome, PublishProblem, Published, PublishedFile,
-    PublishedModel, PublishedModels, Publisher, RemoteModel, SourceState,
+    FoundModel, HeldFile, HeldModel, ManagerLock, ModelUse, Outcome, PublishProblem, Published,
+    PublishedFile, PublishedModel, PublishedModels, Publisher, RemoteModel, SourceState,
 };
 pub use reason::{Change, FileKind, FormatProblem, ManifestProblem, MemoryLimit, ModeProblem};
 pub use repack::{copy_file, repack};

@@ -18,6 +18,5 @@ mod shown;
 mod store;
 
 pub use credentials::FoundCredentials;
-pub use model::FoundModel;
 pub use opener::{Remote, UnknownOptionError, is_remote};
 pub use shown::without_secrets;

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use longshore_formats::directory::{Directory, FindError, ModelFilter};
 use longshore_load::{
-    Error, FormatChoice, HubName, Opener, RemoteModel, Result, SourceFile, find_files, others_of,
+    Error, FormatChoice, FoundModel, HubName, Opener, RemoteModel, Result, SourceFile, find_files,
+    others_of,
 };
 
 use crate::cache::in_cache;
@@ -223,25 +224,6 @@ impl Remote {
             }
         }
         Ok(())
-    }
-}
-
-/// The place of a model that was found.
-#[derive(Debug)]
-pub enum FoundModel {
-    /// A source on this machine: a path, or a name of the Hub whose files are in the local cache.
-    Local(PathBuf),
-    /// Files of servers.
-    Remote(RemoteModel),
-}
-
-impl FoundModel {
-    /// Returns the files of servers; `None` for a model on this machine.
-    pub fn remote(self) -> Option<RemoteModel> {
-        match self {
-            Self::Local(_) => None,
-            Self::Remote(model) => Some(model),
-        }
     }
 }
 

@@ -115,6 +115,8 @@ pub use fault::{ClientFault, NoServerCause, ServerFault};
 pub use held::{Held, HeldState};
 pub use model_cache::Keep;
 pub use peer::Peer;
-pub use publishing::{Eviction, PublishEvent, PublishManager, PublishOptions, PublishTrouble};
+pub use publishing::{
+    Eviction, PublishEvent, PublishManager, PublishOptions, PublishTrouble, RemoteSource,
+};
 pub use reason::Reason;
 pub use server::{Event, LoadFailure, Options, Server, ServerProblem, Stop, Users};

@@ -36,7 +36,7 @@ pub use models::{ManagerLock, ModelUse, PublishedModel, PublishedModels, SourceS
 pub use problem::PublishProblem;
 pub use published::{Outcome, Published, PublishedFile};
 pub(crate) use remote::RemoteFile;
-pub use remote::RemoteModel;
+pub use remote::{FoundModel, RemoteModel};
 
 use crate::budget;
 use crate::digest_kind::DigestKind;
@@ -209,6 +209,17 @@ impl<'a> Publisher<'a> {
         target.remove_leftovers();
         let tree = Tree::of(source, self.links)?;
         self.publish_from(&target, &Origin::Local(tree))
+    }
+
+    /// Publishes a model on this machine or on servers.
+    ///
+    /// # Errors
+    /// Those of [`Publisher::publish`].
+    pub fn publish_found(self, model: &FoundModel) -> Result<Published> {
+        match model {
+            FoundModel::Local(source) => self.publish(source),
+            FoundModel::Remote(model) => self.publish_remote(model),
+        }
     }
 
     /// Publishes a model whose files are on servers, like [`Publisher::publish`]. Only the user of this process may

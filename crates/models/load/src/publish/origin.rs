@@ -67,9 +67,7 @@ impl Origin<'_> {
     pub(super) fn content_bytes(&self) -> u64 {
         match self {
             Self::Local(tree) => tree.content_bytes(),
-            Self::Remote(model) => {
-                model.files().iter().map(|file| file.source.len()).fold(0, u64::saturating_add)
-            }
+            Self::Remote(model) => model.content_bytes(),
         }
     }
 

@@ -21,6 +21,25 @@ pub struct RemoteModel {
     first: Vec<PathBuf>,
 }
 
+/// The place of a model that was found.
+#[derive(Debug)]
+pub enum FoundModel {
+    /// A source on this machine: a path, or a name of the Hub whose files are in the local cache.
+    Local(PathBuf),
+    /// Files of servers.
+    Remote(RemoteModel),
+}
+
+impl FoundModel {
+    /// Returns the files of servers; `None` for a model on this machine.
+    pub fn remote(self) -> Option<RemoteModel> {
+        match self {
+            Self::Local(_) => None,
+            Self::Remote(model) => Some(model),
+        }
+    }
+}
+
 /// A file of a [`RemoteModel`].
 #[derive(Debug)]
 pub(crate) struct RemoteFile {
@@ -124,6 +143,11 @@ impl RemoteModel {
         Ok(())
     }
 
+    /// Returns the number of bytes of all files.
+    pub fn content_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.source.len()).fold(0, u64::saturating_add)
+    }
+
     /// Returns the file whose source has this path.
     pub fn file_of(&self, source: &Path) -> Option<&SourceFile> {
         self.files.iter().map(|file| &file.source).find(|file| file.path() == source)
@@ -134,7 +158,8 @@ impl RemoteModel {
         &self.source
     }
 
-    pub(crate) fn default_name(&self) -> &str {
+    /// Returns the name under which the model is published, if no other one is requested.
+    pub fn default_name(&self) -> &str {
         &self.name
     }
 

@@ -13,16 +13,17 @@
 //! the models stay when the server ends, so that the next one adopts them.
 
 mod events;
+mod source;
 mod uses;
 
 use std::io;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use longshore_load::{
-    self as load, CancelToken, ManagerLock, Manifest, Outcome, Published, PublishedModel,
-    PublishedModels, Publisher, SourceState,
+    self as load, CancelToken, FoundModel, ManagerLock, Manifest, Outcome, Published,
+    PublishedModel, PublishedModels, Publisher, SourceState,
 };
 use longshore_sys::memory;
 use longshore_sys::memory_pressure::MemoryPressure;
@@ -31,9 +32,11 @@ use longshore_sys::readiness::{self, Watch};
 use crate::error::{Error, Result};
 use crate::model_cache::Keep;
 use crate::server::{Stop, notify};
+use source::{Attempt, Source};
 use uses::Uses;
 
 pub use events::{Eviction, PublishEvent, PublishTrouble};
+pub use source::RemoteSource;
 
 /// The time between two looks at the memory pressure.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -49,8 +52,6 @@ const SOURCE_PERIOD: Duration = Duration::from_secs(3);
 const KEEP_MIN: Duration = Duration::from_secs(10);
 /// Memory is short if at least one task has waited for it for a tenth of the time.
 const PRESSURE_PART: u32 = 10;
-/// The time after which a publication that failed is tried again, unless the content was the reason.
-const RETRY_PERIOD: Duration = Duration::from_secs(60);
 /// The memory that publishing a model needs in addition to its content.
 const SPARE_BYTES: u64 = 64 << 20;
 
@@ -64,6 +65,10 @@ pub struct PublishOptions {
     /// links, because a user who can change one could choose another source. A new version of one is
     /// published when its source changes. They are not evicted.
     pub preload: Vec<PathBuf>,
+    /// Models on servers to publish at the start, each under its default name. Only the user of this process may read
+    /// them, unless `mode` is set. A publication that fails is tried again, but a new version is not published.
+    /// They are not evicted.
+    pub preload_remote: Vec<Box<dyn RemoteSource>>,
     /// The time for which other models are kept after their last use. [`Keep::Attached`] keeps them for
     /// ten seconds, and models that were never used until their memory is needed.
     pub keep: Keep,
@@ -88,42 +93,13 @@ pub struct PublishManager {
     stop: Stop,
 }
 
-/// A source to publish.
-#[derive(Debug)]
-struct Source {
-    path: PathBuf,
-    name: String,
-    /// The state that was published, or whose publication failed.
-    done: Option<SourceState>,
-    /// The result of its publication.
-    result: Attempt,
-    /// A new state that was seen once. It is published if it is still the same at the next look.
-    seen: Option<SourceState>,
-    /// `true` if it was reported that the source cannot be read.
-    is_reported: bool,
-    /// `true` if it had changed at the last look, too.
-    is_changing: bool,
-    /// The time from which its permissions are to be read again.
-    confirm_at: Instant,
-}
-
-/// The result of publishing a state of a source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Attempt {
-    Published,
-    /// It is not tried again until the source changes.
-    Failed,
-    /// Something else than the content was the reason, such as a lack of memory. It is tried again after this
-    /// time.
-    RetryAt(Instant),
-}
-
 impl PublishOptions {
     /// Makes options for a directory, which keep all models until memory is short.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self {
             directory: directory.into(),
             preload: Vec::new(),
+            preload_remote: Vec::new(),
             keep: Keep::Always,
             mode: None,
             manifest: None,
@@ -138,7 +114,7 @@ impl PublishManager {
     /// # Errors
     /// [`Error::Load`] if the directory cannot be used, or if another server manages it;
     /// [`Error::CannotServe`] if two sources have the same name.
-    pub fn new(options: PublishOptions, stop: Stop) -> Result<Self> {
+    pub fn new(mut options: PublishOptions, stop: Stop) -> Result<Self> {
         let models = PublishedModels::open(&options.directory)?;
         let lock = models.lock()?;
         let pressure = match &options.pressure {
@@ -146,27 +122,20 @@ impl PublishManager {
             None => MemoryPressure::of_this_process(),
         };
         let mut sources: Vec<Source> = Vec::new();
-        for path in &options.preload {
-            let path =
-                std::path::absolute(path).map_err(|error| Error::cannot_serve(path, error))?;
-            let name = name_of(&path, &models)?;
-            if let Some(other) = sources.iter().find(|other| other.name == name) {
-                let message = format!("{} has the same name, {name}", other.path.display());
+        let local = options.preload.iter().map(|path| {
+            let absolute = std::path::absolute(path);
+            Source::local(absolute.map_err(|error| Error::cannot_serve(path, error))?, &models)
+        });
+        let remote = std::mem::take(&mut options.preload_remote).into_iter();
+        for source in local.chain(remote.map(|source| Source::remote(source, &models))) {
+            let source = source?;
+            if let Some(other) = sources.iter().find(|other| other.name == source.name) {
+                let message =
+                    format!("{} has the same name, {}", other.path.display(), source.name);
                 let error = io::Error::new(io::ErrorKind::InvalidInput, message);
-                return Err(Error::cannot_serve(&path, error));
+                return Err(Error::cannot_serve(&source.path, error));
             }
-            let (done, seen) = (None, None);
-            let result = Attempt::Published;
-            sources.push(Source {
-                path,
-                name,
-                done,
-                result,
-                seen,
-                is_reported: false,
-                is_changing: false,
-                confirm_at: Instant::now(),
-            });
+            sources.push(source);
         }
         Ok(Self { options, models, _lock: lock, sources, uses: Uses::default(), pressure, stop })
     }
@@ -343,6 +312,10 @@ impl PublishManager {
     fn follow_sources(&mut self, observe: &mut dyn FnMut(&PublishEvent)) {
         for index in 0..self.sources.len() {
             let source = &mut self.sources[index];
+            if source.remote.is_some() {
+                self.follow_remote(index, observe);
+                continue;
+            }
             let state = match SourceState::of(&source.path) {
                 Ok(state) => state,
                 Err(error) => {
@@ -380,13 +353,30 @@ impl PublishManager {
                 }
                 continue;
             }
-            match self.publish(index, observe) {
-                Err(error) if !self.stop.is_stopped() => {
-                    let source = self.sources[index].path.clone();
-                    observe(&PublishEvent::Failed { source, error });
-                }
-                _ => {}
+            self.publish_again(index, observe);
+        }
+    }
+
+    /// Publishes a source on servers again if that failed, or if the model was evicted by hand.
+    fn follow_remote(&mut self, index: usize, observe: &mut dyn FnMut(&PublishEvent)) {
+        let source = &self.sources[index];
+        let is_due = match source.result {
+            Attempt::Published => !self.models.has_model(&source.name),
+            Attempt::Failed => false,
+            Attempt::RetryAt(time) => Instant::now() >= time,
+        };
+        if is_due {
+            self.publish_again(index, observe);
+        }
+    }
+
+    fn publish_again(&mut self, index: usize, observe: &mut dyn FnMut(&PublishEvent)) {
+        match self.publish(index, observe) {
+            Err(error) if !self.stop.is_stopped() => {
+                let source = self.sources[index].path.clone();
+                observe(&PublishEvent::Failed { source, error });
             }
+            _ => {}
         }
     }
 
@@ -398,11 +388,7 @@ impl PublishManager {
     ) -> load::Result<()> {
         let published = self.try_publish(index, observe);
         self.sources[index].confirm_at = Instant::now();
-        self.sources[index].result = match &published {
-            Ok(()) => Attempt::Published,
-            Err(error) if is_of_content(error) => Attempt::Failed,
-            Err(_) => Attempt::RetryAt(Instant::now() + RETRY_PERIOD),
-        };
+        self.sources[index].result = Attempt::of(&published);
         published
     }
 
@@ -413,25 +399,36 @@ impl PublishManager {
     ) -> load::Result<()> {
         let source = &mut self.sources[index];
         let (path, name) = (source.path.clone(), source.name.clone());
-        let state = SourceState::of(&path)?;
-        let needed_bytes = state.content_bytes();
-        source.done = Some(state);
-        let published = match self.publish_now(&path, &name) {
+        let (found, needed_bytes) = match &source.remote {
+            Some(remote) => {
+                let found = source.found.take().map_or_else(|| remote.find(), Ok)?;
+                let needed_bytes = content_bytes(&found)?;
+                (found, needed_bytes)
+            }
+            None => {
+                let state = SourceState::of(&path)?;
+                let needed_bytes = state.content_bytes();
+                source.done = Some(state);
+                (FoundModel::Local(path.clone()), needed_bytes)
+            }
+        };
+        let published = match self.publish_now(&found, &name) {
             // Its own room is not needed if it is published already.
             Err(error) if is_for_lack_of_memory(&error) => {
                 self.make_room(needed_bytes, observe);
-                self.publish_now(&path, &name)?
+                self.publish_now(&found, &name)?
             }
             published => published?,
         };
-        let is_at_start = self.sources[index].seen.is_none();
+        let source = &self.sources[index];
+        let is_at_start = source.remote.is_some() || source.seen.is_none();
         if is_at_start || published.outcome != Outcome::AlreadyPublished {
             observe(&PublishEvent::Published { name, source: path, published });
         }
         Ok(())
     }
 
-    fn publish_now(&self, path: &Path, name: &str) -> load::Result<Published> {
+    fn publish_now(&self, found: &FoundModel, name: &str) -> load::Result<Published> {
         let (cancel, stop) = (CancelToken::new(), self.stop.clone());
         let observed = cancel.clone();
         let mut publisher = self.publisher(name).cancel(&cancel).observe(move |_| {
@@ -442,7 +439,7 @@ impl PublishManager {
         if let Some(manifest) = &self.options.manifest {
             publisher = publisher.manifest(manifest);
         }
-        publisher.publish(path)
+        publisher.publish_found(found)
     }
 
     fn publisher(&self, name: &str) -> Publisher<'static> {
@@ -477,18 +474,6 @@ impl PublishManager {
     }
 }
 
-/// Returns the name of a source. A source that does not exist now, or cannot be published, can have an older
-/// version that is published.
-fn name_of(path: &Path, models: &PublishedModels) -> Result<String> {
-    match SourceState::of(path) {
-        Ok(state) => Ok(state.default_name()),
-        Err(error) => match models.find_by_source(path) {
-            Some(model) => Ok(model.name),
-            None => Err(error.into()),
-        },
-    }
-}
-
 /// Returns a function that reports that the use of a model is not known.
 fn unknown<'a>(
     model: &PublishedModel,
@@ -501,27 +486,19 @@ fn unknown<'a>(
     }
 }
 
+/// Returns the number of bytes of the files of a model.
+fn content_bytes(model: &FoundModel) -> load::Result<u64> {
+    match model {
+        FoundModel::Local(path) => Ok(SourceState::of(path)?.content_bytes()),
+        FoundModel::Remote(model) => Ok(model.content_bytes()),
+    }
+}
+
 fn is_for_lack_of_memory(error: &load::Error) -> bool {
     matches!(
         error,
         load::Error::NotEnoughMemory { .. }
             | load::Error::Publish { reason: load::PublishProblem::NoRoom { .. }, .. }
             | load::Error::Heap(longshore_heap::Error::TmpfsFull { .. })
-    )
-}
-
-/// Returns `true` if the content of the source is the reason, so that the same source cannot be published
-/// later.
-fn is_of_content(error: &load::Error) -> bool {
-    use load::Error::{Format, Manifest, Mismatch, NoTensors, NotRegular, Publish};
-    use load::PublishProblem::HeadersTooLong;
-    matches!(
-        error,
-        Format { .. }
-            | Manifest { .. }
-            | Mismatch { .. }
-            | NoTensors { .. }
-            | NotRegular { .. }
-            | Publish { reason: HeadersTooLong { .. }, .. }
     )
 }

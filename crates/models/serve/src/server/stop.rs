@@ -29,7 +29,8 @@ impl Stop {
         let _ = event_fd::signal(&self.0.1);
     }
 
-    pub(crate) fn is_stopped(&self) -> bool {
+    /// Returns `true` after [`Stop::stop`].
+    pub fn is_stopped(&self) -> bool {
         self.0.0.load(Ordering::Acquire)
     }
 }
