@@ -152,6 +152,20 @@ impl<'a> Hub<'a> {
         url
     }
 
+    /// Returns the URL of the token for the Xet storage of a repository.
+    pub(crate) fn xet_token_url(
+        &self,
+        kind: RepositoryKind,
+        repository: &str,
+        commit: &str,
+    ) -> Url {
+        let mut url = self.endpoint.clone();
+        let kind = folder_of(kind).unwrap_or("models");
+        add_segments(&mut url, ["api", kind].into_iter().chain(repository.split('/')));
+        add_segments(&mut url, ["xet-read-token", commit]);
+        url
+    }
+
     /// Returns the header fields that authorise a request to the Hub itself.
     pub(crate) fn secret(&self) -> &[Field] {
         self.token.as_slice()

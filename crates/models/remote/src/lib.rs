@@ -13,9 +13,11 @@ mod find;
 pub mod http;
 mod hub;
 mod model;
+mod object;
 mod opener;
 mod shown;
 mod store;
+pub mod xet;
 
 pub use credentials::FoundCredentials;
 pub use opener::{Remote, UnknownOptionError, is_remote};

@@ -11,21 +11,22 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use longshore_formats::directory::ModelFilter;
 use longshore_load::{
-    CancelToken, Change, Error, FormatChoice, HubName, Object, ObjectError, Opened, Opener, Result,
-    SourceFile, is_index, open_by,
+    CancelToken, Change, Error, FormatChoice, HubName, Opened, Opener, Result, SourceFile,
+    is_index, open_by,
 };
-use longshore_mem::VolatileSliceMut;
 use sha2::{Digest as _, Sha256};
 use url::Url;
 
 use crate::cache::in_cache;
-use crate::http::{Client, HttpError, HttpFile, Limits, Requests, UrlRequests, Version};
+use crate::http::{Client, HttpError, HttpFile, Limits, Requests, UrlRequests};
 use crate::hub::Hub;
+use crate::object::{RemoteObject, ServerFile};
 use crate::shown::{shown_path, shown_text};
 use crate::store::{ObjectName, Provider, Store, StoreOptions};
+use crate::xet::XetAccess;
 
 /// The longest time for which a server may send nothing.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The limit on the memory for first bytes of files.
 const FIRST_BYTES_MAX: usize = 32 << 20;
@@ -43,15 +44,36 @@ pub struct Remote {
     /// The number of bytes that the first bytes of files take.
     first_bytes: Arc<AtomicUsize>,
     stores: Arc<Mutex<Stores>>,
-    notes: Arc<Mutex<Vec<String>>>,
+    notes: Notes,
 }
 
 /// The buckets that were used, by provider and name.
 type Stores = HashMap<(Provider, String), Arc<Store>>;
 
+/// The requests for a file of a server, and the access to its Xet storage.
+type Target = (Arc<dyn Requests>, Option<Arc<XetAccess>>);
+
+/// The notes for the user. The files that were opened share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes(Arc<Mutex<Vec<String>>>);
+
+impl Notes {
+    fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Adds a note, unless it is there. A file is opened more than once.
+    pub(crate) fn push(&self, note: String) {
+        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+}
+
 /// The limit on the time of all requests together. The files that were opened share it.
 #[derive(Clone, Debug, Default)]
-struct TimeLimit {
+pub(crate) struct TimeLimit {
     limit: Option<Duration>,
     deadline: Arc<Mutex<Option<Instant>>>,
 }
@@ -134,15 +156,11 @@ impl Remote {
 
     /// Returns notes for the user about the files that were found, for example that the local cache is used.
     pub fn notes(&self) -> Vec<String> {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.notes.all()
     }
 
     pub(crate) fn note(&self, note: String) {
-        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        // A file is opened more than once.
-        if !notes.contains(&note) {
-            notes.push(note);
-        }
+        self.notes.push(note);
     }
 
     /// Opens files of this machine, of HTTP servers, of object stores and of the Hub like
@@ -187,21 +205,24 @@ impl Remote {
         };
         match self.requests(path) {
             Ok(None) => SourceFile::open(path),
-            Ok(Some(requests)) => {
+            Ok(Some((requests, xet))) => {
                 let stop = || self.is_cancelled();
-                let opened = HttpFile::open(&self.client, requests, &self.limits(&stop));
+                let limits = self.limits(&stop);
+                let opened = HttpFile::open(&self.client, Arc::clone(&requests), &limits);
+                let opened = ServerFile::of(opened, xet, &name, &self.notes, &limits);
                 let mut file = opened.map_err(|error| match error {
                     HttpError::Refused { status } if HubName::is_one(path) => {
                         self.gated(&name, status)
                     }
                     error => failed(&name, error),
                 })?;
+                let url = requests.url();
                 let first_bytes = KeptBytes::new(&self.first_bytes, file.first().len());
                 if first_bytes.is_none() {
                     file.forget_first();
                 }
-                if file.version() == &Version::default() && !file.is_empty() {
-                    let host = file.url().and_then(|url| Some(url.host_str()?.to_owned()));
+                if !file.has_version() {
+                    let host = url.as_ref().and_then(|url| Some(url.host_str()?.to_owned()));
                     let host = host.unwrap_or_default();
                     self.note(format!(
                         "the server {host} sends no versions of its files (ETag or Last-Modified), so a change \
@@ -211,9 +232,8 @@ impl Remote {
                 let linked = file.linked().filter(|_| HubName::is_one(path));
                 let sha256 = linked.map(|etag| etag.trim_matches('"').to_owned());
                 let time = self.time.clone();
-                let origin = file
-                    .url()
-                    .map(|url| BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(url.as_str())));
+                let origin =
+                    url.map(|url| BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(url.as_str())));
                 let object = RemoteObject { file, origin, sha256, time, _first_bytes: first_bytes };
                 Ok(SourceFile::from_object(name, Arc::new(object)))
             }
@@ -235,17 +255,18 @@ impl Remote {
         Error::Open { path: path.to_owned(), source }
     }
 
-    /// Returns the requests for a file; `None` for one of this machine.
-    fn requests(&self, path: &Path) -> std::result::Result<Option<Arc<dyn Requests>>, HttpError> {
+    /// Returns the requests for a file, with the access to Xet storage if it is one of the Hub; `None` for one of
+    /// this machine.
+    fn requests(&self, path: &Path) -> std::result::Result<Option<Target>, HttpError> {
         let invalid = |error: Box<dyn std::error::Error + Send + Sync>| {
             HttpError::from(io::Error::new(io::ErrorKind::InvalidInput, error))
         };
         if is_url(path) {
             let url = Url::parse(&path.to_string_lossy()).map_err(|error| invalid(error.into()))?;
-            return Ok(Some(Arc::new(UrlRequests::new(url, &[]))));
+            return Ok(Some((Arc::new(UrlRequests::new(url, &[])), None)));
         }
         if let Some(name) = ObjectName::from_path(path).map_err(|error| invalid(error.into()))? {
-            return Ok(Some(Arc::new(self.store(&name)?.requests(&name.key)?)));
+            return Ok(Some((Arc::new(self.store(&name)?.requests(&name.key)?), None)));
         }
         let Ok(Some(HubName {
             revision: Some(commit), file: Some(file), kind, repository, ..
@@ -259,7 +280,9 @@ impl Remote {
         let hub = Hub::from_env(&self.client, self.hub.as_ref())
             .map_err(|error| invalid(error.into()))?;
         let url = hub.file_url(kind, &repository, &commit, &file);
-        Ok(Some(Arc::new(UrlRequests::new(url, hub.secret()))))
+        let token_url = hub.xet_token_url(kind, &repository, &commit);
+        let xet = XetAccess::new(&self.client, token_url, hub.secret());
+        Ok(Some((Arc::new(UrlRequests::new(url, hub.secret())), Some(Arc::new(xet)))))
     }
 
     /// Returns the bucket of an object.
@@ -293,7 +316,7 @@ impl TimeLimit {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
     }
 
-    fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -325,20 +348,9 @@ impl std::fmt::Debug for Remote {
     }
 }
 
-/// A file of a server, which a load reads.
-#[derive(Debug)]
-struct RemoteObject {
-    file: HttpFile,
-    /// A checksum of the URL, which can have secrets.
-    origin: Option<String>,
-    sha256: Option<String>,
-    time: TimeLimit,
-    _first_bytes: Option<KeptBytes>,
-}
-
 /// The share of a file in the memory for first bytes.
 #[derive(Debug)]
-struct KeptBytes {
+pub(crate) struct KeptBytes {
     all: Arc<AtomicUsize>,
     len: usize,
 }
@@ -355,46 +367,6 @@ impl KeptBytes {
 impl Drop for KeptBytes {
     fn drop(&mut self) {
         self.all.fetch_sub(self.len, Ordering::Relaxed);
-    }
-}
-
-impl Object for RemoteObject {
-    fn len(&self) -> u64 {
-        self.file.len()
-    }
-
-    fn version(&self) -> Option<&str> {
-        // Two files can be of the same second.
-        self.file.version().strong()
-    }
-
-    fn origin(&self) -> Option<&str> {
-        self.origin.as_deref()
-    }
-
-    fn sha256(&self) -> Option<&str> {
-        self.sha256.as_deref()
-    }
-
-    fn read(
-        &self,
-        memory: &mut VolatileSliceMut<'_>,
-        offset: u64,
-        stop: &(dyn Fn() -> bool + Sync),
-    ) -> std::result::Result<(), ObjectError> {
-        // Most headers need no other request.
-        let end = (offset as usize).saturating_add(memory.len());
-        if let Some(known) = self.file.first().get(offset as usize..end) {
-            let written = memory.write(0, known);
-            return written.map_err(|error| ObjectError::Failed(error.into()));
-        }
-        let limits = Limits { stop, idle_timeout: IDLE_TIMEOUT, deadline: self.time.deadline() };
-        let read = self.file.read(memory, offset, &limits);
-        read.map_err(|error| match error {
-            HttpError::Changed => ObjectError::Changed,
-            HttpError::Stopped => ObjectError::Stopped,
-            error => ObjectError::Failed(io::Error::from(error).into()),
-        })
     }
 }
 

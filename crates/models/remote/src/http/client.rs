@@ -136,6 +136,13 @@ impl Client {
     /// Those of [`Connection::open`], [`Connection::send`] and [`Connection::receive_head`];
     /// [`ErrorKind::InvalidInput`] if the URL has no host, or another scheme than `http` and `https`.
     pub fn send(&self, request: Request<'_>, limits: &Limits<'_>) -> io::Result<Response> {
+        let mut response = self.exchange(request, limits)?;
+        // Only a server that redirects names another place.
+        (response.head.xet_hash, response.head.linked_size) = (None, None);
+        Ok(response)
+    }
+
+    fn exchange(&self, request: Request<'_>, limits: &Limits<'_>) -> io::Result<Response> {
         let endpoint = Endpoint::of(request.url)?;
         let proxy = Proxy::from_env(&endpoint)?;
         // A proxy for plain HTTP gets the whole URL.
@@ -177,15 +184,23 @@ impl Client {
         let refused = |reason| Err(io::Error::new(ErrorKind::InvalidData, reason));
         let mut url = url.clone();
         let mut all = [fields, secret].concat();
-        let (mut linked, mut left) = (None, false);
+        let (mut linked, mut in_xet, mut left) = (None, (None, None), false);
         for _ in 0..=REDIRECTS_MAX {
-            let mut response = self.get(&url, &all, limits)?;
+            let request = Request { method: "GET", url: &url, fields: &all, body: &[] };
+            let mut response = self.exchange(request, limits)?;
             // The storage must not choose the checksum by which it is verified.
             let told = response.head.linked_etag.take();
             linked = linked.or(told.filter(|_| !left));
             response.head.linked_etag.clone_from(&linked);
+            let found = (response.head.xet_hash.take(), response.head.linked_size.take());
             if !matches!(response.head.status, 301 | 302 | 303 | 307 | 308) {
+                if left {
+                    (response.head.xet_hash, response.head.linked_size) = in_xet;
+                }
                 return Ok(Followed { response, url, left });
+            }
+            if !left && found.0.is_some() {
+                in_xet = found;
             }
             let Some(Ok(next)) = response.head.location.as_deref().map(|it| url.join(it)) else {
                 return refused("the server redirects to no valid URL");

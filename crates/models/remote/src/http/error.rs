@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind};
 
 use super::connection::Limits;
+use crate::xet::{InvalidXet, XetId};
 
 /// The error of a read from a server.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,17 @@ pub enum HttpError {
         /// The status code.
         status: u16,
     },
+    /// The storage to which the Hugging Face Hub redirects refuses ranges, also with another signature.
+    #[error("the storage of the Hub refuses ranges of the file (status {status})")]
+    RangesRefused {
+        /// The status code.
+        status: u16,
+        /// The name of the file in Xet storage.
+        file: Box<XetId>,
+    },
+    /// Xet storage sent something else than the protocol describes.
+    #[error("the Xet storage of the Hub sends data that is not valid: {0}")]
+    Xet(#[from] InvalidXet),
     /// The server failed, also after several tries.
     #[error("the server responded with status {status}")]
     Status {
@@ -92,7 +104,9 @@ impl HttpError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound { .. } => ErrorKind::NotFound,
-            Self::Refused { .. } | Self::Credentials(_) => ErrorKind::PermissionDenied,
+            Self::Refused { .. } | Self::RangesRefused { .. } | Self::Credentials(_) => {
+                ErrorKind::PermissionDenied
+            }
             Self::TimeLimit => ErrorKind::TimedOut,
             Self::Connection(error) => error.kind(),
             _ => ErrorKind::Other,

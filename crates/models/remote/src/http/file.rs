@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longshore_mem::VolatileSliceMut;
-use url::Url;
 
 use super::client::{Client, Response};
 use super::connection::Limits;
@@ -15,9 +14,10 @@ use super::error::HttpError;
 use super::head::Head;
 use super::progress::{PROGRESS_BYTES, Progress};
 use super::requests::{Requests, Version};
+use crate::xet::XetId;
 
 /// The length of the first request, which also returns the length of the file. Most headers are shorter.
-const FIRST_BYTES: u64 = 64 << 10;
+pub(crate) const FIRST_BYTES: u64 = 64 << 10;
 /// The number of times that a request is made without progress.
 const TRIES_MAX: u32 = 5;
 /// The longest time between two tries.
@@ -33,6 +33,7 @@ pub struct HttpFile {
     len_bytes: u64,
     version: Version,
     linked: Option<String>,
+    xet: Option<XetId>,
     /// The first bytes.
     first: Vec<u8>,
 }
@@ -64,15 +65,33 @@ impl HttpFile {
             let (retry_after_s, error) = match request {
                 Ok(response) if response.head.is_empty => {
                     // No byte of an empty file can be requested.
-                    let (version, linked, first) = (Version::default(), None, Vec::new());
-                    return Ok(Self { client, requests, len_bytes: 0, version, linked, first });
+                    let (version, first) = (Version::default(), Vec::new());
+                    let (linked, xet) = (None, None);
+                    return Ok(Self {
+                        client,
+                        requests,
+                        len_bytes: 0,
+                        version,
+                        linked,
+                        xet,
+                        first,
+                    });
                 }
                 Ok(mut response) => match first_bytes(&mut response, limits) {
                     Ok((len_bytes, first)) => {
                         let version = Version::of(&response.head);
                         let linked = response.head.linked_etag.clone();
+                        let xet = xet_id(&response.head);
                         client.keep(response);
-                        return Ok(Self { client, requests, len_bytes, version, linked, first });
+                        return Ok(Self {
+                            client,
+                            requests,
+                            len_bytes,
+                            version,
+                            linked,
+                            xet,
+                            first,
+                        });
                     }
                     Err(error) => (response.head.retry_after_s, error),
                 },
@@ -80,11 +99,6 @@ impl HttpFile {
             };
             tries.again(retry_after_s, error, limits)?;
         }
-    }
-
-    /// Returns the URL of the file, without a user, and without the query of an object store.
-    pub fn url(&self) -> Option<Url> {
-        self.requests.url()
     }
 
     /// Returns the length of the file in bytes.
@@ -105,6 +119,11 @@ impl HttpFile {
     /// Returns the `X-Linked-Etag` of the server that redirected to the file.
     pub fn linked(&self) -> Option<&str> {
         self.linked.as_deref()
+    }
+
+    /// Returns the name of the file in Xet storage, if the Hub has sent it with the first bytes.
+    pub(crate) fn xet(&self) -> Option<&XetId> {
+        self.xet.as_ref()
     }
 
     /// Frees the memory of the first bytes, which are requested again when they are read.
@@ -246,11 +265,23 @@ fn receive(
 
 /// Returns the error for a status that is not that of a range.
 fn failure(head: &Head) -> Option<HttpError> {
-    match head.status {
+    let status = head.status;
+    if matches!(status, 400 | 403)
+        && let Some(file) = xet_id(head)
+    {
+        return Some(HttpError::RangesRefused { status, file: Box::new(file) });
+    }
+    match status {
         206 => None,
         200 => Some(HttpError::NoRanges { reason: "it sent the whole file" }),
         status => Some(HttpError::of_status(status)),
     }
+}
+
+/// Returns the name of the file in Xet storage, if the Hub has sent one.
+fn xet_id(head: &Head) -> Option<XetId> {
+    let id = XetId::new(head.xet_hash.as_deref()?)?;
+    Some(XetId { len_bytes: head.linked_size, linked_etag: head.linked_etag.clone(), ..id })
 }
 
 /// Returns the range of a partial response and the length of the file.

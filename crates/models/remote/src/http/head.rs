@@ -21,6 +21,13 @@ pub struct Head {
     pub etag: Option<String>,
     /// The version of the object to which the Hugging Face Hub redirects: of a large file, its SHA-256 checksum.
     pub linked_etag: Option<String>,
+    /// The hash of the object in the Xet storage of the Hugging Face Hub. Only [`Client::follow`] sets it, from a
+    /// redirect to another server.
+    ///
+    /// [`Client::follow`]: super::Client::follow
+    pub xet_hash: Option<String>,
+    /// The length of the object to which the Hugging Face Hub redirects, in bytes. It is set like the hash.
+    pub linked_size: Option<u64>,
     /// The time of the last change of the object, as the server writes it.
     pub last_modified: Option<String>,
     /// The region of a bucket of S3, if it is another one than that of the request.
@@ -125,6 +132,10 @@ impl Head {
             once(&mut self.etag, text.map(str::to_owned), "ETag")?;
         } else if is("x-linked-etag") {
             once(&mut self.linked_etag, text.map(str::to_owned), "X-Linked-Etag")?;
+        } else if is("x-xet-hash") {
+            once(&mut self.xet_hash, text.map(str::to_owned), "X-Xet-Hash")?;
+        } else if is("x-linked-size") {
+            self.linked_size = text.and_then(|it| it.parse().ok());
         } else if is("last-modified") {
             once(&mut self.last_modified, text.map(str::to_owned), "Last-Modified")?;
         } else if is("x-amz-bucket-region") {

@@ -11,14 +11,14 @@ pub(super) const PROGRESS_BYTES: usize = 256 << 10;
 
 /// The progress of a transfer.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     since: Instant,
     bytes: usize,
 }
 
 impl Progress {
     /// Begins a transfer after `bytes`.
-    pub(super) fn new(bytes: usize) -> Self {
+    pub(crate) fn new(bytes: usize) -> Self {
         Self { since: Instant::now(), bytes }
     }
 
@@ -26,7 +26,7 @@ impl Progress {
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`], and those of [`Limits::check`].
-    pub(super) fn check(&mut self, bytes: usize, limits: &Limits<'_>) -> io::Result<()> {
+    pub(crate) fn check(&mut self, bytes: usize, limits: &Limits<'_>) -> io::Result<()> {
         limits.check()?;
         if self.since.elapsed() >= limits.idle_timeout {
             if bytes - self.bytes < PROGRESS_BYTES {

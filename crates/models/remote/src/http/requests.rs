@@ -112,6 +112,7 @@ impl Requests for UrlRequests {
     ) -> Result<Response, HttpError> {
         let mut fields = vec![Field::range(range)?];
         let known = self.last().clone();
+        let was_unknown = known.is_none();
         if let Some((url, secret)) = known {
             let mut all = [fields.as_slice(), &secret].concat();
             all.extend(version.condition());
@@ -127,7 +128,12 @@ impl Requests for UrlRequests {
                 fields.extend(version.condition());
             }
         }
-        let followed = client.follow(&self.url, &fields, &self.secret, limits)?;
+        let mut followed = client.follow(&self.url, &fields, &self.secret, limits)?;
+        // The Hub signs the URL of its storage. Another signature may be accepted.
+        let head = &followed.response.head;
+        if was_unknown && matches!(head.status, 400 | 403) && head.xet_hash.is_some() {
+            followed = client.follow(&self.url, &fields, &self.secret, limits)?;
+        }
         if followed.response.head.status == 206 {
             let secret = if followed.left { Vec::new() } else { self.secret.clone() };
             *self.last() = Some((followed.url, secret));
