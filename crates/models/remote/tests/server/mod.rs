@@ -52,6 +52,12 @@ pub(crate) enum Answer {
     Drip(usize),
     /// These bytes instead of a head.
     Raw(String),
+    /// These bytes; then the connection is closed.
+    RawAndClose(Vec<u8>),
+    /// These bytes; then nothing for a minute.
+    RawAndStall(Vec<u8>),
+    /// These bytes.
+    RawBytes(Vec<u8>),
 }
 
 /// A server that runs until the test ends.
@@ -144,6 +150,13 @@ fn serve(
                 })
             }
             Answer::Raw(text) => out.write_all(text.as_bytes()).is_ok(),
+            Answer::RawBytes(bytes) => out.write_all(&bytes).is_ok(),
+            Answer::RawAndClose(bytes) => out.write_all(&bytes).is_ok() && false,
+            Answer::RawAndStall(bytes) => {
+                let _ = out.write_all(&bytes);
+                thread::sleep(Duration::from_secs(60));
+                false
+            }
         };
         if !goes_on {
             return;
