@@ -12,3 +12,4 @@ pub mod page_table;
 pub mod serve_protocol;
 pub mod vfio_user;
 pub mod vhost_user;
+pub mod xet;
