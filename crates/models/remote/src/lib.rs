@@ -15,6 +15,7 @@ mod hub;
 mod model;
 mod object;
 mod opener;
+mod shared;
 mod shown;
 mod store;
 pub mod xet;

@@ -8,7 +8,7 @@ use longshore_load::{Object, ObjectError};
 use longshore_mem::VolatileSliceMut;
 
 use crate::http::{HttpError, HttpFile, Limits, Version};
-use crate::opener::{IDLE_TIMEOUT, KeptBytes, Notes, TimeLimit};
+use crate::shared::{IDLE_TIMEOUT, KeptBytes, Notes, TimeLimit};
 use crate::xet::{XetAccess, XetFile, XetId};
 
 /// A file of a server, which a load reads.

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -21,15 +21,11 @@ use crate::cache::in_cache;
 use crate::http::{Client, HttpError, HttpFile, Limits, Requests, UrlRequests};
 use crate::hub::Hub;
 use crate::object::{RemoteObject, ServerFile};
+use crate::shared::{IDLE_TIMEOUT, KeptBytes, Notes, TimeLimit};
 use crate::shown::{shown_path, shown_text};
 use crate::store::{ObjectName, Provider, Store, StoreOptions};
 use crate::xet::XetAccess;
 
-/// The longest time for which a server may send nothing.
-pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// The limit on the memory for first bytes of files.
-const FIRST_BYTES_MAX: usize = 32 << 20;
 /// The limit on the files of one model.
 const FILES_MAX: u64 = 4096;
 
@@ -52,31 +48,6 @@ type Stores = HashMap<(Provider, String), Arc<Store>>;
 
 /// The requests for a file of a server, and the access to its Xet storage.
 type Target = (Arc<dyn Requests>, Option<Arc<XetAccess>>);
-
-/// The notes for the user. The files that were opened share them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Notes(Arc<Mutex<Vec<String>>>);
-
-impl Notes {
-    fn all(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Adds a note, unless it is there. A file is opened more than once.
-    pub(crate) fn push(&self, note: String) {
-        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !notes.contains(&note) {
-            notes.push(note);
-        }
-    }
-}
-
-/// The limit on the time of all requests together. The files that were opened share it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct TimeLimit {
-    limit: Option<Duration>,
-    deadline: Arc<Mutex<Option<Instant>>>,
-}
 
 /// The error for an option that no object store has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,8 +101,7 @@ impl Remote {
 
     /// Limits the time that all requests together may take from now on.
     pub fn time_limit(mut self, limit: Duration) -> Self {
-        self.time = TimeLimit { limit: Some(limit), deadline: Arc::default() };
-        self.restart_time_limit();
+        self.time = TimeLimit::new(limit);
         self
     }
 
@@ -310,17 +280,6 @@ impl Remote {
     }
 }
 
-impl TimeLimit {
-    fn restart(&self) {
-        let deadline = self.limit.and_then(|limit| Instant::now().checked_add(limit));
-        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
-    }
-
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Opener for Remote {
     fn open(&self, path: &Path) -> Result<SourceFile> {
         self.open_file(path)
@@ -348,28 +307,6 @@ impl std::fmt::Debug for Remote {
     }
 }
 
-/// The share of a file in the memory for first bytes.
-#[derive(Debug)]
-pub(crate) struct KeptBytes {
-    all: Arc<AtomicUsize>,
-    len: usize,
-}
-
-impl KeptBytes {
-    /// Counts `len` bytes until the result is dropped. Returns `None` if there would be too many.
-    fn new(all: &Arc<AtomicUsize>, len: usize) -> Option<Self> {
-        let before = all.fetch_add(len, Ordering::Relaxed);
-        let counted = Self { all: Arc::clone(all), len };
-        (before.saturating_add(len) <= FIRST_BYTES_MAX).then_some(counted)
-    }
-}
-
-impl Drop for KeptBytes {
-    fn drop(&mut self) {
-        self.all.fetch_sub(self.len, Ordering::Relaxed);
-    }
-}
-
 pub(crate) fn failed(path: &Path, error: HttpError) -> Error {
     let path = shown_path(path);
     if matches!(error, HttpError::Changed) {
@@ -392,17 +329,6 @@ mod tests {
         {
             assert_eq!(is_remote(Path::new(path)), expected, "{path}");
         }
-    }
-
-    #[test]
-    fn the_memory_for_first_bytes_is_limited_and_free_again() {
-        let all = Arc::new(AtomicUsize::new(0));
-        let kept = KeptBytes::new(&all, FIRST_BYTES_MAX);
-        assert!(kept.is_some() && KeptBytes::new(&all, 1).is_none());
-        assert_eq!(all.load(Ordering::Relaxed), FIRST_BYTES_MAX);
-        drop(kept);
-        assert_eq!(all.load(Ordering::Relaxed), 0);
-        assert!(KeptBytes::new(&all, 1).is_some());
     }
 
     #[test]

@@ -151,7 +151,10 @@ fn serve(
             }
             Answer::Raw(text) => out.write_all(text.as_bytes()).is_ok(),
             Answer::RawBytes(bytes) => out.write_all(&bytes).is_ok(),
-            Answer::RawAndClose(bytes) => out.write_all(&bytes).is_ok() && false,
+            Answer::RawAndClose(bytes) => {
+                let _ = out.write_all(&bytes);
+                false
+            }
             Answer::RawAndStall(bytes) => {
                 let _ = out.write_all(&bytes);
                 thread::sleep(Duration::from_secs(60));
