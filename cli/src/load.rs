@@ -20,6 +20,7 @@ use crate::output::print_result;
 use crate::program::{become_program, check_program};
 use crate::progress::Display;
 use crate::signals;
+use crate::sources::print_notes;
 use crate::units::{Alignment, Decimal};
 
 pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
@@ -89,8 +90,10 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     if let Some(manifest) = &manifest {
         loader = loader.manifest(manifest);
     }
+    let noted = remote.notes().len();
     let loaded = loader.load(&opened.plan)?;
     drop(display);
+    print_notes(&remote.notes()[noted..], args.quiet);
     if let Some((model, copy)) = to_keep {
         copy.finish(&model, &opened.plan, &loaded, &cancel)?;
     }
