@@ -192,6 +192,20 @@ fn tokens_are_renewed_before_they_expire_and_when_they_are_refused() {
 }
 
 #[test]
+fn a_token_is_not_sent_to_another_server() {
+    let other = server::Server::start(Vec::new(), |_, _| status("404 Not Found"));
+    let to = format!("Location: {}\r\n", other.url);
+    let plan = move |_: usize, _: &server::Request| {
+        Some(Answer::RawBytes(response("307 Temporary Redirect", &to, b"")))
+    };
+    let rig = Rig::start(model(LEN), Behaviour { plan: Box::new(plan), ..refusing() });
+    texts(&load(&rig, &rig.remote()).unwrap_err());
+    let requests = other.requests.lock().unwrap();
+    assert!(!requests.is_empty());
+    assert!(requests.iter().all(|it| !it.fields.contains_key("authorization")));
+}
+
+#[test]
 fn transfers_that_break_off_are_repeated() {
     let content = model(LEN);
     let cut = |number: usize, _: &server::Request, mut right: Vec<u8>| match number % 3 {

@@ -161,19 +161,7 @@ impl XetAccess {
             (200, body) => body,
             (status, _) => return Err(HttpError::of_status(status)),
         };
-        let answer: Answer = serde_json::from_slice(&body)
-            .map_err(|_| InvalidXet("the response with the token is not valid"))?;
-        let server = Url::parse(&answer.cas_url).ok();
-        let mut server = server
-            .filter(|url| is_permitted(url, self.allows_http()))
-            .ok_or(InvalidXet("the URL of the server is not valid"))?;
-        server.set_query(None);
-        server.set_fragment(None);
-        let secret = Field::new("Authorization", format!("Bearer {}", answer.access_token));
-        let secret = secret.ok_or(InvalidXet("the token has a line break"))?;
-        let expires = UNIX_EPOCH.checked_add(Duration::from_secs(answer.exp));
-        let expires = expires.ok_or(InvalidXet("the time of expiry is not valid"))?;
-        Ok(Token { server, secret, expires })
+        Ok(Token::parse(&body, self.allows_http())?)
     }
 
     /// Requests `url`, and receives the whole body. Failures that may pass are tried again.
@@ -212,7 +200,53 @@ impl XetAccess {
 }
 
 impl Token {
+    /// Parses the response of the Hub.
+    fn parse(answer: &[u8], allow_http: bool) -> Result<Self, InvalidXet> {
+        let answer: Answer = serde_json::from_slice(answer)
+            .map_err(|_| InvalidXet("the response with the token is not valid"))?;
+        let server = Url::parse(&answer.cas_url).ok();
+        let server = server.filter(|url| is_permitted(url, allow_http));
+        let mut server = server.ok_or(InvalidXet("the URL of the server is not valid"))?;
+        server.set_query(None);
+        server.set_fragment(None);
+        let secret = Field::new("Authorization", format!("Bearer {}", answer.access_token));
+        let secret = secret.ok_or(InvalidXet("the token has a line break"))?;
+        let expires = UNIX_EPOCH.checked_add(Duration::from_secs(answer.exp));
+        let expires = expires.ok_or(InvalidXet("the time of expiry is not valid"))?;
+        Ok(Self { server, secret, expires })
+    }
+
     fn is_fresh(&self) -> bool {
         self.expires.duration_since(SystemTime::now()).is_ok_and(|left| left > EXPIRES_SOON)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(url: &str, token: &str, exp: u64, allow_http: bool) -> Result<Token, InvalidXet> {
+        let text = format!(r#"{{"casUrl":"{url}","accessToken":"{token}","exp":{exp}}}"#);
+        Token::parse(text.as_bytes(), allow_http)
+    }
+
+    #[test]
+    fn a_token_is_for_a_server_of_https() {
+        let token = parse("https://cas/a/?b", "secret", 1 << 40, false).unwrap();
+        assert!(token.server.as_str() == "https://cas/a/" && token.is_fresh());
+        assert!(!format!("{:?}", token.secret).contains("secret"));
+        assert!(!parse("https://cas", "secret", 1, false).unwrap().is_fresh());
+        assert!(parse("http://127.0.0.1:1", "secret", 1, true).is_ok());
+        for (url, token, exp, words) in [
+            ("http://cas", "secret", 1, "URL"),
+            ("file:///cas", "secret", 1, "URL"),
+            ("/cas", "secret", 1, "URL"),
+            ("https://cas", "secret\\r\\nA: b", 1, "line break"),
+            ("https://cas", "secret", u64::MAX, "time of expiry"),
+        ] {
+            let refused = parse(url, token, exp, false).err().unwrap().to_string();
+            assert!(refused.contains(words) && !refused.contains("secret"), "{url}: {refused}");
+        }
+        assert!(Token::parse(b"{}", true).is_err());
     }
 }
