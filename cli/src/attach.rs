@@ -23,7 +23,7 @@ use crate::units::{Alignment, Decimal};
 /// Attach a model that `longshore serve` has loaded, or loads now.
 ///
 /// All processes share the server's memory, and none can change it. This process opens the file, too,
-/// to prove that it can read it. The attachment lasts as long as this process, or the program that it
+/// to prove that it can read it; a model on a server needs no proof. The attachment lasts as long as this process, or the program that it
 /// executes, has the connection open.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
@@ -47,8 +47,9 @@ the server, unless the server was started with --memory-mode 0444.
 The exit codes are listed by 'longshore --help'.
 ")]
 pub(crate) struct AttachArgs {
-    /// A path of a file or of a directory with a model, hf://ORG/NAME for a repository in the local cache
-    /// of the Hugging Face Hub, a name below a --root of the server, a number of `longshore ls`, or the end
+    /// A path of a file or of a directory with a model, a name on a server below a --root of the server such
+    /// as s3://BUCKET/PREFIX/, hf://ORG/NAME for a repository below such a root and otherwise in the local
+    /// cache of the Hugging Face Hub, a name below a --root of the server, a number of `longshore ls`, or the end
     /// of the path of a model that is held. The first of these that exists is taken, in this order: a file
     /// `shared.safetensors` in the current directory comes before the server's. A name that is the
     /// end of several paths is refused.

@@ -24,6 +24,7 @@ mod repack;
 mod serve;
 mod serve_log;
 mod serve_publishing;
+mod serve_remote;
 mod signals;
 mod sources;
 mod units;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -17,8 +17,9 @@ use crate::exit::failure;
 use crate::rate_limit::{RateLimit, Verdict};
 use crate::serve_log::{Line, Log, LogHandle};
 use crate::serve_publishing::{self, PublishingArgs};
+use crate::serve_remote::Sources;
 use crate::signals::{self, ServerSignal};
-use crate::sources::{FilterArgs, ServerArgs};
+use crate::sources::{self, FilterArgs};
 use crate::units::{Alignment, Period, Size};
 
 /// Load models into memory once, and share them with all processes of this machine.
@@ -44,6 +45,9 @@ Examples:
   In another shell:
     longshore attach llama.safetensors --exec python3 infer.py
     longshore ls
+  Share the models of a bucket, and attach one in another shell:
+    longshore serve --root s3://my-bucket/models/
+    longshore attach s3://my-bucket/models/llama/ --exec python3 infer.py
   Keep two models published for all engines of the machine, and follow their sources (as root):
     longshore serve --publish /models --mount --preload /srv/llama --preload /srv/qwen
   In another shell:
@@ -66,8 +70,8 @@ The exit codes are listed by 'longshore --help'.
 ")]
 pub(crate) struct ServeArgs {
     /// A file to load at the start and to keep; the index of a model loads all its shards. A directory
-    /// stands for the model in it, and hf://ORG/NAME for a repository in the local cache of the Hugging
-    /// Face Hub.
+    /// stands for the model in it. Also a model on a server, as for --root; hf://ORG/NAME is taken from the
+    /// local cache of the Hugging Face Hub if it is there.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
 
@@ -75,9 +79,16 @@ pub(crate) struct ServeArgs {
     filter: FilterArgs,
 
     /// Let clients attach files in this directory and below. May be repeated. A file system that is
-    /// mounted below it is not entered: name its mount point, too.
+    /// mounted below it is not entered: name its mount point, too. Also a place on a server:
+    /// s3://BUCKET/PREFIX/, gs://…, az://…, https://HOST/PATH/, hf://ORG or hf://ORG/NAME. Every process
+    /// that can connect may attach the models below it, with the credentials of this server.
     #[arg(long, value_name = "DIR")]
     root: Vec<PathBuf>,
+
+    /// Refuse a model on a server if all requests of its load together take longer. The requests that look
+    /// it up may take 30 seconds at most.
+    #[arg(long, value_name = "SECONDS", value_parser = sources::seconds)]
+    timeout: Option<Duration>,
 
     /// The path of the socket [default: $LONGSHORE_SOCKET; else /run/longshore/serve.sock for root
     /// and $XDG_RUNTIME_DIR/longshore/serve.sock for other users].
@@ -147,9 +158,6 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     publishing: PublishingArgs,
 
-    #[command(flatten)]
-    server: ServerArgs,
-
     /// Print each event as a JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -214,7 +222,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let stop = Stop::new()?;
     let log = Log::start()?;
     handle_signals(&args, stop.clone(), log.handle())?;
-    let manager = serve_publishing::manager(&args.publishing, &args.server, args.quiet, &stop)?;
+    let manager = serve_publishing::manager(&args.publishing, args.timeout, args.quiet, &stop)?;
     if !args.serves_clients() {
         let (json, quiet, handle) = (args.json, args.quiet, log.handle());
         let managed = manager.map_or(Ok(()), |manager| {
@@ -233,6 +241,8 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         None if args.keep => Keep::Always,
         None => Keep::Attached,
     };
+    let (roots, files) = (&args.root, &args.files);
+    let sources = Sources::find(roots, files, &args.filter, args.format, args.timeout)?;
     let mut options = Options::new()
         .format(args.format)
         .align(args.align.map(|align| align.0))
@@ -245,8 +255,9 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         .keep(keep)
         .heap(args.heap)
         .memory_mode(args.memory_mode.0);
-    options.roots = args.root;
-    options.files = args.filter.files(&args.files, args.format)?;
+    options.roots = sources.roots;
+    options.files = sources.files;
+    options.remote = sources.remote;
     let server = Server::new(listener, options, stop.clone())?;
     let managing = manager.map(|manager| {
         let stop = stop.clone();
@@ -270,7 +281,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
             _ if args.json => log.say(Line::Out(as_json(event).to_string())),
             _ => log.say(Line::Out(event.to_string())),
         };
-        if matches!(event, Event::Ready { .. } | Event::Stopping) {
+        if matches!(event, Event::RemoteRoots { .. } | Event::Ready { .. } | Event::Stopping) {
             return say(event);
         }
         let user = event.uid().map(|uid| users.owner_of(uid));
@@ -341,6 +352,10 @@ fn suppression(user: Option<u32>, lines: Option<u64>, json: bool) -> Line {
 fn as_json(event: &Event) -> Value {
     let of_peer = |peer: &Peer| json!({ "pid": peer.pid, "uid": peer.uid, "gid": peer.gid });
     match event {
+        Event::RemoteRoots { roots } => json!({
+            "event": "remote_roots", "message": event.to_string(),
+            "roots": roots.iter().map(|root| root.to_string_lossy()).collect::<Vec<_>>(),
+        }),
         Event::Ready { socket } => json!({
             "event": "ready", "pid": std::process::id(),
             "socket": socket.as_ref().map(|socket| socket.to_string_lossy()),

@@ -1,6 +1,7 @@
 //! `longshore serve --publish`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use longshore::formats::directory::ModelFilter;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::publish;
 use crate::serve_log::{Line, LogHandle};
-use crate::sources::{ServerArgs, print_notes};
+use crate::sources::print_notes;
 use crate::units::{Period, Size};
 
 /// The options for published models.
@@ -100,7 +101,7 @@ impl RemoteSource for OnServers {
 /// Makes the manager of published models, if one was requested.
 pub(crate) fn manager(
     args: &PublishingArgs,
-    server: &ServerArgs,
+    timeout: Option<Duration>,
     quiet: bool,
     stop: &Stop,
 ) -> anyhow::Result<Option<PublishManager>> {
@@ -115,7 +116,8 @@ pub(crate) fn manager(
             options.preload.push(source.clone());
             continue;
         }
-        let (stop, remote) = (stop.clone(), server.remote());
+        let remote = timeout.into_iter().fold(Remote::new(), Remote::time_limit);
+        let stop = stop.clone();
         let remote = remote.stop_when(move || stop.is_stopped());
         let path = without_secrets(&source.to_string_lossy()).into();
         let source = source.clone();
@@ -172,8 +174,6 @@ fn as_json(event: &PublishEvent) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

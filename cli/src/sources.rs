@@ -28,24 +28,10 @@ pub(crate) struct FilterArgs {
 }
 
 impl FilterArgs {
-    fn filter(&self) -> ModelFilter {
+    /// Returns the filter for the files of a directory.
+    pub(crate) fn filter(&self) -> ModelFilter {
         let filter = self.include.iter().fold(ModelFilter::new(), ModelFilter::include);
         self.variant.iter().fold(filter, ModelFilter::variant)
-    }
-
-    /// Returns the files of all sources, which are on this machine.
-    pub(crate) fn files(
-        &self,
-        sources: &[PathBuf],
-        format: FormatChoice,
-    ) -> anyhow::Result<Vec<PathBuf>> {
-        let filter = self.filter();
-        let mut files = Vec::new();
-        for source in sources {
-            check_local(source)?;
-            files.extend(load::find_files(source, format, &filter)?);
-        }
-        Ok(files)
     }
 
     /// Returns the files of all sources, on this machine or on servers. Prints notes about them on standard
@@ -135,7 +121,8 @@ impl ServerArgs {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+/// Parses the time of an option.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0);
     let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     duration.ok_or_else(|| "expected a number of seconds, such as 600".to_owned())

@@ -230,12 +230,20 @@ impl From<serve::Error> for Failure {
             E::ServerGone => (C::LONGSHORE_SERVER, libc::ECONNRESET),
             E::TimedOut { .. } => (C::LONGSHORE_SERVER, libc::ETIMEDOUT),
             E::Untrustworthy { .. } => (C::LONGSHORE_SERVER, libc::EBADMSG),
-            E::Refused { reason: R::NotHeld, .. } => (C::LONGSHORE_NOT_FOUND, libc::ENOENT),
+            E::Refused { reason: R::NotHeld | R::NoSuchFile | R::NoModel, .. } => {
+                (C::LONGSHORE_NOT_FOUND, libc::ENOENT)
+            }
+            E::Refused { reason: R::Denied, .. } => (C::LONGSHORE_CANNOT_OPEN, libc::EACCES),
+            E::Refused { reason: R::SeveralModels, .. } => {
+                (C::LONGSHORE_INVALID_ARGUMENT, libc::EINVAL)
+            }
             E::Refused { reason: R::Changed, .. } => (C::LONGSHORE_FILE_CHANGED, libc::ESTALE),
             E::Refused { reason: R::NoMemory, .. } => (C::LONGSHORE_NO_MEMORY, libc::ENOMEM),
             E::Refused { reason: R::TooMany, .. } => (C::LONGSHORE_SERVER, libc::EDQUOT),
             E::Refused { reason: R::Malformed, .. } => (C::LONGSHORE_BAD_FORMAT, libc::EBADMSG),
-            E::Refused { reason: R::Unreadable, .. } => (C::LONGSHORE_SERVER, libc::EIO),
+            E::Refused { reason: R::Unreadable | R::RemoteFailed, .. } => {
+                (C::LONGSHORE_SERVER, libc::EIO)
+            }
             E::Refused { reason: R::Version, .. } => (C::LONGSHORE_SERVER, libc::EPROTO),
             E::Refused { .. } | E::SocketDenied { .. } | E::UntrustedServer { .. } => {
                 (C::LONGSHORE_SERVER, libc::EACCES)

@@ -193,7 +193,10 @@ fn refused(reason: Reason) -> (&'static str, i32) {
         Reason::NoMemory => ("OutOfMemoryError", libc::ENOMEM),
         Reason::TooMany => ("UnavailableError", libc::EDQUOT),
         Reason::Malformed => ("FormatError", libc::EBADMSG),
-        Reason::Unreadable => ("LongshoreError", libc::EIO),
+        Reason::NoSuchFile | Reason::NoModel => ("NotFoundError", libc::ENOENT),
+        Reason::Denied => ("PermissionDeniedError", libc::EACCES),
+        Reason::SeveralModels => ("LongshoreError", libc::EINVAL),
+        Reason::Unreadable | Reason::RemoteFailed => ("LongshoreError", libc::EIO),
         Reason::Version => ("ServerError", libc::EPROTO),
         _ => ("ServerError", libc::EACCES),
     }

@@ -32,12 +32,14 @@ def attach(
     """Attach a model of `longshore serve`, which loads it if it does not hold it yet.
 
     The buffer maps the server's memory, which no process can change; attaching uses no memory of its
-    own. This process opens the file, too, to prove that it may read it. The server keeps the model
+    own. This process opens the file, too, to prove that it may read it; a model on a server of another
+    machine needs no proof, if `longshore serve` has a `--root` that permits it. The server keeps the model
     until the buffer and all its views are gone, or until `Buffer.close`; the memory stays valid after
     the server has ended.
 
     Args:
-        name_or_id: A path, a name below a directory that is served, or a number from `longshore ls`.
+        name_or_id: A path, a name below a directory that is served, a name below a `--root` on a server
+            such as "s3://my-bucket/models/llama/", or a number from `longshore ls`.
         socket: The path of the server's socket; None tries that of this user, then the system's.
         format: The format of the file; "auto" chooses it by the file's name.
         progress: As for `longshore.load`, while the server loads the model.

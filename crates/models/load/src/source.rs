@@ -217,6 +217,12 @@ impl SourceFile {
         self.object().is_some()
     }
 
+    /// Returns the version that the server of the file sends ([`Object::version`]). `None` for a file of this
+    /// machine, and if the server sends none.
+    pub fn remote_version(&self) -> Option<&str> {
+        self.object()?.version()
+    }
+
     /// Returns the file of another machine, if it is one.
     pub(crate) fn object(&self) -> Option<&dyn Object> {
         match &self.place {

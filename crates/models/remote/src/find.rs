@@ -10,7 +10,7 @@ use longshore_load::{Error, FormatChoice, HubName, Result, find_files, is_index}
 use crate::cache::in_cache;
 use crate::http::HttpError;
 use crate::hub::{self, Hub, HubError, Revision};
-use crate::opener::{Remote, failed, is_url};
+use crate::opener::{Remote, failed, is_url, not_on_server};
 use crate::shown::shown_path;
 use crate::store::{Listing, ObjectName};
 
@@ -58,7 +58,10 @@ impl Remote {
             let error = io::Error::new(io::ErrorKind::InvalidInput, text);
             return Err(failed(source, error.into()));
         }
-        let local = || find_files(source, format, filter);
+        let local = || match self.only_servers {
+            true => Err(not_on_server(source)),
+            false => find_files(source, format, filter),
+        };
         let Ok(Some(name)) = HubName::from_path(source) else { return local() };
         if hub::is_offline() {
             return local();
@@ -69,7 +72,7 @@ impl Remote {
             return Ok(files);
         }
         match self.find_in_hub(&name, format, filter) {
-            Err(FindError::Directory(error)) if error.is_silence() => {
+            Err(FindError::Directory(error)) if error.is_silence() && !self.only_servers => {
                 let files = local().map_err(|missing| {
                     let text = format!("the Hub did not answer ({error}), and {missing}");
                     let source_error = io::Error::new(io::ErrorKind::NotConnected, text);
@@ -77,6 +80,10 @@ impl Remote {
                 })?;
                 self.note_silence(&name, &error);
                 Ok(files)
+            }
+            Ok(found) if self.only_servers => {
+                let at_commit = |file: &String| found.at_commit(&name, Some(file)).to_string();
+                Ok(found.names.iter().map(|file| at_commit(file).into()).collect())
             }
             Ok(found) => Ok(found.names.iter().map(|file| found.place(&name, file)).collect()),
             Err(error) => Err(not_found(source, error)),

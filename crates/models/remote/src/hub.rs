@@ -306,8 +306,8 @@ fn add_segments<'s>(url: &mut Url, segments: impl IntoIterator<Item = &'s str>) 
     }
 }
 
-/// Returns `true` if the environment forbids to ask the Hub.
-pub(crate) fn is_offline() -> bool {
+/// Returns `true` if the environment forbids requests to the Hub (`HF_HUB_OFFLINE`).
+pub fn is_offline() -> bool {
     let value = env::var("HF_HUB_OFFLINE").unwrap_or_default();
     ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str())
 }

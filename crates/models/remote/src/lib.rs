@@ -21,5 +21,6 @@ mod store;
 pub mod xet;
 
 pub use credentials::FoundCredentials;
+pub use hub::is_offline;
 pub use opener::{Remote, UnknownOptionError, is_remote};
 pub use shown::without_secrets;

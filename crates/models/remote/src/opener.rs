@@ -41,6 +41,8 @@ pub struct Remote {
     first_bytes: Arc<AtomicUsize>,
     stores: Arc<Mutex<Stores>>,
     notes: Notes,
+    /// `true` if no file of this machine is used.
+    pub(crate) only_servers: bool,
 }
 
 /// The buckets that were used, by provider and name.
@@ -99,6 +101,18 @@ impl Remote {
         }
     }
 
+    /// Makes an access with the same connections that uses no file of this machine: neither files nor the local
+    /// cache of the Hub. It has notes, a time limit and a token of its own.
+    pub fn only_servers(&self) -> Self {
+        Self {
+            only_servers: true,
+            time: TimeLimit::default(),
+            stop: None,
+            notes: Notes::default(),
+            ..self.clone()
+        }
+    }
+
     /// Limits the time that all requests together may take from now on.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time = TimeLimit::new(limit);
@@ -153,7 +167,8 @@ impl Remote {
     /// # Errors
     /// [`Error::Open`], [`Error::NotRegular`].
     pub fn open_file(&self, path: &Path) -> Result<SourceFile> {
-        if let Ok(Some(at_commit)) = HubName::from_path(path)
+        if !self.only_servers
+            && let Ok(Some(at_commit)) = HubName::from_path(path)
             && at_commit.revision.as_deref().is_some_and(HubName::is_commit)
             && at_commit.file.is_some()
             && let Some(cached) = in_cache(&at_commit)
@@ -174,6 +189,7 @@ impl Remote {
             false => path.to_owned(),
         };
         match self.requests(path) {
+            Ok(None) if self.only_servers => Err(not_on_server(path)),
             Ok(None) => SourceFile::open(path),
             Ok(Some((requests, xet))) => {
                 let stop = || self.is_cancelled();
@@ -307,6 +323,13 @@ impl std::fmt::Debug for Remote {
     }
 }
 
+/// Returns the error for a source on this machine if only those on servers may be used.
+pub(crate) fn not_on_server(path: &Path) -> Error {
+    let text = "it is not on a server, or HF_HUB_OFFLINE is set";
+    let source = io::Error::new(io::ErrorKind::InvalidInput, text);
+    Error::Open { path: shown_path(path), source }
+}
+
 pub(crate) fn failed(path: &Path, error: HttpError) -> Error {
     let path = shown_path(path);
     if matches!(error, HttpError::Changed) {
@@ -328,6 +351,24 @@ mod tests {
             [("http://a", true), ("./http:/a", false), ("s3://b/k", true), ("gs:/b", true)]
         {
             assert_eq!(is_remote(Path::new(path)), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn an_access_to_servers_opens_no_file_of_this_machine() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let remote = Remote::new();
+        assert!(remote.open_file(file.path()).is_ok());
+        let only = remote.only_servers();
+        only.note("of one session".to_owned());
+        assert!(remote.notes().is_empty());
+        for path in [file.path(), Path::new("hf://org/name/x.bin"), Path::new("./http:/host/x")] {
+            let error = only.open_file(path).unwrap_err();
+            assert!(error.to_string().contains("cannot open"), "{error}");
+            let filter = ModelFilter::new();
+            if !HubName::is_one(path) {
+                only.find_files(path, FormatChoice::Auto, &filter).unwrap_err();
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub struct Held {
     /// The number of the model, which the server uses only once.
     pub id: u64,
-    /// The path by which it was requested.
+    /// The path by which it was requested, or its name on a server.
     pub path: PathBuf,
     /// The format as which it was loaded.
     pub format: String,

@@ -1,5 +1,5 @@
 //! Shares models between the processes of a node: a server loads each model once, into memory that no
-//! process can change, and gives it to every process that may read the file.
+//! process can change, and gives it to every process that may read the file. It also shares models of other servers.
 //!
 //! ```text
 //!   Client ── Attach + the file, opened by the client ──► Server ── load, once ──► sealed memfd
@@ -16,6 +16,8 @@
 //! have to compute the kernel's decision, with access control lists, supplementary groups and security
 //! modules, and would be wrong when the file changes meanwhile. The credentials of the peer serve to
 //! count what each user has, and to log the user. A client in another mount namespace attaches by the
+//! path that the server sees.
+//!
 //! The server finds a path with its own rights. If it resolved `..` and symbolic links in the paths of
 //! clients, the path `private/sub/../../own` would show that `private/sub` exists to a client that
 //! cannot search `private`. So no directory in a path may be `..` or a symbolic link ([`Client`] sends
@@ -62,6 +64,34 @@
 //! set the socket's permissions accordingly. The list does not show whether a path outside these
 //! directories exists.
 //!
+//! ## Models on servers
+//!
+//! With [`Options::remote`], clients also attach models of HTTP servers, object stores and the Hugging Face
+//! Hub by their names. There is no file that a client could show, so the permissions of the socket are the
+//! only protection: every process that can connect may attach every model beneath the roots. The server uses
+//! its own credentials, and clients never get them. [`Event::RemoteRoots`] reports this at the start.
+//!
+//! A name is compared with the roots before any server is asked. It must have the same scheme and the same
+//! host, bucket or repository, and its path must be that of a root or below it. A name is refused if it has
+//! a user, a query or a fragment, if a part of its path is empty, `.` or `..`, and if it contains a
+//! percent-encoded byte that could become one of these. The files that an index or a first split names are
+//! compared in the same way. No file of this machine is opened: neither a local file nor one in the local
+//! cache of the Hub. Servers can redirect requests; a [`RemoteAccess`] decides which redirects it follows.
+//! Clients can name every revision of a repository, also those of pull requests, unless the root has a
+//! revision.
+//!
+//! Lookups and loads of these models use the same threads and limits as those of files. A lookup may take 30
+//! seconds, and a load the time of [`RemoteOptions::time_limit`]. The requests end when the last client that
+//! waits for them disconnects, and when the server stops. Clients that wait for a lookup of the same name
+//! share the next one.
+//!
+//! Two requests get the same memory if the names, the lengths and the versions of all files are equal. The
+//! version is what [`longshore_load::Object::version`] returns (a strong `ETag`), or the commit in a name of
+//! the Hub. The server of the files is trusted to send another version for other content. If it sends no
+//! version, a model is never shared: each attachment is a load of its own. Such a model cannot be loaded at
+//! the start. Versions are compared for each request to attach, and not at an interval. So a model is marked
+//! as stale when a client requests a version that has changed, and not before.
+//!
 //! # Which servers a client trusts
 //!
 //! A client sends open files to the server, so it first checks the user of the process that listens:
@@ -105,6 +135,7 @@ mod passwd;
 mod peer;
 mod publishing;
 mod reason;
+mod remote;
 mod served;
 mod server;
 
@@ -119,4 +150,5 @@ pub use publishing::{
     Eviction, PublishEvent, PublishManager, PublishOptions, PublishTrouble, RemoteSource,
 };
 pub use reason::Reason;
+pub use remote::{RemoteAccess, RemoteOptions, RemoteSession};
 pub use server::{Event, LoadFailure, Options, Server, ServerProblem, Stop, Users};

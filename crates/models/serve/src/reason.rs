@@ -24,11 +24,21 @@ pub enum Reason {
     Stopping,
     /// A file is not valid in its format.
     Malformed,
+    /// A server of another machine has no such model or file.
+    NoSuchFile,
+    /// A server of another machine denies access to the server's credentials.
+    Denied,
+    /// A server of another machine failed, or did not answer in time.
+    RemoteFailed,
+    /// There is no model below this name.
+    NoModel,
+    /// There are several models below this name.
+    SeveralModels,
     /// Any other reason, including those of later versions.
     Other,
 }
 
-pub(crate) const REASONS: [Reason; 11] = [
+pub(crate) const REASONS: [Reason; 16] = [
     Reason::Other,
     Reason::Version,
     Reason::NotServed,
@@ -40,6 +50,11 @@ pub(crate) const REASONS: [Reason; 11] = [
     Reason::Misbehaved,
     Reason::Stopping,
     Reason::Malformed,
+    Reason::NoSuchFile,
+    Reason::Denied,
+    Reason::RemoteFailed,
+    Reason::NoModel,
+    Reason::SeveralModels,
 ];
 
 impl Reason {

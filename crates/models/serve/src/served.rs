@@ -17,6 +17,7 @@ use longshore_sys::file_handle::FileHandle;
 
 use crate::error::{Error, Result};
 use crate::inodes::{HeldInode, Inodes, changed, file_version};
+use crate::remote::files::RemoteFiles;
 
 /// The most files with tensors that a served model may have. Each is open while the model is in memory,
 /// and two more times while it is loaded.
@@ -68,11 +69,16 @@ pub(crate) struct Found {
     /// Keeps the inodes of the files to load in use; `None` once one of them is deleted. Without it no
     /// file can be compared with them any more.
     pub(crate) inodes: Option<Arc<Inodes>>,
+    /// The versions of the files, if they are on servers.
+    pub(crate) remote: Option<Arc<RemoteFiles>>,
 }
 
 impl Found {
     /// Returns `true` if both are the same paths in the same layout, though perhaps at other times.
     pub(crate) fn is_as(&self, other: &Self) -> bool {
+        if self.remote.is_some() || other.remote.is_some() {
+            return self.is_as_on_server(other);
+        }
         self.layout.align == other.layout.align
             && is_same_path(&self.path, &other.path)
             && self.paths().map(Path::as_os_str).eq(other.paths().map(Path::as_os_str))
@@ -84,6 +90,9 @@ impl Found {
     /// Their names, their formats and an index do not matter: they were checked when the files were
     /// found, and a load depends on none of them ([`Served::plan`]).
     pub(crate) fn is_same(&self, other: &Self) -> bool {
+        if let (Some(own), Some(others)) = (&self.remote, &other.remote) {
+            return self.layout.align == other.layout.align && own.is_same(others);
+        }
         let (Some(own), Some(others)) = (&self.inodes, &other.inodes) else { return false };
         let versions = self.files.iter().map(|(_, version)| version);
         self.layout.align == other.layout.align
@@ -106,7 +115,23 @@ impl Found {
         self.inodes.as_ref().map_or(0, |inodes| inodes.len())
     }
 
-    fn paths(&self) -> impl Iterator<Item = &Path> {
+    /// Returns `true` if the files are on servers.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.remote.is_some()
+    }
+
+    /// As [`Self::is_as`], for files on servers. Several names can lead to one file, and a name of the Hub to
+    /// the files of another commit.
+    fn is_as_on_server(&self, other: &Self) -> bool {
+        let is_named_as =
+            || self.layout.format == other.layout.format && is_same_path(&self.path, &other.path);
+        let has_same = || self.paths().map(Path::as_os_str).eq(other.paths().map(Path::as_os_str));
+        self.is_remote() == other.is_remote()
+            && self.layout.align == other.layout.align
+            && (is_named_as() || has_same())
+    }
+
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(|(path, _)| path.as_path())
     }
 }
@@ -253,7 +278,8 @@ impl Served {
         Looked::Found(planned.and_then(|(files, len_bytes)| {
             inodes.keep(files.iter().map(|(path, _)| path.as_path()));
             let inodes = Some(Arc::new(inodes));
-            let found = Found { path: path.to_owned(), layout, files, len_bytes, inodes };
+            let path = path.to_owned();
+            let found = Found { path, layout, files, len_bytes, inodes, remote: None };
             // The name of a shard may make the parser take it for another format.
             if layout.align.is_some() {
                 Self::plan(&found)?;
@@ -318,8 +344,9 @@ impl Served {
         named: &Path,
         layout: Layout,
     ) -> longshore_load::Result<Vec<PathBuf>> {
+        let by = |path: &Path| inodes.open(path);
         let mut others =
-            longshore_load::others_of(named, layout.format, &Bounded::new(inodes, layout))?;
+            longshore_load::others_of(named, layout.format, &Bounded::new(&by, layout))?;
         others.retain(|other| other != named);
         Ok(others)
     }
@@ -331,18 +358,11 @@ impl Served {
     /// parsed as when they were found.
     ///
     /// # Errors
-    /// [`longshore_load::Error::Changed`] if one of the files has changed.
     /// [`longshore_load::Error::Changed`] if one of the files is not what it was.
     pub(crate) fn plan(found: &Found) -> longshore_load::Result<Plan> {
         let inodes = found.inodes.as_ref().ok_or_else(|| changed(&found.path))?;
-        let Layout { format, align } = found.layout;
-        let format = match align {
-            None => FormatChoice::Raw,
-            Some(_) if longshore_load::is_index(&found.path, format) => FormatChoice::Safetensors,
-            Some(_) => format,
-        };
         let paths: Vec<&Path> = found.paths().collect();
-        let plan = open(inodes, &paths, Layout { format, align })?;
+        let plan = open(inodes, &paths, layout_of_load(found.layout, &found.path))?;
         if versions(&plan) != found.files || plan.len_bytes() != found.len_bytes {
             return Err(changed(&found.path));
         }
@@ -399,9 +419,28 @@ fn refused(path: &Path, why: io::Error) -> Looked {
     }
 }
 
+/// Returns the layout for a load of files that were found. `named` is the file that names them.
+pub(crate) fn layout_of_load(Layout { format, align }: Layout, named: &Path) -> Layout {
+    let format = match align {
+        None => FormatChoice::Raw,
+        Some(_) if longshore_load::is_index(named, format) => FormatChoice::Safetensors,
+        Some(_) => format,
+    };
+    Layout { format, align }
+}
+
 /// Opens files and the others of their models, each the inode that is in use.
 fn open(inodes: &Inodes, paths: &[&Path], layout: Layout) -> longshore_load::Result<Plan> {
-    let mut opened = longshore_load::open_by(paths, layout.format, &Bounded::new(inodes, layout))?;
+    open_with(&|path| inodes.open(path), paths, layout)
+}
+
+/// Opens files and the others of their models by `by`, within the limits of a server.
+pub(crate) fn open_with(
+    by: &dyn Fn(&Path) -> longshore_load::Result<SourceFile>,
+    paths: &[&Path],
+    layout: Layout,
+) -> longshore_load::Result<Plan> {
+    let mut opened = longshore_load::open_by(paths, layout.format, &Bounded::new(by, layout))?;
     if let Some(alignment) = layout.align {
         if let Some(path) = paths.first().filter(|_| opened.tensors.is_empty()) {
             return Err(longshore_load::Error::NoTensors { path: path.to_path_buf() });
@@ -413,7 +452,7 @@ fn open(inodes: &Inodes, paths: &[&Path], layout: Layout) -> longshore_load::Res
 
 /// Opens the files of a model, and limits their number and the bytes that are read of their headers.
 struct Bounded<'a> {
-    inodes: &'a Inodes,
+    by: &'a dyn Fn(&Path) -> longshore_load::Result<SourceFile>,
     layout: Layout,
     /// The bytes that were read of the index and the headers.
     read_bytes: Cell<u64>,
@@ -421,14 +460,14 @@ struct Bounded<'a> {
 }
 
 impl<'a> Bounded<'a> {
-    fn new(inodes: &'a Inodes, layout: Layout) -> Self {
-        Self { inodes, layout, read_bytes: Cell::default(), header_bytes: Cell::default() }
+    fn new(by: &'a dyn Fn(&Path) -> longshore_load::Result<SourceFile>, layout: Layout) -> Self {
+        Self { by, layout, read_bytes: Cell::default(), header_bytes: Cell::default() }
     }
 }
 
 impl Opener for Bounded<'_> {
     fn open(&self, path: &Path) -> longshore_load::Result<SourceFile> {
-        self.inodes.open(path)
+        (self.by)(path)
     }
 
     fn permit_header(&self, source: &SourceFile, len_bytes: u64) -> longshore_load::Result<()> {

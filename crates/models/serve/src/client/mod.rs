@@ -23,7 +23,8 @@ use crate::address::default_server;
 use crate::error::{Error, Result};
 use crate::fault::ServerFault;
 use crate::held::Held;
-use crate::protocol::{Reply, Request, Target, VERSION};
+use crate::protocol::{PATH_BYTES_MAX, Reply, Request, Target, VERSION};
+use crate::remote::name::is_remote_or_hub;
 use crate::served::parent;
 
 use line::Line;
@@ -40,16 +41,26 @@ const LINES_MAX: usize = 100_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wanted {
-    /// The file at this path, or the model in this directory.
+    /// The file at this path, or the model in this directory. A name such as `s3://BUCKET/PREFIX/` is that of
+    /// a model on a server, which the server attaches by its own credentials, if it is beneath one of its
+    /// roots. `hf://ORG/NAME` is one, too, if the server has such a root, and is otherwise a repository in the
+    /// local cache of the Hugging Face Hub.
     Path(PathBuf),
     /// The model that the server has under this number.
     Id(u64),
-    /// A name as people write it: a path, or `hf://ORG/NAME` for a repository in the local cache of the
-    /// Hugging Face Hub; else a name beneath a served directory; else a number; else
+    /// A name as people write it: a path or a name on a server, as in [`Self::Path`]; else a name beneath a served directory; else a number; else
     /// the end of the path of a model in memory, which must not be the end of the path of another one.
     /// The files of the model, and links to them, must then belong to root, to this user or to the user
-    /// that runs the server.
+    /// that runs the server. A model on a server is not found by the end of its name.
     Word(OsString),
+}
+
+/// A model to request.
+enum Place {
+    /// A file that this process has opened.
+    File(Located),
+    /// A model on a server.
+    Server(Target),
 }
 
 /// A file that this process has opened, and the request for it.
@@ -65,7 +76,7 @@ struct Located {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Listing {
-    /// The directories and files that are served.
+    /// The directories and files that are served, and the names below which models on servers are.
     pub roots: Vec<PathBuf>,
     /// The models that are in memory or being loaded.
     pub held: Vec<Held>,
@@ -188,17 +199,23 @@ impl Client {
         format: FormatChoice,
         observe: &mut dyn FnMut(Progress),
     ) -> Result<Attachment> {
-        let located = self.locate(wanted, format)?;
-        let Located { path, target, file, .. } = &located;
-        located.check_owner(path, file, self.server_uid)?;
+        let (target, located) = match self.place(wanted, format)? {
+            Place::File(located) => (located.target.clone(), Some(located)),
+            Place::Server(target) => (target, None),
+        };
+        if let Some(located) = &located {
+            located.check_owner(&located.path, &located.file, self.server_uid)?;
+        }
         let align_bytes = self.align.map_or(0, Granule::bytes);
-        let target = target.clone();
         let request = Request::Attach { target, format: format.to_string(), align_bytes };
-        self.line.send(&request, Some(file.as_fd()))?;
+        self.line.send(&request, located.as_ref().map(|it| it.file.as_fd()))?;
         let mut shards = None;
         loop {
             match self.line.receive()? {
                 (Reply::Prove { path: shard }, None) => {
+                    // Of a model on a server, there is nothing to show.
+                    let located = located.as_ref().ok_or_else(out_of_turn)?;
+                    let Located { path, file, .. } = located;
                     let shards = match &mut shards {
                         Some(shards) => shards,
                         None => shards.insert(others_of(path, file, format)?),
@@ -243,12 +260,45 @@ impl Client {
         Ok(files)
     }
 
+    /// Finds the model to request.
+    fn place(&mut self, wanted: &Wanted, format: FormatChoice) -> Result<Place> {
+        let path = match wanted {
+            Wanted::Path(path) => Some(path.as_path()),
+            Wanted::Word(word) => Some(Path::new(word)),
+            Wanted::Id(_) => None,
+        };
+        if let Some(path) = path.filter(|path| is_remote_or_hub(path)) {
+            let is_cached = HubName::is_one(path) && !self.has_root_of(path)?;
+            if let Some(name) = path.to_str().filter(|_| !is_cached) {
+                // A longer name would be cut off. No server has such a name.
+                if name.len() > PATH_BYTES_MAX {
+                    return Err(not_found(name, &Listing::default()));
+                }
+                return Ok(Place::Server(Target::Remote(name.to_owned())));
+            }
+        }
+        self.locate(wanted, format)
+    }
+
+    /// Returns `true` if a name of the Hub can be beneath a root of the server, which decides that.
+    fn has_root_of(&mut self, name: &Path) -> Result<bool> {
+        let repository = |path: &Path| HubName::from_path(path).ok().flatten();
+        let Some(wanted) = repository(name) else { return Ok(false) };
+        let roots = self.list()?.roots;
+        Ok(roots.iter().filter_map(|root| repository(root)).any(|root| {
+            let rest = wanted.repository.strip_prefix(root.repository.as_str());
+            root.kind == wanted.kind
+                && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        }))
+    }
+
     /// Opens the file, and returns it with its path and the target of the request.
-    fn locate(&mut self, wanted: &Wanted, format: FormatChoice) -> Result<Located> {
+    fn locate(&mut self, wanted: &Wanted, format: FormatChoice) -> Result<Place> {
         let of_path = |path: &Path| {
             let path = resolved(&only_file(path, format)?)?;
             let file = opened(&path)?;
-            Ok(Located { path: path.clone(), target: Target::Path(path), file, by_end: None })
+            let target = Target::Path(path.clone());
+            Ok(Place::File(Located { path, target, file, by_end: None }))
         };
         match wanted {
             Wanted::Path(path) => of_path(path),
@@ -262,7 +312,9 @@ impl Client {
                     return of_path(path);
                 }
                 let listing = self.list_to_choose_from()?;
-                let beneath = listing.roots.iter().map(|root| root.join(path));
+                // The names of models on servers are no paths of this machine.
+                let roots = listing.roots.iter().filter(|root| root.is_absolute());
+                let beneath = roots.clone().map(|root| root.join(path));
                 if let Some(beneath) = beneath.into_iter().find(|path| path.exists()) {
                     return of_path(&beneath);
                 }
@@ -270,12 +322,19 @@ impl Client {
                 if let Some(found) = id.and_then(|id| by_id(&listing, id)) {
                     return found;
                 }
-                let named = listing.held.iter().map(|held| &held.path).chain(&listing.roots);
+                let held = listing.held.iter().map(|held| &held.path);
+                let named = held.filter(|path| path.is_absolute()).chain(roots);
                 let named: BTreeSet<&PathBuf> = named.filter(|it| it.ends_with(path)).collect();
                 let name = word.to_string_lossy().into_owned();
                 match named.first() {
                     Some(named_once) if named.len() == 1 => {
-                        Ok(Located { by_end: Some(name), ..of_path(named_once)? })
+                        let found = of_path(named_once)?;
+                        Ok(match found {
+                            Place::File(file) => {
+                                Place::File(Located { by_end: Some(name), ..file })
+                            }
+                            server @ Place::Server(_) => server,
+                        })
                     }
                     // Another user can have attached a file of the same name.
                     Some(_) => {
@@ -366,10 +425,13 @@ fn others_of(path: &Path, file: &OwnedFd, format: FormatChoice) -> Result<BTreeS
     Ok(others.into_iter().collect())
 }
 
-fn by_id(listing: &Listing, id: u64) -> Option<Result<Located>> {
+fn by_id(listing: &Listing, id: u64) -> Option<Result<Place>> {
     let path = listing.held.iter().find(|held| held.id == id)?.path.clone();
-    let located = |file| Located { path: path.clone(), target: Target::Id(id), file, by_end: None };
-    Some(opened(&path).map(located))
+    if !path.is_absolute() {
+        return Some(Ok(Place::Server(Target::RemoteId(id))));
+    }
+    let target = Target::Id(id);
+    Some(opened(&path).map(|file| Place::File(Located { path, target, file, by_end: None })))
 }
 
 fn not_found(name: &str, listing: &Listing) -> Error {

@@ -12,7 +12,7 @@
 //!                                          ◄──   Welcome(version, process)
 //!   List                                   ──►
 //!                                          ◄──   Root …, Held …, End
-//!   Attach(target, format, …) + the file   ──►
+//!   Attach(target, format, …) + the file   ──►             without a file if it is on a server
 //!                                          ◄──   Prove(path)        for each other file of a model
 //!   Proof + that file                      ──►
 //!                                          ◄──   Progress …         while it is being loaded
@@ -36,6 +36,7 @@ use std::path::{Path, PathBuf};
 
 use crate::held::{Held, HeldState};
 use crate::reason::Reason;
+use crate::remote::name::{NAME_BYTES_MAX, is_remote_or_hub};
 
 pub use fields::Malformed;
 use fields::{Reader, Writer};
@@ -46,6 +47,7 @@ pub const VERSION: u16 = 1;
 pub const MESSAGE_BYTES_MAX: usize = 8192;
 /// The longest path in bytes, as in Linux.
 pub const PATH_BYTES_MAX: usize = 4096;
+const _: () = assert!(NAME_BYTES_MAX == PATH_BYTES_MAX);
 /// The longest text in bytes.
 pub const TEXT_BYTES_MAX: usize = 2048;
 /// The longest name of a format in bytes.
@@ -63,7 +65,8 @@ pub enum Request {
         version: u16,
     },
     /// Requests the memory of a model. The named file comes with the request as a readable descriptor,
-    /// by which the client shows that it may read it.
+    /// by which the client shows that it may read it. There is no descriptor for a model on a server
+    /// ([`Target::is_remote`]).
     Attach {
         /// The model.
         target: Target,
@@ -88,6 +91,17 @@ pub enum Target {
     Path(PathBuf),
     /// The model that the server has under this number.
     Id(u64),
+    /// The model of this name on a server, such as `s3://BUCKET/PREFIX/`.
+    Remote(String),
+    /// The model on a server that the server has under this number.
+    RemoteId(u64),
+}
+
+impl Target {
+    /// Returns `true` for a model on a server, which no client can show.
+    pub fn is_remote(&self) -> bool {
+        matches!(self, Self::Remote(_) | Self::RemoteId(_))
+    }
 }
 
 /// A reply of the server.
@@ -130,14 +144,14 @@ pub enum Reply {
         buffer_offset: u64,
         /// Its length in bytes.
         len_bytes: u64,
-        /// The path of the file.
+        /// The path of the file, or its name on a server.
         path: PathBuf,
     },
     /// The attachment has ended.
     Released,
-    /// A served directory or file.
+    /// A served directory or file, also on a server.
     Root {
-        /// The path.
+        /// The path, or the name on a server.
         path: PathBuf,
     },
     /// A model that is in memory or being loaded.
@@ -158,7 +172,11 @@ pub enum Reply {
 impl Request {
     /// Returns `true` if it comes with a descriptor.
     pub fn has_descriptor(&self) -> bool {
-        matches!(self, Self::Attach { .. } | Self::Proof)
+        match self {
+            Self::Attach { target, .. } => !target.is_remote(),
+            Self::Proof => true,
+            Self::Hello { .. } | Self::Release | Self::List => false,
+        }
     }
 
     /// Returns the bytes of the message.
@@ -176,6 +194,8 @@ impl Request {
                         writer.u8(0).bytes(path.as_os_str().as_bytes(), PATH_BYTES_MAX)
                     }
                     Target::Id(id) => writer.u8(1).u64(*id),
+                    Target::Remote(name) => writer.u8(2).text(name, PATH_BYTES_MAX),
+                    Target::RemoteId(id) => writer.u8(3).u64(*id),
                 };
                 writer.text(format, FORMAT_BYTES_MAX).u64(*align_bytes)
             }
@@ -205,6 +225,8 @@ impl Request {
                 let target = match reader.u8()? {
                     0 => Target::Path(absolute(reader.bytes(PATH_BYTES_MAX)?)?),
                     1 => Target::Id(reader.u64()?),
+                    2 => Target::Remote(reader.text(PATH_BYTES_MAX)?),
+                    3 => Target::RemoteId(reader.u64()?),
                     _ => return Err(Malformed("it names neither a path nor a number")),
                 };
                 let format = reader.text(FORMAT_BYTES_MAX)?;
@@ -282,10 +304,10 @@ impl Reply {
             0x85 => Self::File {
                 buffer_offset: reader.u64()?,
                 len_bytes: reader.u64()?,
-                path: absolute(reader.bytes(PATH_BYTES_MAX)?)?,
+                path: path_or_name(reader.bytes(PATH_BYTES_MAX)?)?,
             },
             0x86 => Self::Released,
-            0x87 => Self::Root { path: absolute(reader.bytes(PATH_BYTES_MAX)?)? },
+            0x87 => Self::Root { path: path_or_name(reader.bytes(PATH_BYTES_MAX)?)? },
             0x88 => Self::Held(Held {
                 id: reader.u64()?,
                 len_bytes: reader.u64()?,
@@ -295,7 +317,7 @@ impl Reply {
                 is_stale: truth(&mut reader)?,
                 is_pinned: truth(&mut reader)?,
                 age_ms: reader.u64()?,
-                path: absolute(reader.bytes(PATH_BYTES_MAX)?)?,
+                path: path_or_name(reader.bytes(PATH_BYTES_MAX)?)?,
                 format: reader.text(FORMAT_BYTES_MAX)?,
                 align_bytes: reader.u64()?,
             }),
@@ -331,6 +353,15 @@ fn absolute(bytes: &[u8]) -> Result<PathBuf, Malformed> {
     Ok(path.to_owned())
 }
 
+/// Takes an absolute path, or the name of a model on a server.
+fn path_or_name(bytes: &[u8]) -> Result<PathBuf, Malformed> {
+    let path = Path::new(OsStr::from_bytes(bytes));
+    match is_remote_or_hub(path) && !bytes.contains(&0) {
+        true => Ok(path.to_owned()),
+        false => absolute(bytes),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -364,6 +395,12 @@ mod tests {
                 align_bytes: 64,
             },
             Request::Attach { target: Target::Id(u64::MAX), format: String::new(), align_bytes: 0 },
+            Request::Attach {
+                target: Target::Remote("s3://b/ö/".into()),
+                format: "auto".into(),
+                align_bytes: 0,
+            },
+            Request::Attach { target: Target::RemoteId(7), format: String::new(), align_bytes: 0 },
             Request::Proof,
             Request::Release,
             Request::List,
@@ -380,7 +417,9 @@ mod tests {
             Reply::File { buffer_offset: 1, len_bytes: 2, path: path.clone() },
             Reply::Released,
             Reply::Root { path },
+            Reply::Root { path: "hf://org".into() },
             Reply::Held(held()),
+            Reply::Held(Held { path: "s3://b/llama/".into(), ..held() }),
             Reply::End,
             Reply::Closing,
         ];

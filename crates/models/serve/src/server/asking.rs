@@ -1,11 +1,12 @@
 //! The requests of clients, step by step, until the model to attach is known.
 
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use longshore_load::FormatChoice;
+use longshore_load::{CancelToken, FormatChoice};
 use longshore_mem::Granule;
 use longshore_sys::beneath;
 use longshore_sys::descriptors;
@@ -21,6 +22,7 @@ use crate::fault::ClientFault;
 use crate::held::{Held, HeldState};
 use crate::protocol::{Reply, Request, Target, VERSION};
 use crate::reason::Reason;
+use crate::remote::name::{is_remote_or_hub, without_secrets};
 use crate::served::{Found, Layout, Looked, is_same_path};
 
 /// The largest alignment; no device needs more.
@@ -72,6 +74,14 @@ impl Core {
                 connection.enter(Phase::Idle, now);
                 let pid = std::process::id();
                 sent(connection.send(&Reply::Welcome { version, pid }, now))
+            }
+            (Request::Attach { target, format, align_bytes }, Phase::Idle)
+                if target.is_remote() =>
+            {
+                match self.begin_to_attach_remote(id, target, (&format, align_bytes), now) {
+                    Ok(()) => Ok(()),
+                    Err(refusal) => self.refuse(id, refusal, now),
+                }
             }
             (Request::Attach { target, format, align_bytes }, Phase::Idle) => {
                 let Some(file) = descriptors.pop() else { return Ok(()) };
@@ -126,30 +136,23 @@ impl Core {
         {
             return Err((too_many, file));
         }
-        let Ok(format) = format.parse::<FormatChoice>() else {
-            let message = format!("the server knows no format '{format}'");
-            return Err((refusal(Reason::Unreadable, message), file));
+        let layout = match layout(format, align_bytes) {
+            Ok(layout) => layout,
+            Err(refusal) => return Err((refusal, file)),
         };
-        let align = Granule::new(align_bytes).ok();
-        if align_bytes > ALIGN_BYTES_MAX || align.is_none() && align_bytes > 0 {
-            let message = format!("{align_bytes} is no power of two up to {ALIGN_BYTES_MAX}");
-            return Err((refusal(Reason::Unreadable, message), file));
-        }
         let Ok(handed) = beneath::examine(&file) else {
             let message = "the file that was sent cannot be looked at".to_owned();
             return Err((refusal(Reason::NotServed, message), file));
         };
         let (path, wanted_id, layout) = match target {
             // Normalised, so that paths are compared by their bytes (`is_same_path`).
-            Target::Path(path) => (path.components().collect(), None, Layout { format, align }),
+            Target::Path(path) => (path.components().collect(), None, layout),
             Target::Id(wanted) => match self.cache.get(wanted) {
                 Some(model) => (model.found.path.clone(), Some(wanted), model.found.layout),
-                None => {
-                    let message =
-                        format!("nothing is held as {wanted}; 'longshore ls' shows what is");
-                    return Err((refusal(Reason::NotHeld, message), file));
-                }
+                None => return Err((not_held(wanted), file)),
             },
+            // The request has no file.
+            Target::Remote(_) | Target::RemoteId(_) => return Ok(()),
         };
         // A descriptor that cannot be read proves nothing.
         if !handed.is_readable {
@@ -158,6 +161,52 @@ impl Core {
         let shown = ShownFile::new(path.clone(), handed.identity, file);
         let asked = Asked { path, layout, wanted_id };
         self.begin_to_look(id, asked, vec![shown], now);
+        Ok(())
+    }
+
+    /// Begins to look up a model on a server. A name that is beneath no root is refused, and no server is
+    /// asked.
+    fn begin_to_attach_remote(
+        &mut self,
+        id: u64,
+        target: Target,
+        (format, align_bytes): (&str, u64),
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        let Some(user) = self.connections.get(&id).map(|connection| connection.user) else {
+            return Ok(());
+        };
+        self.may_attach(user)?;
+        self.may_open(user, &OpenFiles::of_look(1))?;
+        let (name, wanted_id, layout) = match target {
+            Target::Remote(name) => (name, None, layout(format, align_bytes)?),
+            Target::RemoteId(wanted) => {
+                // For a file of this machine, the client must show that it may read it.
+                let held = self.cache.get(wanted).filter(|model| model.found.is_remote());
+                let found = &held.ok_or_else(|| not_held(wanted))?.found;
+                (found.path.to_string_lossy().into_owned(), Some(wanted), found.layout)
+            }
+            // These are other requests.
+            Target::Path(_) | Target::Id(_) => return Ok(()),
+        };
+        let path = match &self.remote {
+            Some(remote) => remote.permitted_name(&name),
+            None => Err("this server has no models of other servers".to_owned()),
+        };
+        let path = path.map_err(|why| {
+            let message = format!("the name is not served: {why}");
+            let for_log = Some(format!("{} was asked for: {why}", without_secrets(&name)));
+            Refusal { for_log, ..Refusal::new(Reason::NotServed, message) }
+        })?;
+        let is_it = |found: &Found| found.layout == layout && is_same_path(&found.path, &path);
+        let mut held = self.cache.iter().filter(|(_, model)| model.memory.is_some());
+        let known = held.find(|(_, model)| !model.is_stale && is_it(&model.found));
+        let known = known.and_then(|(_, model)| model.found.remote.clone());
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        let asked = Asked { path: path.clone(), layout, wanted_id };
+        connection.enter(Phase::Opening { asked, shown: Vec::new() }, now);
+        let (asker, cancel) = (Asker::Client(id), CancelToken::new());
+        self.jobs.begin(user, Job::LookRemote { asker, path, layout, known, cancel }, now);
         Ok(())
     }
 
@@ -247,6 +296,15 @@ impl Core {
                 self.close_shown(user, shown);
                 match looked {
                     Looked::Found(Ok(found)) => self.on_found(id, found, asked.wanted_id, now),
+                    Looked::Found(Err(error)) | Looked::Failed(error)
+                        if is_remote_or_hub(&asked.path) =>
+                    {
+                        let refusal = Refusal::of_remote(&error);
+                        if refusal.reason == Reason::NoSuchFile {
+                            self.lose_remote(&asked);
+                        }
+                        self.refuse(id, refusal, now)
+                    }
                     Looked::Found(Err(error)) => self.refuse(id, Refusal::of(&error), now),
                     Looked::Refused { path, why } => {
                         let for_log = Some(format!("{} was asked for: {why}", path.display()));
@@ -264,6 +322,22 @@ impl Core {
         };
         if let Err(why) = told {
             self.disconnect(id, why, now);
+        }
+    }
+
+    /// Marks the models of a name as stale, because the server has no such files any more.
+    fn lose_remote(&mut self, asked: &Asked) {
+        let is_it = |found: &Found| {
+            found.is_remote()
+                && found.layout == asked.layout
+                && is_same_path(&found.path, &asked.path)
+        };
+        let lost: Vec<u64> =
+            self.cache.iter().filter(|(_, model)| is_it(&model.found)).map(|(id, _)| id).collect();
+        for id in lost {
+            if let Some(model) = self.cache.get_mut(id).filter(|model| model.memory.is_some()) {
+                model.is_stale = true;
+            }
         }
     }
 
@@ -344,6 +418,7 @@ impl Core {
     fn listed(&self, now: Instant) -> Vec<Reply> {
         self.served
             .roots()
+            .chain(self.remote.iter().flat_map(|remote| remote.roots()))
             .map(|path| Reply::Root { path })
             .chain(self.cache.iter().filter(|(_, model)| !model.is_abandoned).map(|(id, model)| {
                 let is_ready = model.memory.is_some();
@@ -367,6 +442,25 @@ impl Core {
     }
 }
 
+/// Returns the layout that a client wants.
+fn layout(format: &str, align_bytes: u64) -> Result<Layout, Refusal> {
+    let Ok(format) = format.parse::<FormatChoice>() else {
+        let message = format!("the server knows no format '{format}'");
+        return Err(Refusal::new(Reason::Unreadable, message));
+    };
+    let align = Granule::new(align_bytes).ok();
+    if align_bytes > ALIGN_BYTES_MAX || align.is_none() && align_bytes > 0 {
+        let message = format!("{align_bytes} is no power of two up to {ALIGN_BYTES_MAX}");
+        return Err(Refusal::new(Reason::Unreadable, message));
+    }
+    Ok(Layout { format, align })
+}
+
+fn not_held(id: u64) -> Refusal {
+    let message = format!("nothing is held as {id}; 'longshore ls' shows what is");
+    Refusal::new(Reason::NotHeld, message)
+}
+
 impl Refusal {
     pub(super) fn new(reason: Reason, message: String) -> Self {
         Self { reason, message, for_log: None }
@@ -388,6 +482,41 @@ impl Refusal {
             _ => Reason::Other,
         };
         Self::new(reason, with_causes(error))
+    }
+
+    /// Returns the refusal after a failure of a model on a server.
+    pub(super) fn of_remote(error: &longshore_load::Error) -> Self {
+        use longshore_load::Error;
+        let text = || with_causes(error);
+        match error {
+            Error::Open { source, .. } if descriptors::is_exhausted(source) => Self::of(error),
+            Error::Open { path, source } => match source.kind() {
+                ErrorKind::NotFound => Self::new(Reason::NoSuchFile, text()),
+                // The text can name the files of the server's user that have the credentials.
+                ErrorKind::PermissionDenied => {
+                    let message = format!(
+                        "{}: access is denied, or the server has no credentials for it; the log of \
+                         the server has the reason",
+                        path.display()
+                    );
+                    Self { for_log: Some(text()), ..Self::new(Reason::Denied, message) }
+                }
+                _ => Self::new(Reason::RemoteFailed, text()),
+            },
+            Error::Read { .. } | Error::Process { .. } => Self::new(Reason::RemoteFailed, text()),
+            Error::Directory { reason, .. } => {
+                use longshore_formats::directory::DirectoryProblem::{
+                    File, Incomplete, NoComponent, Separate, Several, TwoVariants,
+                };
+                let reason = match reason {
+                    Several { .. } | Separate { .. } | File | TwoVariants => Reason::SeveralModels,
+                    Incomplete { .. } | NoComponent { .. } => Reason::Malformed,
+                    _ => Reason::NoModel,
+                };
+                Self::new(reason, text())
+            }
+            error => Self::of(error),
+        }
     }
 }
 

@@ -37,6 +37,7 @@ use crate::model_cache::{Model, ModelCache};
 use crate::peer::Peer;
 use crate::protocol::Reply;
 use crate::reason::Reason;
+use crate::remote::RemoteServed;
 use crate::served::Served;
 
 /// The connections of one user beyond its attachments: for lists, and short ones.
@@ -47,6 +48,9 @@ const ACCEPTED_AT_ONCE: usize = 32;
 const CLOSING_MIN: usize = 32;
 /// The time that the server waits at its end for loads that are cancelled.
 const END_TIME: Duration = Duration::from_secs(10);
+
+/// With so many descriptors for models, the connections of loads from servers are not limited further.
+const MANY_OPEN_FILES: usize = 4096;
 
 /// A model's memory, and the places of its files.
 #[derive(Debug)]
@@ -74,6 +78,8 @@ pub(super) struct Load {
 pub(super) struct Core {
     listener: Option<Listener>,
     pub(super) served: Arc<Served>,
+    /// The models on servers.
+    pub(super) remote: Option<Arc<RemoteServed>>,
     pub(super) options: Options,
     stop: Stop,
     pub(super) jobs: Jobs,
@@ -114,12 +120,14 @@ pub(super) struct Core {
 impl Core {
     pub(super) fn new(
         listener: Listener,
-        served: Arc<Served>,
+        (served, remote): (Arc<Served>, Option<Arc<RemoteServed>>),
         options: Options,
         open_files_max: usize,
         stop: Stop,
     ) -> Result<Self> {
-        let how = How { heap: options.heap.clone(), memory_mode: options.memory_mode };
+        let (heap, memory_mode) = (options.heap.clone(), options.memory_mode);
+        let connections = connections_of_load(open_files_max);
+        let how = How { heap, memory_mode, remote: remote.clone(), connections };
         let limits = Limits::of(&options);
         let jobs = Jobs::new(Arc::clone(&served), how, limits.loads)?;
         let cache = ModelCache::new(options.keep, options.memory_max.unwrap_or(u64::MAX));
@@ -128,6 +136,7 @@ impl Core {
         Ok(Self {
             listener: Some(listener),
             served,
+            remote,
             options,
             stop,
             jobs,
@@ -158,6 +167,7 @@ impl Core {
 
     pub(super) fn run(mut self, mut observe: impl FnMut(&Event)) -> Result<()> {
         self.listener.as_ref().map_or(Ok(()), Listener::check_process)?;
+        self.report_remote_roots();
         self.begin_start(Instant::now());
         while !self.stop.is_stopped() && self.failed.is_none() {
             self.tell_ready();
@@ -528,6 +538,7 @@ impl Core {
         for load in self.loads.values() {
             load.cancel.cancel();
         }
+        self.jobs.cancel_looks();
         for connection in self.connections.values_mut() {
             let _ = connection.send_if_idle(&Reply::Closing, now);
         }
@@ -554,6 +565,12 @@ impl Core {
         self.say_freed();
         self.say_kept(None);
     }
+}
+
+/// Returns the number of connections that a load from servers may have. Few descriptors are needed for other
+/// purposes than models and clients, but not none.
+fn connections_of_load(open_files_max: usize) -> Option<usize> {
+    (open_files_max < MANY_OPEN_FILES).then(|| (open_files_max / 32).max(1))
 }
 
 #[cfg(test)]

@@ -18,6 +18,12 @@ use crate::reason::Reason;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
+    /// Models on servers are served. Every process that can connect may attach them with the credentials of
+    /// this process. Reported once, at the start.
+    RemoteRoots {
+        /// The names below which they are, without secrets.
+        roots: Vec<PathBuf>,
+    },
     /// Clients can connect, and the files of the start are loaded, unless finding or loading them takes
     /// too long ([`ServerProblem::StartFileHangs`], [`ServerProblem::StartLoadSlow`]).
     Ready {
@@ -215,7 +221,8 @@ impl Event {
             | Self::Released { peer, .. }
             | Self::Refused { peer, .. }
             | Self::Disconnected { peer, .. } => Some(peer.uid),
-            Self::Ready { .. } | Self::Trouble { .. } | Self::Stopping => None,
+            Self::RemoteRoots { .. } | Self::Ready { .. } => None,
+            Self::Trouble { .. } | Self::Stopping => None,
         }
     }
 }
@@ -223,6 +230,14 @@ impl Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = match self {
+            Self::RemoteRoots { roots } => {
+                let roots: Vec<_> = roots.iter().map(|root| root.display().to_string()).collect();
+                format!(
+                    "every process that can connect to the socket may attach models from {}, with the \
+                     credentials of this server: the permissions of the socket are the only protection",
+                    roots.join(", ")
+                )
+            }
             Self::Ready { socket: Some(socket) } => format!("serving at {}", socket.display()),
             Self::Ready { socket: None } => "serving at the service manager's socket".to_owned(),
             Self::Loading { id, path, len_bytes, .. } => {

@@ -64,6 +64,10 @@ impl Core {
                     return self.refuse(id, refusal, now);
                 }
                 self.name_as_pinned(model, &found);
+                // The server has these versions again.
+                if let Some(same) = self.cache.get_mut(model).filter(|it| it.found.is_remote()) {
+                    same.is_stale = false;
+                }
                 model
             }
             None => match self.load(user, &found, now) {
@@ -240,9 +244,11 @@ impl Core {
             self.loads.insert(id, Load { user, cancel: CancelToken::new(), done_bytes: 0 });
             return self.load_after_freeing(id, user, now);
         }
-        let refusal = Refusal::of(&error);
+        let is_remote = self.cache.get(id).is_some_and(|model| model.found.is_remote());
+        let refusal = if is_remote { Refusal::of_remote(&error) } else { Refusal::of(&error) };
         if let Some(model) = self.cache.remove(id) {
-            let Refusal { reason, message, .. } = refusal.clone();
+            let Refusal { reason, message, for_log } = refusal.clone();
+            let message = for_log.unwrap_or(message);
             let (found, why) = (model.found, LoadFailure::Failed { reason, message });
             let (uid, path) = (user.uid(), found.path.clone());
             self.events.push(Event::LoadFailed { id, uid, path, why });
@@ -473,6 +479,11 @@ fn missing_bytes(error: &longshore_load::Error) -> Option<(u64, u64)> {
 /// Gives a model the next path by which it was requested, because its own leads to another version of
 /// the file. If there is none, or the model is kept for its path, it is stale.
 fn lose_name(model: &mut Model<Memory>) {
+    // The versions of its files are no longer those of the server.
+    if model.found.is_remote() {
+        model.is_stale = true;
+        return;
+    }
     let memory = model.memory.as_mut().filter(|_| !model.is_pinned);
     let own = &model.found;
     let next = memory.and_then(|memory| {

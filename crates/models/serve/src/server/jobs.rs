@@ -29,7 +29,9 @@ use std::time::Instant;
 use longshore_load::ReadMode;
 use longshore_sys::event_fd;
 
-use hung::{Hung, Loading, Look, PACE_BYTES, STALL_TIME, Target, may_load, slow_has_room};
+use hung::{
+    Hung, Loading, Look, OnServer, PACE_BYTES, STALL_TIME, Target, may_load, slow_has_room,
+};
 use job::{Purpose, WithoutResult};
 use teller::{Promise, Said, Teller};
 
@@ -119,6 +121,12 @@ impl Jobs {
                 let look = Look::new(user, Purpose::For(asker), now, files);
                 self.to_look.push(user, (Look { target, ..look }, job));
             }
+            Job::LookRemote { asker, ref path, layout, ref cancel, .. } => {
+                let target = Some(Target::Look(layout, path.clone().into_os_string()));
+                let remote = Some(OnServer::new(cancel.clone()));
+                let look = Look::new(user, Purpose::For(asker), now, 1);
+                self.to_look.push(user, (Look { target, remote, ..look }, job));
+            }
             Job::FindDeleted { .. } => {
                 self.to_sweep.push(user, (Look::new(user, Purpose::FindDeleted, now, 0), job));
             }
@@ -158,6 +166,13 @@ impl Jobs {
     /// Forgets the lookups for a client that has disconnected.
     pub(super) fn forget_client(&mut self, gone: u64) {
         self.to_look.retain(|(look, _)| look.purpose != Purpose::For(Asker::Client(gone)));
+        self.looking.values_mut().for_each(|look| look.forget_client(gone));
+    }
+
+    /// Ends the requests to servers of all lookups.
+    pub(super) fn cancel_looks(&self) {
+        let remote = self.looking.values().filter_map(|look| look.remote.as_ref());
+        remote.for_each(|remote| remote.cancel.cancel());
     }
 
     /// Lets lookups of files of the start go on without a place, so that those that hang take none from
@@ -205,6 +220,8 @@ impl Jobs {
                 Done::Looked { .. } | Done::FoundDeleted { .. } | Done::Swept { .. } => {
                     if let Some(look) = self.looking.remove(&ticket) {
                         self.end_look(&look);
+                        done.extend(look.shared(one));
+                        continue;
                     }
                 }
                 Done::Loaded { id, .. } => {
@@ -255,6 +272,18 @@ impl Jobs {
         Some((Look { started: Instant::now(), has_place, ..look }, job))
     }
 
+    /// Lets lookups of clients that wait for the same model on a server share the result of this one, which
+    /// is about to begin.
+    fn join(&mut self, look: &mut Look) {
+        if look.remote.is_none() {
+            return;
+        }
+        let joined = self.to_look.take_all(|(other, _)| other.may_join(look));
+        if let Some(remote) = &mut look.remote {
+            remote.joined.extend(joined.into_iter().map(|(other, _)| other.purpose));
+        }
+    }
+
     /// Takes the next load for which there is a place.
     fn next_load(&mut self) -> Option<(User, Job)> {
         let (loading, hung) = (&self.loading, &self.hung);
@@ -280,7 +309,8 @@ impl Jobs {
     }
 
     fn spawn(&mut self) {
-        while let Some((look, job)) = self.next_look() {
+        while let Some((mut look, job)) = self.next_look() {
+            self.join(&mut look);
             if let Some(why) = look.refusal(&self.hung) {
                 self.last_ticket += 1;
                 let ticket = self.last_ticket;

@@ -46,6 +46,7 @@ use longshore_sys::{descriptors, disposal};
 use crate::address::Listener;
 use crate::error::{Error, Result};
 use crate::model_cache::Keep;
+use crate::remote::{RemoteOptions, RemoteServed};
 use crate::served::{Served, not_a_file_name, parent};
 
 pub use events::{Event, LoadFailure, ServerProblem};
@@ -70,9 +71,11 @@ pub struct Options {
     /// The directories whose files may be attached. No symbolic link leads out of them, or into another
     /// mount: a mount beneath a root is served only if it is a root of its own.
     pub roots: Vec<PathBuf>,
-    /// Files to load at the start and keep for as long as the server runs. Only these and the files
-    /// beneath a root are served.
+    /// Files to load at the start and keep for as long as the server runs. Of this machine, only these and
+    /// the files beneath a root are served.
     pub files: Vec<PathBuf>,
+    /// The models on servers that may be attached. Their credentials are those of this process.
+    pub remote: Option<RemoteOptions>,
     /// The format of the files.
     pub format: FormatChoice,
     /// The alignment of their tensors; `None` if they stay where they are in the files.
@@ -113,6 +116,7 @@ impl Default for Options {
         Self {
             roots: Vec::new(),
             files: Vec::new(),
+            remote: None,
             format: FormatChoice::Auto,
             align: None,
             memory_max: None,
@@ -144,6 +148,11 @@ impl Options {
     pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
         self.files.push(path.into());
         self
+    }
+
+    /// Also serves models on servers ([`Self::remote`]).
+    pub fn remote(self, remote: RemoteOptions) -> Self {
+        Self { remote: Some(remote), ..self }
     }
 
     /// Sets the format of the files ([`Self::format`]).
@@ -216,7 +225,9 @@ impl Server {
     /// [`Error::Load`] for a heap that cannot be sealed; [`Error::TooFewDescriptors`]; [`Error::Kernel`]
     /// if descriptors are exhausted, or another user holds the lock of this process's directory in `/proc`.
     pub fn new(listener: Listener, options: Options, stop: Stop) -> Result<Self> {
-        if options.roots.is_empty() && options.files.is_empty() {
+        let remote = options.remote.as_ref().map(RemoteServed::new).transpose()?;
+        let has_remote = remote.as_ref().is_some_and(|remote| remote.roots().next().is_some());
+        if options.roots.is_empty() && options.files.is_empty() && !has_remote {
             return Err(Error::NothingToServe);
         }
         if !options.heap.seals_content() {
@@ -226,6 +237,7 @@ impl Server {
         }
         let files = options.files.iter().map(|path| resolved(path)).collect::<Result<Vec<_>>>()?;
         let served = Arc::new(Served::new(&options.roots, &files)?);
+        let served = (served, remote.map(Arc::new));
         // Before the first descriptor of a client arrives.
         disposal::prepare().map_err(Error::kernel("preparing to close clients' descriptors"))?;
         let limit = descriptors::raise_limit().unwrap_or_else(|_| descriptors::limit());

@@ -59,7 +59,8 @@ mod tests {
         let layout = Layout { format: FormatChoice::Auto, align: None };
         let found = |path: &str| {
             let path = Path::new(path).to_owned();
-            Arc::new(Found { path, layout, files: Vec::new(), len_bytes: 1, inodes: None })
+            let files = Vec::new();
+            Arc::new(Found { path, layout, files, len_bytes: 1, inodes: None, remote: None })
         };
         let (alice, mallory) = (User::limited(1), User::limited(2));
         let mut names = Names::default();

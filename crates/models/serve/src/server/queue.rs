@@ -108,6 +108,19 @@ impl<T> Queue<T> {
         before - self.waiting.len()
     }
 
+    /// Takes the waiting items for which `is_it` returns `true`.
+    pub(super) fn take_all(&mut self, is_it: impl Fn(&T) -> bool) -> Vec<T> {
+        let (mut taken, mut left) = (Vec::new(), VecDeque::new());
+        for waiting in self.waiting.drain(..) {
+            match is_it(&waiting.item) {
+                true => taken.push(waiting.item),
+                false => left.push_back(waiting),
+            }
+        }
+        self.waiting = left;
+        taken
+    }
+
     /// Sets the users that want a waiting item.
     pub(super) fn set_users(&mut self, users: &BTreeSet<User>, is_it: impl Fn(&T) -> bool) {
         if let Some(waiting) = self.waiting.iter_mut().find(|waiting| is_it(&waiting.item)) {

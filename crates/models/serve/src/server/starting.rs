@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use longshore_load::CancelToken;
+
 use super::asking::Refusal;
 use super::core::Core;
 use super::events::{Event, ServerProblem};
@@ -29,12 +31,29 @@ impl Core {
     /// Begins to look up the files of the start.
     pub(super) fn begin_start(&mut self, now: Instant) {
         self.start_ends = Some(now + START_TIME);
-        for (number, path) in self.options.files.clone().into_iter().enumerate() {
+        let files = self.options.files.iter().cloned().map(|path| (path, false));
+        let models = self.remote.iter().flat_map(|remote| remote.models());
+        let all: Vec<_> = files.chain(models.map(|path| (path, true))).collect();
+        for (number, (path, is_remote)) in all.into_iter().enumerate() {
             self.starting.insert(number, path.clone());
             let layout = Layout { format: self.options.format, align: self.options.align };
             let asker = Asker::Start(number);
-            let job = Job::Look { asker, path, layout, shown: None, known: None };
+            let job = match is_remote {
+                true => {
+                    let cancel = CancelToken::new();
+                    Job::LookRemote { asker, path, layout, known: None, cancel }
+                }
+                false => Job::Look { asker, path, layout, shown: None, known: None },
+            };
             self.jobs.begin(self.users.own(), job, now);
+        }
+    }
+
+    /// Reports the roots on servers, because no file protects the models beneath them.
+    pub(super) fn report_remote_roots(&mut self) {
+        let roots: Vec<PathBuf> = self.remote.iter().flat_map(|remote| remote.roots()).collect();
+        if !roots.is_empty() {
+            self.events.push(Event::RemoteRoots { roots });
         }
     }
 
@@ -101,6 +120,12 @@ impl Core {
             // The server itself has nothing to show.
             Looked::Unshown(_) => return,
         };
+        if found.remote.as_ref().is_some_and(|files| !files.has_versions()) {
+            let text =
+                "the server sends no version of it (a strong ETag), so no client could share it";
+            let error = Error::cannot_serve(&path, std::io::Error::other(text));
+            return self.fail_start(path, error);
+        }
         self.hold_from_start(found, now);
     }
 

@@ -9,6 +9,7 @@ mod lying;
 mod names;
 mod one_number;
 mod others;
+mod remote;
 mod rig;
 mod sweeping;
 mod users;

@@ -43,7 +43,8 @@ impl Still {
         let listener = Listener::bind(&root.join("socket"), 0o600).unwrap();
         let served = Arc::new(Served::new(&[root], &[]).unwrap());
         let options = Options { keep: Keep::Always, ..options };
-        let core = Core::new(listener, served, options, 1000, Stop::new().unwrap()).unwrap();
+        let core =
+            Core::new(listener, (served, None), options, 1000, Stop::new().unwrap()).unwrap();
         Self { core, dir, now: Instant::now() }
     }
 

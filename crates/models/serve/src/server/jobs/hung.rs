@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use longshore_load::{CancelToken, POPULATE_AHEAD_DEFAULT_BYTES, ReadMode};
 
 use super::Jobs;
 use super::job::{Asker, Done, Job, Purpose};
+use crate::remote::{LOOK_TIME as REMOTE_LOOK_TIME, copied};
 use crate::served::{Found, Layout};
 use crate::server::open_files::{of_hung_load, of_reading, of_running_look};
 use crate::server::users::Of;
@@ -18,6 +20,8 @@ use crate::server::users::User;
 /// The time for a lookup for a client, including the wait for a thread. Clients give a server up after a
 /// minute.
 pub(super) const LOOK_TIME: Duration = Duration::from_secs(20);
+/// The time that a lookup may wait for a thread, beside the time of its requests.
+const WAIT_TIME: Duration = Duration::from_secs(15);
 /// The time that a load may go on without [`PROGRESS_BYTES`] of progress. Users can make it wait that
 /// long, on a local file system, too, by a lock of the file that a page fault of theirs keeps.
 pub(super) const SILENT_TIME: Duration = Duration::from_secs(60);
@@ -86,7 +90,7 @@ pub(super) enum Target {
     Load(Vec<Inode>, ReadMode),
 }
 
-const LOOKING: &str = "looking for the file";
+pub(super) const LOOKING: &str = "looking for the file";
 const LOADING: &str = "loading the model";
 
 /// A requested lookup.
@@ -103,6 +107,22 @@ pub(super) struct Look {
     pub(super) started: Instant,
     /// `true` if it has one of the places for lookups.
     pub(super) has_place: bool,
+    /// Set if it asks a server.
+    pub(super) remote: Option<OnServer>,
+}
+
+/// The part of a lookup that only models on servers have.
+#[derive(Clone, Debug)]
+pub(super) struct OnServer {
+    pub(super) cancel: CancelToken,
+    /// The other clients that get the result.
+    pub(super) joined: Vec<Purpose>,
+}
+
+impl OnServer {
+    pub(super) fn new(cancel: CancelToken) -> Self {
+        Self { cancel, joined: Vec::new() }
+    }
 }
 
 /// A running load.
@@ -141,7 +161,8 @@ pub(super) struct Hung {
 
 impl Look {
     pub(super) fn new(user: User, purpose: Purpose, now: Instant, files: usize) -> Self {
-        Self { user, purpose, begun: now, target: None, files, started: now, has_place: true }
+        let (target, remote) = (None, None);
+        Self { user, purpose, begun: now, target, files, started: now, has_place: true, remote }
     }
 
     /// Returns `true` if it looks up a file of the start.
@@ -170,7 +191,7 @@ impl Look {
 
     /// Returns the time when it is given up. Lookups of files of the start have no limit.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        (!self.is_of_start()).then(|| self.begun + LOOK_TIME)
+        (!self.is_of_start()).then(|| self.begun + self.time())
     }
 
     /// Returns the reason why it does not begin beside those that hang, if there is one.
@@ -190,6 +211,69 @@ impl Look {
 
     pub(super) fn is_late(&self, now: Instant) -> bool {
         self.deadline().is_some_and(|deadline| deadline <= now)
+    }
+}
+
+impl Look {
+    /// Returns the time for the lookup of a client, including the wait for a thread.
+    pub(super) fn time(&self) -> Duration {
+        if self.remote.is_some() { REMOTE_LOOK_TIME + WAIT_TIME } else { LOOK_TIME }
+    }
+
+    /// Returns `true` if this lookup of a client can get the result of another one that is about to begin.
+    pub(super) fn may_join(&self, other: &Self) -> bool {
+        let is_of_client = |look: &Self| matches!(look.purpose, Purpose::For(Asker::Client(_)));
+        self.remote.is_some() && is_of_client(self) && is_of_client(other) && self.is_as(other)
+    }
+
+    /// Forgets a client that has disconnected. If no other one waits for a model on a server, the requests
+    /// end.
+    pub(super) fn forget_client(&mut self, gone: u64) {
+        let gone = Purpose::For(Asker::Client(gone));
+        let Some(remote) = &mut self.remote else { return };
+        remote.joined.retain(|purpose| *purpose != gone);
+        if self.purpose == gone {
+            match remote.joined.pop() {
+                Some(next) => self.purpose = next,
+                None => remote.cancel.cancel(),
+            }
+        }
+    }
+
+    /// Returns the result for each client that waits for it.
+    pub(super) fn shared(self, done: Done) -> Vec<Done> {
+        let (Done::Looked { looked, .. }, Some(remote)) = (&done, &self.remote) else {
+            return vec![done];
+        };
+        let all = remote.joined.iter().chain([&self.purpose]);
+        let shared = |purpose: &Purpose| match purpose {
+            Purpose::For(asker) => {
+                Some(Done::Looked { asker: *asker, looked: copied::copy(looked) })
+            }
+            Purpose::FindDeleted | Purpose::Sweep(_) => None,
+        };
+        match self.purpose {
+            // The errors of files of the start end the server, and are kept as they are.
+            Purpose::For(Asker::Start(_)) => vec![done],
+            _ => all.filter_map(shared).collect(),
+        }
+    }
+
+    /// Ends a lookup that is given up, and returns the results for the clients that wait for it.
+    pub(super) fn given_up(self, why: longshore_load::Error) -> Vec<Done> {
+        if let Some(remote) = &self.remote {
+            remote.cancel.cancel();
+        }
+        let done = self.purpose.without_result(why);
+        self.shared(done)
+    }
+
+    /// Returns the error for a lookup that was given up.
+    pub(super) fn no_answer(&self) -> longshore_load::Error {
+        let who = if self.remote.is_some() { "server" } else { "file system" };
+        let reason = format!("the {who} did not answer in {} s", self.time().as_secs());
+        let source = io::Error::new(io::ErrorKind::TimedOut, reason);
+        longshore_load::Error::Process { operation: LOOKING, source }
     }
 }
 
@@ -286,11 +370,12 @@ impl Jobs {
         for ticket in late {
             let Some(look) = self.looking.remove(&ticket) else { continue };
             self.end_look(&look);
-            let Look { user, purpose, target, files, .. } = look;
-            let descriptors = of_running_look(files);
+            let Look { user, purpose, ref target, files, .. } = look;
+            let (descriptors, target) = (of_running_look(files), target.clone());
             let hung = Hung { user, held_bytes: 0, descriptors, purpose: Some(purpose), target };
             self.hung.insert(ticket, hung);
-            given_up.push(purpose.without_result(no_answer()));
+            let why = look.no_answer();
+            given_up.extend(look.given_up(why));
         }
         for look in self.looking.values_mut() {
             if look.loses_place(now) {
@@ -299,7 +384,7 @@ impl Jobs {
         }
         let hung = &self.hung;
         let mut keeps = |(look, _): &(Look, Job)| {
-            let why = look.refusal(hung).or_else(|| look.is_late(now).then(no_thread));
+            let why = look.refusal(hung).or_else(|| look.is_late(now).then(|| no_thread(look)));
             let keeps = why.is_none();
             given_up.extend(why.map(|why| look.purpose.without_result(why)));
             keeps
@@ -397,8 +482,13 @@ fn may_sweep(hung: &BTreeMap<u64, Hung>, user: User) -> bool {
     sweeps.count() < HUNG_SWEEPS_MAX && of_user < HUNG_SWEEPS_PER_USER_MAX
 }
 
-/// Returns the inodes that a load reads.
+/// Returns the inodes that a load reads. For files on servers, a number stands for their names and versions.
 pub(super) fn inodes_of(found: &Found) -> Vec<Inode> {
+    if let Some(remote) = &found.remote {
+        let mut hasher = DefaultHasher::new();
+        remote.to_string().hash(&mut hasher);
+        return vec![((u32::MAX, u32::MAX), hasher.finish(), None)];
+    }
     found.files.iter().map(|(_, file)| (file.device, file.inode, file.born)).collect()
 }
 
@@ -418,18 +508,14 @@ fn no_progress() -> longshore_load::Error {
     )
 }
 
-fn no_answer() -> longshore_load::Error {
-    failed(LOOKING, format!("the file system did not answer in {} s", LOOK_TIME.as_secs()))
-}
-
-fn no_thread() -> longshore_load::Error {
-    let seconds = LOOK_TIME.as_secs();
+fn no_thread(look: &Look) -> longshore_load::Error {
+    let seconds = look.time().as_secs();
     failed(LOOKING, format!("it waited {seconds} s for other look-ups, which have not ended"))
 }
 
 fn still_hangs(operation: &'static str) -> longshore_load::Error {
-    let reason = "an earlier attempt still waits for the file system, which does not answer; try again \
-                  when it does";
+    let reason = "an earlier attempt still waits for the file system or server, which does not answer; \
+                  try again when it does";
     failed(operation, reason.to_owned())
 }
 

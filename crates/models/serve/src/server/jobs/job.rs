@@ -13,6 +13,8 @@ use longshore_sys::memfd;
 
 use super::teller::Teller;
 use crate::inodes::Inodes;
+use crate::remote::RemoteServed;
+use crate::remote::files::RemoteFiles;
 use crate::served::{Found, Freshness, Layout, Looked, Served, Shown};
 use crate::server::users::User;
 
@@ -59,6 +61,14 @@ pub(in crate::server) enum Job {
         layout: Layout,
         shown: Option<Vec<Shown>>,
         known: Option<Found>,
+    },
+    /// The model of this name on a server, which is beneath a root.
+    LookRemote {
+        asker: Asker,
+        path: PathBuf,
+        layout: Layout,
+        known: Option<Arc<RemoteFiles>>,
+        cancel: CancelToken,
     },
     Load {
         id: u64,
@@ -112,6 +122,10 @@ pub(in crate::server) struct LoadedModel {
 pub(in crate::server) struct How {
     pub(in crate::server) heap: Heap,
     pub(in crate::server) memory_mode: u32,
+    /// The models on servers.
+    pub(in crate::server) remote: Option<Arc<RemoteServed>>,
+    /// The number of connections of a load from servers; `None` to let it grow.
+    pub(in crate::server) connections: Option<usize>,
 }
 
 /// The end of a job that had no result.
@@ -140,14 +154,14 @@ impl Job {
         match self {
             Self::Load { id, .. } => Some(*id),
             Self::Sweep(sweep) => Some(sweep.id),
-            Self::Look { .. } | Self::FindDeleted { .. } => None,
+            Self::Look { .. } | Self::LookRemote { .. } | Self::FindDeleted { .. } => None,
         }
     }
 
     /// Returns the result if there is no thread for the job, or the thread does not end as it should.
     pub(super) fn without_result(&self) -> WithoutResult {
         match self {
-            Self::Look { asker, .. } => {
+            Self::Look { asker, .. } | Self::LookRemote { asker, .. } => {
                 let purpose = Purpose::For(*asker);
                 Arc::new(move |error| purpose.without_result(error))
             }
@@ -177,6 +191,13 @@ impl Job {
                 };
                 Done::Looked { asker, looked }
             }
+            Self::LookRemote { asker, path, layout, known, cancel } => {
+                let looked = match &how.remote {
+                    Some(remote) => remote.look(&path, layout, known.as_ref(), &cancel),
+                    None => Looked::Unshown(Vec::new()),
+                };
+                Done::Looked { asker, looked }
+            }
             Self::FindDeleted { models } => {
                 let deleted = models.iter().filter(|(_, inodes)| inodes.is_any_known_unlinked());
                 Done::FoundDeleted { models: deleted.map(|(id, _)| *id).collect() }
@@ -200,8 +221,14 @@ fn load(
     cancel: &CancelToken,
     tell: impl FnMut(Progress),
 ) -> longshore_load::Result<LoadedModel> {
-    let plan = Served::plan(found)?;
-    let loader = Loader::new().heap(how.heap.clone()).mode(mode).cancel(cancel).observe(tell);
+    let plan = match how.remote.as_ref().filter(|_| found.is_remote()) {
+        Some(remote) => remote.plan(found, cancel)?,
+        None => Served::plan(found)?,
+    };
+    let mut loader = Loader::new().heap(how.heap.clone()).mode(mode).cancel(cancel).observe(tell);
+    if let Some(connections) = how.connections {
+        loader = loader.connections(connections);
+    }
     let loaded = loader.load(&plan)?;
     let memory = loaded.buffer.share(Sealing::Content)?;
     if let Some(memfd) = memory.memfd() {

@@ -64,7 +64,12 @@ impl Jobs {
 
 fn jobs(root: &Path) -> Jobs {
     let served = Arc::new(Served::new(&[root.to_owned()], &[]).unwrap());
-    Jobs::new(served, How { heap: Heap::Memfd, memory_mode: 0o400 }, 1).unwrap()
+    Jobs::new(
+        served,
+        How { heap: Heap::Memfd, memory_mode: 0o400, remote: None, connections: None },
+        1,
+    )
+    .unwrap()
 }
 
 const RAW: Layout = Layout { format: FormatChoice::Raw, align: None };
