@@ -132,6 +132,48 @@ pub fn write_new(directory: impl AsFd, name: &Path, content: &[u8]) -> io::Resul
     Ok(file.into())
 }
 
+/// Creates a new file for writing, with the permissions that the umask leaves.
+///
+/// # Errors
+/// `EEXIST` if the name exists; those of `openat2(2)`.
+pub fn create_file_in(directory: impl AsFd, name: &Path) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let (directory, mode) = (directory.as_fd(), Mode::from_raw_mode(0o666));
+    let made =
+        retry_interrupted(|| Ok(rustix::fs::openat2(directory, name, flags, mode, resolve)?))?;
+    Ok(made.into())
+}
+
+/// Opens a directory by its name in another one, and makes it if it is missing, with the permissions that the
+/// umask leaves. The name may not be a symbolic link or a mount point.
+///
+/// # Errors
+/// Those of `mkdirat(2)` and [`open_in`].
+pub fn make_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
+    let directory = directory.as_fd();
+    match rustix::fs::mkdirat(directory, name, Mode::from_raw_mode(0o777)) {
+        Ok(()) | Err(Errno::EXIST) => open_in(directory, name),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes a symbolic link.
+///
+/// # Errors
+/// `EEXIST` if the name exists; those of `symlinkat(2)`.
+pub fn link_in(directory: impl AsFd, name: &Path, target: &Path) -> io::Result<()> {
+    Ok(rustix::fs::symlinkat(target, directory, name)?)
+}
+
+/// Moves an entry to a name in another directory. An existing file or link of this name is replaced.
+///
+/// # Errors
+/// Those of `renameat(2)`.
+pub fn move_to(from: impl AsFd, name: &Path, to: impl AsFd, new_name: &Path) -> io::Result<()> {
+    Ok(rustix::fs::renameat(from, name, to, new_name)?)
+}
+
 /// Opens a lock file in a directory, and makes it if it is missing, with access for this user only.
 ///
 /// # Errors

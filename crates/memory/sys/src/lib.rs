@@ -80,6 +80,7 @@ pub mod packet_socket;
 pub mod page_cache;
 pub mod pages;
 mod proc_self;
+pub mod process_group;
 pub mod process_memory;
 pub mod readiness;
 pub mod service_manager;
