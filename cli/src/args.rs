@@ -93,7 +93,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) connections: Option<u16>,
 
-    /// Of a source on servers, also write the files of its model into this directory, which must be new or empty, so
+    /// Of a source on servers, also write the files of its model into this directory, which must not exist, so
     /// that the next load can be that of 'longshore load DIR'. 'hub' (not './hub') is the cache of the Hugging Face
     /// Hub, for a repository of it. Weights are written when the load is complete and verified.
     #[arg(long, value_name = "DIR", conflicts_with = "align")]

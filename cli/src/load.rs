@@ -61,10 +61,8 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
             return Err(failure(2, "--verify hub and --manifest are two manifests; give one"));
         }
         Some(path) => Some(Manifest::open(path)?),
-        None if args.verify.contains(&Verify::Hub) => Some(hub_manifest(&opened)?),
-        // The names of files in the cache of the Hub are their checksums.
-        None if to_keep.as_ref().is_some_and(|(_, copy)| copy.is_in_hub()) => {
-            hub_manifest(&opened).ok()
+        None if args.verify.contains(&Verify::Hub) => {
+            Some(Manifest::of_hub(opened.plan.files().iter().map(PlannedFile::source))?)
         }
         None => None,
     };
@@ -120,11 +118,6 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     let export = shared.export();
     let descriptors = [("LONGSHORE_FD", export.memfd), ("LONGSHORE_DMABUF_FD", export.dma_buf)];
     become_program(&args.exec, export.len_bytes, &descriptors)
-}
-
-/// Returns the checksums that the Hub sends for the files.
-fn hub_manifest(opened: &Opened) -> load::Result<Manifest> {
-    Manifest::of_hub(opened.plan.files().iter().map(PlannedFile::source))
 }
 
 /// Returns the names of the files, without secrets of URLs.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use longshore::formats::directory::ModelFilter;
-use longshore::formats::printable;
+use longshore::formats::{Format, printable};
 use longshore::load::{
     self, FormatChoice, FoundModel, HubCache, HubName, KeptCopy, Opened, RemoteModel,
 };
@@ -65,26 +65,40 @@ impl FilterArgs {
         let [source] = sources else {
             return Err(failure(2, "--keep-copy keeps one model, but several sources were given"));
         };
-        let is_hub = directory == Path::new("hub");
-        let name = HubName::from_path(source)?;
+        let is_hub = directory.as_os_str() == "hub";
+        let name = HubName::from_path(source).map_err(|error| failure(2, error.to_string()))?;
         if is_hub && name.is_none() {
             let message = "--keep-copy hub is for repositories of the Hub (hf://ORG/NAME); name a \
                            directory for other sources";
             return Err(failure(2, message));
         }
-        let model = match remote.model(source, &self.filter())? {
-            FoundModel::Remote(model) => model,
-            FoundModel::Local(_) if is_hub => return Ok(None),
-            FoundModel::Local(_) => {
+        let filter = match format {
+            FormatChoice::Gguf => self.filter().format(Format::Gguf),
+            FormatChoice::Safetensors => self.filter().format(Format::Safetensors),
+            _ => self.filter(),
+        };
+        let found = remote.model(source, &filter)?;
+        print_notes(&remote.notes(), quiet);
+        let model = match (found, &name) {
+            (FoundModel::Remote(model), _) => model,
+            (FoundModel::Local(found), Some(name)) if is_hub => {
+                let at_commit = HubName::from_path(&found).ok().flatten();
+                let commit =
+                    at_commit.and_then(|it| it.revision).filter(|it| HubName::is_commit(it));
+                if let Some(commit) = commit {
+                    HubCache::from_env()?.set_revision(name, &commit)?;
+                }
+                return Ok(None);
+            }
+            (FoundModel::Local(_), _) => {
                 let message =
                     format!("--keep-copy: {} is on this machine already", source.display());
                 return Err(failure(2, message));
             }
         };
-        print_notes(&remote.notes(), quiet);
-        let copy = match name {
-            Some(name) if is_hub => KeptCopy::begin_in_hub(HubCache::from_env()?, &name)?,
-            _ => KeptCopy::begin(directory)?,
+        let copy = match &name {
+            Some(name) if is_hub => KeptCopy::begin_in_hub(HubCache::from_env()?, name, &model)?,
+            _ => KeptCopy::begin(directory, &model)?,
         };
         let opened = load::open_by(model.first_files(), format, &model)?;
         Ok(Some((opened, model, copy)))

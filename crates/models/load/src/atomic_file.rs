@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -94,21 +95,8 @@ impl AtomicFile {
     /// # Errors
     /// `StorageFull` with both numbers, or those of `fstatvfs(3)`.
     pub fn check_room(&self, needed_bytes: u64) -> io::Result<()> {
-        // Some file systems do not report their free space.
-        let Some(free_bytes) = free_bytes(self.file.as_file())?.filter(|free| needed_bytes > *free)
-        else {
-            return Ok(());
-        };
         let parent = self.target.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let folder = parent.unwrap_or(Path::new(".")).display();
-        let reason = format!(
-            "{} are needed, but the file system of {folder} has {} free, which is {} too few; free \
-             some, or write elsewhere",
-            ByteSize(needed_bytes),
-            ByteSize(free_bytes),
-            ByteSize(needed_bytes - free_bytes)
-        );
-        Err(io::Error::new(io::ErrorKind::StorageFull, reason))
+        check_room(self.file.as_file(), parent.unwrap_or(Path::new(".")), needed_bytes)
     }
 
     /// Syncs the content to the disk, then renames the file to its target, and syncs the directory. If
@@ -127,6 +115,23 @@ impl AtomicFile {
             synced => synced,
         }
     }
+}
+
+/// Checks that the file system of a file or directory in `folder` has room for this number of bytes.
+pub(crate) fn check_room(file: impl AsFd, folder: &Path, needed_bytes: u64) -> io::Result<()> {
+    // Some file systems do not report their free space.
+    let Some(free_bytes) = free_bytes(file)?.filter(|free| needed_bytes > *free) else {
+        return Ok(());
+    };
+    let folder = folder.display();
+    let reason = format!(
+        "{} are needed, but the file system of {folder} has {} free, which is {} too few; free \
+         some, or write elsewhere",
+        ByteSize(needed_bytes),
+        ByteSize(free_bytes),
+        ByteSize(needed_bytes - free_bytes)
+    );
+    Err(io::Error::new(io::ErrorKind::StorageFull, reason))
 }
 
 #[cfg(test)]

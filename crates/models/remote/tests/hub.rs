@@ -3,13 +3,14 @@
 mod server;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use longshore_formats::directory::ModelFilter;
 use longshore_load::{
     CancelToken, DigestKind, Error, FormatChoice, HubCache, KeptCopy, Loader, Manifest,
-    PlannedFile, open_by,
+    PlannedFile, RemoteModel, open_by,
 };
 use longshore_remote::Remote;
 use server::{Answer, Request, Server, model};
@@ -217,9 +218,7 @@ fn the_hub_tells_the_checksums_of_large_files() {
         let manifest = Manifest::of_hub(opened.plan.files().iter().map(PlannedFile::source))?;
         Loader::new().manifest(&manifest).load(&opened.plan).map(drop)
     };
-    let opened = Remote::new().open(&[storage.url.as_str()], FormatChoice::Auto).unwrap();
-    let loaded = Loader::new().digest(DigestKind::Sha256).load(&opened.plan).unwrap();
-    let sum = loaded.files[0].digests[0].1.clone();
+    let sum = sum_of_model();
     told(sum.clone()).unwrap();
     let wrong = told(sum.replace(|_| true, "0")).unwrap_err();
     assert!(matches!(&wrong, Error::Mismatch { found, .. } if *found == sum), "{wrong}");
@@ -229,39 +228,65 @@ fn the_hub_tells_the_checksums_of_large_files() {
 }
 
 /// Loads a model and keeps a copy.
-fn keep(remote: &Remote, source: &str, copy: KeptCopy) -> Result<(), Error> {
+fn keep(
+    remote: &Remote,
+    source: &str,
+    begin: impl FnOnce(&RemoteModel) -> Result<KeptCopy, Error>,
+) -> Result<(), Error> {
     let model = remote.model(source, &ModelFilter::new()).unwrap().remote().unwrap();
+    let copy = begin(&model)?;
     let opened = open_by(model.first_files(), FormatChoice::Auto, &model).unwrap();
     let loaded = Loader::new().load(&opened.plan).unwrap();
     copy.finish(&model, &opened.plan, &loaded, &CancelToken::new())
 }
 
-#[test]
-fn a_copy_in_the_cache_of_the_hub_has_its_layout() {
-    let sum = "00".repeat(32);
+/// Keeps a copy in a cache of the Hub.
+fn keep_in_hub(remote: &Remote, source: &str, cache: &HubCache) -> Result<(), Error> {
+    let name = source.parse().unwrap();
+    keep(remote, source, |model| KeptCopy::begin_in_hub(cache.clone(), &name, model))
+}
+
+/// Starts a Hub whose weights have this checksum, and their storage.
+fn hub_of_sum(sum: &str) -> (Server, Server) {
     let storage = Server::start(model(), |_, _| Answer::Content("\"1\""));
-    let to = storage.url.clone();
+    let (to, linked) = (storage.url.clone(), format!("X-Linked-Etag: \"{sum}\"\r\n"));
     let files = ["unet/a/model.safetensors", "unet/config.json"]
         .map(|name| format!("{{\"rfilename\":\"{name}\"}}"));
     let description = format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}", files.join(","));
-    let linked = sum.clone();
     let hub = Server::start(Vec::new(), move |_, request: &Request| {
         let is_large = request.target.ends_with(".safetensors");
         match request.target.contains("/resolve/") {
             true => Answer::Raw(format!(
                 "HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: {to}\r\n{}\r\n",
-                if is_large { format!("X-Linked-Etag: \"{linked}\"\r\n") } else { String::new() }
+                if is_large { linked.as_str() } else { "" }
             )),
             false => json(&description),
         }
     });
+    (hub, storage)
+}
+
+/// Returns the checksum of the weights.
+fn sum_of_model() -> String {
+    let storage = Server::start(model(), |_, _| Answer::Content("\"1\""));
+    let opened = Remote::new().open(&[storage.url.as_str()], FormatChoice::Auto).unwrap();
+    let loaded = Loader::new().digest(DigestKind::Sha256).load(&opened.plan).unwrap();
+    loaded.files[0].digests[0].1.clone()
+}
+
+fn entries(path: &Path) -> usize {
+    fs::read_dir(path).unwrap().count()
+}
+
+#[test]
+fn a_copy_in_the_cache_of_the_hub_has_its_layout() {
+    let sum = sum_of_model();
+    let (hub, _storage) = hub_of_sum(&sum.to_uppercase());
     let remote = remote(&hub);
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("hub");
     let cache = HubCache::at(&at);
-    let source = "hf://org/name@refs/pr/1/unet/a";
-    let copy = KeptCopy::begin_in_hub(cache.clone(), &source.parse().unwrap()).unwrap();
-    keep(&remote, source, copy).unwrap();
+    keep_in_hub(&remote, "hf://org/name@refs/pr/1/unet/a", &cache).unwrap();
     let repository = at.join("models--org--name");
     let snapshot = repository.join("snapshots").join(COMMIT);
     let link = fs::read_link(snapshot.join("unet/a/model.safetensors")).unwrap();
@@ -270,13 +295,57 @@ fn a_copy_in_the_cache_of_the_hub_has_its_layout() {
     let file = "hf://org/name@refs/pr/1/unet/a/model.safetensors".parse().unwrap();
     assert_eq!(fs::read(cache.locate(&file).unwrap()).unwrap(), model());
     // Once more, with the folder above it.
-    let source = "hf://org/name/unet";
-    let copy = KeptCopy::begin_in_hub(cache, &source.parse().unwrap()).unwrap();
-    keep(&remote, source, copy).unwrap();
-    assert!(fs::read_link(snapshot.join("unet/config.json")).is_err());
+    keep_in_hub(&remote, "hf://org/name/unet", &cache).unwrap();
     assert_eq!(fs::read(snapshot.join("unet/config.json")).unwrap(), model());
-    let entries = |path: &Path| fs::read_dir(path).unwrap().count();
     assert_eq!((entries(&at), entries(&repository.join("blobs"))), (1, 1));
+    cache.set_revision(&"hf://org/name@v1".parse().unwrap(), COMMIT).unwrap();
+    assert_eq!(fs::read_to_string(repository.join("refs/v1")).unwrap(), COMMIT);
+}
+
+#[test]
+fn a_copy_with_another_checksum_is_not_added_to_the_cache_of_the_hub() {
+    let (hub, _storage) = hub_of_sum(&"0".repeat(64));
+    let dir = tempfile::tempdir().unwrap();
+    let cache = HubCache::at(dir.path());
+    let refused = keep_in_hub(&remote(&hub), "hf://org/name/unet", &cache).unwrap_err();
+    assert!(matches!(&refused, Error::Mismatch { .. }), "{refused}");
+    assert_eq!(entries(dir.path()), 0);
+}
+
+#[test]
+fn links_in_the_cache_of_the_hub_are_not_followed() {
+    let (hub, _storage) = hub_of_sum(&sum_of_model());
+    let remote = remote(&hub);
+    let dir = tempfile::tempdir().unwrap();
+    let (at, other) = (dir.path().join("hub"), dir.path().join("other"));
+    let file = other.join("main");
+    let names = [
+        String::new(),
+        "snapshots".to_owned(),
+        format!("snapshots/{COMMIT}"),
+        "blobs".to_owned(),
+        "refs".to_owned(),
+    ];
+    for name in &names {
+        let _ = fs::remove_dir_all(&at);
+        let _ = fs::remove_dir_all(&other);
+        fs::create_dir_all(&other).unwrap();
+        fs::write(&file, "kept").unwrap();
+        let link = at.join("models--org--name").join(name);
+        let link = PathBuf::from(link.to_str().unwrap().trim_end_matches('/'));
+        fs::create_dir_all(link.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        let refused = keep_in_hub(&remote, "hf://org/name/unet", &HubCache::at(&at)).unwrap_err();
+        assert!(matches!(&refused, Error::Write { .. }), "{name}: {refused}");
+        assert_eq!((fs::read_to_string(&file).unwrap().as_str(), entries(&other)), ("kept", 1));
+    }
+    // A link in place of a file is replaced.
+    fs::remove_file(at.join("models--org--name/refs")).unwrap();
+    fs::create_dir(at.join("models--org--name/refs")).unwrap();
+    std::os::unix::fs::symlink(&file, at.join("models--org--name/refs/main")).unwrap();
+    keep_in_hub(&remote, "hf://org/name/unet", &HubCache::at(&at)).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
+    assert_eq!(fs::read_to_string(at.join("models--org--name/refs/main")).unwrap(), COMMIT);
 }
 
 #[test]
@@ -291,22 +360,62 @@ fn a_copy_is_only_of_what_was_loaded() {
     let opened = open_by(model.first_files(), FormatChoice::Auto, &model).unwrap();
     let loaded = Loader::new().load(&opened.plan).unwrap();
     model.push("other.safetensors", other.unwrap()).unwrap();
-    let copy = KeptCopy::begin(&at).unwrap();
-    let refused = copy.finish(&model, &opened.plan, &loaded, &CancelToken::new()).unwrap_err();
+    let begin = |model: &RemoteModel| KeptCopy::begin(&at, model);
+    let finish = |cancel: &CancelToken| {
+        let copy = begin(&model).unwrap();
+        assert_eq!(entries(dir.path()), 1);
+        copy.finish(&model, &opened.plan, &loaded, cancel).unwrap_err()
+    };
+    let refused = finish(&CancelToken::new());
     let Error::Write { source: cause, .. } = &refused else { panic!("{refused}") };
     assert!(cause.to_string().contains("were not verified"), "{cause}");
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    assert_eq!(entries(dir.path()), 0);
     let cancel = CancelToken::new();
     cancel.cancel();
-    let copy = KeptCopy::begin(&at).unwrap();
-    let stopped = copy.finish(&model, &opened.plan, &loaded, &cancel).unwrap_err();
+    let stopped = finish(&cancel);
     assert!(matches!(stopped, Error::Cancelled { .. }), "{stopped}");
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-    keep(&remote, source, KeptCopy::begin(&at).unwrap()).unwrap();
-    assert_eq!(fs::read_dir(&at).unwrap().count(), 2);
-    let refused = KeptCopy::begin(&at).unwrap_err();
+    assert_eq!(entries(dir.path()), 0);
+    keep(&remote, source, begin).unwrap();
+    assert_eq!(entries(&at), 2);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+    fs::create_dir(dir.path().join("new")).unwrap();
+    assert_eq!(mode(&at), mode(&dir.path().join("new")));
+    let refused = keep(&remote, source, begin).unwrap_err();
     let Error::Write { source: cause, .. } = &refused else { panic!("{refused}") };
-    assert!(cause.to_string().contains("not empty"), "{cause}");
+    assert!(cause.to_string().contains("something has this name"), "{cause}");
+}
+
+#[test]
+fn a_directory_that_appears_during_a_load_stays() {
+    let (hub, _storage) = hub(&["model.safetensors"]);
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("copy");
+    let refused = keep(&remote(&hub), "hf://org/name", |model| {
+        let copy = KeptCopy::begin(&at, model);
+        fs::create_dir(&at).unwrap();
+        copy
+    });
+    assert!(matches!(&refused, Err(Error::Write { .. })), "{refused:?}");
+    assert_eq!((entries(&at), entries(dir.path())), (0, 1));
+}
+
+#[test]
+fn the_copy_of_a_killed_process_is_removed() {
+    let (hub, _storage) = hub(&["model.safetensors"]);
+    let dir = tempfile::tempdir().unwrap();
+    let left = dir.path().join(".longshore.1-0.partial");
+    fs::create_dir(&left).unwrap();
+    fs::write(left.join("model.safetensors"), "part").unwrap();
+    let kept = dir.path().join(".longshore.1-0.partial.file");
+    fs::write(&kept, "kept").unwrap();
+    keep(&remote(&hub), "hf://org/name", |model| {
+        let copy = KeptCopy::begin(&dir.path().join("copy"), model);
+        // That of a running process stays.
+        drop(KeptCopy::begin(&dir.path().join("other"), model).unwrap());
+        copy
+    })
+    .unwrap();
+    assert!(!left.exists() && kept.exists() && entries(dir.path()) == 2);
 }
 
 #[test]

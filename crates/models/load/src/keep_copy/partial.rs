@@ -1,0 +1,137 @@
+//! A directory that gets its name when it is complete.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Component, Path};
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use longshore_sys::directory::{self, EntryKind};
+
+use crate::error::Error;
+
+const PREFIX: &str = ".longshore.";
+const SUFFIX: &str = ".partial";
+/// The number of names that are tried.
+const ATTEMPTS_MAX: u32 = 100;
+/// The number of entries of a directory in which leftovers are searched for.
+const ENTRIES_MAX: usize = 4096;
+
+/// The number of the next directory.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+/// A directory with a hidden name, which is closed to other users. Dropping it removes it.
+///
+/// It and the one above it are used by their descriptors, so that nothing is written elsewhere if another user, who
+/// owns the directory above, replaces names meanwhile.
+#[derive(Debug)]
+pub(super) struct Partial {
+    above: OwnedFd,
+    name: OsString,
+    folder: OwnedFd,
+    is_complete: bool,
+}
+
+impl Partial {
+    /// Makes a directory in `parent`, and removes those of processes that were killed.
+    pub(super) fn create(parent: &Path) -> io::Result<Self> {
+        let above = OwnedFd::from(File::open(parent)?);
+        remove_leftovers(&above);
+        for _ in 0..ATTEMPTS_MAX {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let name = OsString::from(format!("{PREFIX}{}-{number}{SUFFIX}", process::id()));
+            let folder = match directory::create_in(&above, Path::new(&name)) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                folder => folder?,
+            };
+            // Another process removes it if it is not locked yet.
+            if directory::try_lock(&folder)?
+                && directory::has_name(&above, Path::new(&name), &folder)
+            {
+                return Ok(Self { above, name, folder, is_complete: false });
+            }
+        }
+        Err(io::Error::new(ErrorKind::AlreadyExists, "all temporary names are in use"))
+    }
+
+    /// Returns the directory.
+    pub(super) fn folder(&self) -> &OwnedFd {
+        &self.folder
+    }
+
+    /// Gives the directory its name, with the permissions of a new one. The name must be free.
+    pub(super) fn complete(mut self, name: &Path) -> io::Result<()> {
+        let probe = Path::new(".longshore.permissions");
+        let mode =
+            File::from(directory::make_in(&self.folder, probe)?).metadata()?.permissions().mode();
+        directory::remove_all(&self.folder, probe)?;
+        directory::set_mode(&self.folder, mode & 0o7777)?;
+        sync(&self.folder);
+        directory::rename_new(&self.above, Path::new(&self.name), name)?;
+        self.is_complete = true;
+        sync(&self.above);
+        match directory::has_name(&self.above, name, &self.folder) {
+            true => Ok(()),
+            false => Err(io::Error::other("another process has replaced the directory")),
+        }
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        let name = Path::new(&self.name);
+        if !self.is_complete && directory::has_name(&self.above, name, &self.folder) {
+            // Whatever is left is removed by the next copy.
+            let _ = directory::remove_all(&self.above, name);
+        }
+    }
+}
+
+/// Opens the directory that contains a file, and makes it if it is missing. Returns it with the name of the file.
+///
+/// # Errors
+/// [`ErrorKind::InvalidInput`] if the path leads out of `folder`; those of [`directory::make_in`].
+pub(super) fn open_parent<'p>(folder: &OwnedFd, path: &'p Path) -> io::Result<(OwnedFd, &'p Path)> {
+    let mut parent = folder.try_clone()?;
+    let mut parts = path.components().peekable();
+    while let Some(part) = parts.next() {
+        let Component::Normal(name) = part else { break };
+        if parts.peek().is_none() {
+            return Ok((parent, Path::new(name)));
+        }
+        parent = directory::make_in(&parent, Path::new(name))?;
+    }
+    Err(ErrorKind::InvalidInput.into())
+}
+
+/// Writes a directory to the disk, where its file system can.
+pub(super) fn sync(folder: &OwnedFd) {
+    let _ = folder.try_clone().map(File::from).and_then(|folder| folder.sync_all());
+}
+
+/// Removes the directories of processes that were killed.
+fn remove_leftovers(above: &OwnedFd) {
+    let Ok(entries) = directory::entries_up_to(above, ENTRIES_MAX) else { return };
+    for (name, kind) in entries {
+        let text = name.to_string_lossy();
+        let is_partial = text.starts_with(PREFIX) && text.ends_with(SUFFIX);
+        if kind != EntryKind::Directory || !is_partial {
+            continue;
+        }
+        let name = Path::new(&name);
+        let Ok(folder) = directory::open_in(above, name) else { continue };
+        let is_own = directory::attributes(&folder)
+            .is_ok_and(|found| found.owner == longshore_sys::effective_uid());
+        if is_own && directory::try_lock(&folder).is_ok_and(|is_locked| is_locked) {
+            let _ = directory::remove_all(above, name);
+        }
+    }
+}
+
+/// Returns the error for a path that cannot be written.
+pub(super) fn write_error(path: &Path) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Write { path: path.to_owned(), source }
+}
