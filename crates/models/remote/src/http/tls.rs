@@ -51,7 +51,8 @@ impl Tls {
             Some(path) => {
                 let chain = certificates(CLIENT_CERTIFICATE, &path)?;
                 let key = PrivateKeyDer::from_pem_file(&path);
-                let key = key.map_err(|error| unusable(CLIENT_CERTIFICATE, &path, &error))?;
+                let key =
+                    key.map_err(|error| unusable(CLIENT_CERTIFICATE, &path, &shown(&error)))?;
                 let configured = config.with_client_auth_cert(chain, key);
                 configured.map_err(|error| unusable(CLIENT_CERTIFICATE, &path, &error))?
             }
@@ -74,11 +75,20 @@ fn set(variable: &str) -> Option<PathBuf> {
 /// Reads the certificates of a PEM file.
 fn certificates(variable: &'static str, path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    let found: Vec<_> = read.map_err(|error| unusable(variable, path, &error))?;
+    let found: Vec<_> = read.map_err(|error| unusable(variable, path, &shown(&error)))?;
     if found.is_empty() {
-        return Err(unusable(variable, path, &PemError::NoItemsFound));
+        return Err(unusable(variable, path, &shown(&PemError::NoItemsFound)));
     }
     Ok(found)
+}
+
+/// Returns the kind of an error, whose text can show a key.
+fn shown(error: &PemError) -> String {
+    match error {
+        PemError::Io(error) => error.to_string(),
+        PemError::NoItemsFound => "it has no certificate or no key in the format PEM".to_owned(),
+        _ => "it is not in the format PEM".to_owned(),
+    }
 }
 
 fn unusable(variable: &str, path: &Path, error: &dyn std::fmt::Display) -> io::Error {

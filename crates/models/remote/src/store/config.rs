@@ -15,8 +15,8 @@ use url::Url;
 
 use super::drive::Handover;
 use super::name::Provider;
-use super::profile::Profile;
 use super::refusal::unclear;
+use super::{azure_cli, profile};
 use crate::http::{HttpError, Limits};
 
 /// The settings of S3 that give credentials.
@@ -25,6 +25,23 @@ const CREDENTIALS: [AmazonS3ConfigKey; 4] = [
     AmazonS3ConfigKey::WebIdentityTokenFile,
     AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
     AmazonS3ConfigKey::ContainerCredentialsFullUri,
+];
+
+/// The settings that are paths of files.
+const S3_FILES: [AmazonS3ConfigKey; 2] =
+    [AmazonS3ConfigKey::WebIdentityTokenFile, AmazonS3ConfigKey::ContainerAuthorizationTokenFile];
+const GOOGLE_FILES: [GoogleConfigKey; 2] =
+    [GoogleConfigKey::ServiceAccount, GoogleConfigKey::ApplicationCredentials];
+const AZURE_FILES: [AzureConfigKey; 1] = [AzureConfigKey::FederatedTokenFile];
+
+/// The settings of Azure that come before its command line.
+const AZURE_CREDENTIALS: [AzureConfigKey; 6] = [
+    AzureConfigKey::Token,
+    AzureConfigKey::AccessKey,
+    AzureConfigKey::SasKey,
+    AzureConfigKey::ClientSecret,
+    AzureConfigKey::FederatedTokenFile,
+    AzureConfigKey::FabricSessionToken,
 ];
 
 /// The settings that are URLs, and those that requests contain as they are.
@@ -39,9 +56,6 @@ const S3_WORDS: [AmazonS3ConfigKey; 3] =
 const AZURE_URLS: [AzureConfigKey; 3] =
     [AzureConfigKey::Endpoint, AzureConfigKey::AuthorityHost, AzureConfigKey::MsiEndpoint];
 const AZURE_WORDS: [AzureConfigKey; 2] = [AzureConfigKey::AccountName, AzureConfigKey::Token];
-
-/// The length of the shortest secret. A shorter value, such as `true`, may be a word of an error.
-const SECRET_BYTES: usize = 6;
 
 /// Settings that replace those of the environment. Their values can be secret, so they are not shown.
 #[derive(Clone, Default)]
@@ -86,23 +100,23 @@ impl StoreOptions {
                     value(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
                 let has_credentials =
                     is_unsigned || CREDENTIALS.into_iter().any(|key| value(key).is_some());
-                if !has_credentials && let Some(profile) = Profile::from_env() {
+                if !has_credentials && let Some(credentials) = profile::credentials() {
                     for (key, name) in [
                         (AmazonS3ConfigKey::Region, "region"),
                         (AmazonS3ConfigKey::Endpoint, "endpoint_url"),
                     ] {
                         if builder.get_config_value(&key).is_none()
-                            && let Some(value) = Profile::setting(name, Some(limits))?
+                            && let Some(value) = profile::setting(name, limits)?
                         {
                             builder = builder.with_config(key, value);
                         }
                     }
-                    builder = builder.with_credentials(Arc::new(profile));
+                    builder = builder.with_credentials(Arc::new(credentials));
                 }
                 if let Some(region) = region {
                     builder = builder.with_region(region);
                 }
-                check(|key| builder.get_config_value(key), &S3_URLS, &S3_WORDS)?;
+                check(|key| builder.get_config_value(key), &S3_URLS, &S3_WORDS, &S3_FILES)?;
                 builder.build().map(|store| Arc::new(store) as _)
             }
             Provider::Gcs => {
@@ -119,7 +133,12 @@ impl StoreOptions {
                     builder = builder.with_base_url(&url).with_skip_signature(true);
                 }
                 let builder = self.each(builder, GoogleCloudStorageBuilder::with_config);
-                check(|key| builder.get_config_value(key), &[GoogleConfigKey::BaseUrl], &[])?;
+                check(
+                    |key| builder.get_config_value(key),
+                    &[GoogleConfigKey::BaseUrl],
+                    &[],
+                    &GOOGLE_FILES,
+                )?;
                 builder.build().map(|store| Arc::new(store) as _)
             }
             Provider::Azure => {
@@ -135,19 +154,23 @@ impl StoreOptions {
                     .with_container_name(bucket)
                     .with_http_connector(Handover)
                     .with_retry(retry);
-                let builder = self.each(builder, MicrosoftAzureBuilder::with_config);
-                check(|key| builder.get_config_value(key), &AZURE_URLS, &AZURE_WORDS)?;
+                let mut builder = self.each(builder, MicrosoftAzureBuilder::with_config);
+                let value = |key| builder.get_config_value(&key);
+                let uses_cli = value(AzureConfigKey::UseAzureCli).as_deref() == Some("true");
+                if uses_cli && AZURE_CREDENTIALS.into_iter().all(|key| value(key).is_none()) {
+                    let credentials = Arc::new(azure_cli::credentials());
+                    builder = builder.with_use_azure_cli(false).with_credentials(credentials);
+                }
+                check(
+                    |key| builder.get_config_value(key),
+                    &AZURE_URLS,
+                    &AZURE_WORDS,
+                    &AZURE_FILES,
+                )?;
                 builder.build().map(|store| Arc::new(store) as _)
             }
         };
-        built.map_err(|error| self.unclear(&error))
-    }
-
-    /// Makes the error for settings or credentials that `object_store` refuses, without the values of the options:
-    /// it shows values that it cannot parse.
-    pub(super) fn unclear(&self, error: &object_store::Error) -> HttpError {
-        let values = self.0.iter().map(|(_, value)| value.as_str());
-        unclear(error, values.filter(|value| value.len() >= SECRET_BYTES))
+        built.map_err(|error| unclear(&error))
     }
 
     /// Applies the options that a provider knows.
@@ -174,6 +197,7 @@ fn check<K: AsRef<str>>(
     value: impl Fn(&K) -> Option<String>,
     urls: &[K],
     words: &[K],
+    files: &[K],
 ) -> Result<(), HttpError> {
     let invalid = |key: &K, problem: &str| {
         let message = format!("{} {problem}", key.as_ref());
@@ -187,6 +211,13 @@ fn check<K: AsRef<str>>(
     for key in words {
         if value(key).is_some_and(|word| !word.bytes().all(|byte| byte.is_ascii_graphic())) {
             return invalid(key, "contains a space, a line break or another invalid character");
+        }
+    }
+    for key in files {
+        // A FIFO would be waited for.
+        let found = value(key).and_then(|path| std::fs::metadata(path).ok());
+        if found.is_some_and(|found| !found.is_file()) {
+            return invalid(key, "is not the path of a regular file");
         }
     }
     Ok(())
@@ -279,6 +310,9 @@ mod tests {
             (Provider::Gcs, "google_base_url", "localhost:9000", "is not a URL"),
             (Provider::Azure, "azure_storage_account_name", line, "line break"),
             (Provider::Azure, "azure_storage_token", line, "line break"),
+            (Provider::S3, "aws_web_identity_token_file", "/dev/null", "regular file"),
+            (Provider::Gcs, "google_service_account", "/dev/null", "regular file"),
+            (Provider::Azure, "azure_federated_token_file", "/dev/null", "regular file"),
         ] {
             let error = signer(provider, &[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(expected) && !error.contains("secret\n"), "{name}: {error}");

@@ -7,11 +7,13 @@
 //!                        drive: our client
 //! ```
 
+mod azure_cli;
 mod config;
 mod drive;
 mod listing;
 mod name;
 mod profile;
+mod program;
 mod refusal;
 
 use std::fmt;
@@ -32,6 +34,7 @@ use url::Url;
 
 use crate::http::{Client, Field, HttpError, Limits, Request, Requests, Response, Tries, Version};
 use drive::{Driven, drive};
+use refusal::unclear;
 
 pub(crate) use config::StoreOptions;
 pub(crate) use listing::Listing;
@@ -170,7 +173,7 @@ impl Store {
             Driven::Done(Err(_)) if asked_metadata => Err(self.no_credentials()),
             Driven::Done(Err(error)) => {
                 let of_status = || status.filter(|status| *status >= 300).map(HttpError::of_status);
-                let unclear = || self.options.unclear(&error);
+                let unclear = || unclear(&error);
                 Err(failed.or_else(of_status).unwrap_or_else(unclear))
             }
         }
@@ -262,8 +265,8 @@ pub(crate) struct ObjectRequests {
 }
 
 impl Requests for ObjectRequests {
-    fn url(&self) -> Option<Url> {
-        self.url.get().cloned()
+    fn origin(&self) -> Option<String> {
+        self.url.get().map(Url::to_string)
     }
 
     fn get(
@@ -279,6 +282,8 @@ impl Requests for ObjectRequests {
                 let mut url = url.clone();
                 // Azure can have a signature there.
                 url.set_query(None);
+                // These fail for a URL without a host, which has no user.
+                let _ = (url.set_username(""), url.set_password(None));
                 url
             });
             Ok(client.get(&url, &fields, limits)?)
