@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::exit::failure;
 use crate::output::print;
+use crate::sources::check_local;
 use crate::units::Decimal;
 
 /// Remove published models that no program uses.
@@ -137,6 +138,7 @@ pub(crate) fn run_pin(args: &PinArgs) -> anyhow::Result<()> {
 
 /// Finds a published model by its path.
 fn find(path: &Path) -> anyhow::Result<(PublishedModels, PublishedModel)> {
+    check_local(path)?;
     let path = std::path::absolute(path)?;
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         let message = format!("{} is not the path of a model (DIR/NAME)", path.display());

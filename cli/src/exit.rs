@@ -95,6 +95,17 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// Prints an error of the command line, or the help that was requested, and ends the process.
+pub(crate) fn command_line(error: &clap::Error) -> ! {
+    let text = error.render().to_string();
+    let shown = without_secrets(&text);
+    if shown == text || !error.use_stderr() {
+        error.exit();
+    }
+    eprint!("{shown}");
+    std::process::exit(error.exit_code());
+}
+
 /// Escapes control characters, because a message may contain a path that another user chose.
 fn printable(message: &str) -> String {
     let mut shown = String::with_capacity(message.len());

@@ -36,7 +36,10 @@ use clap::Parser;
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => exit::command_line(&error),
+    };
     let (outcome, json) = match cli.command {
         Command::Load(args) => {
             let json = args.json;

@@ -13,6 +13,7 @@ use crate::exit::failure;
 use crate::output::print;
 use crate::progress::Display;
 use crate::signals;
+use crate::sources::check_local;
 use crate::units::{Alignment, Decimal};
 
 /// Write a copy of a model with every tensor at a multiple of an alignment.
@@ -59,7 +60,8 @@ pub(crate) struct RepackArgs {
 
 pub(crate) fn run(args: &RepackArgs) -> anyhow::Result<()> {
     let cancel = signals::cancel_token()?;
-    crate::sources::check_local(&args.file)?;
+    check_local(&args.file)?;
+    check_local(&args.target)?;
     let opened = longshore::load::open(std::slice::from_ref(&args.file), FormatChoice::Auto)?;
     if opened.tensors.is_empty() {
         let name = args.file.display();

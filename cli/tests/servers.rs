@@ -34,9 +34,9 @@ fn a_model_of_a_server_is_loaded_and_only_its_header_inspected() {
     assert_eq!(fs::read_dir(&copy).unwrap().count(), 1);
     assert_eq!(longshore(&["load", &copy]).code, 0);
     with(&["load", &copy, "--keep-copy", &copy], &[]).expect(2, &["on this machine already"]);
-    // A copy of two models would be none, and a load that fails leaves nothing.
+    // A load that fails leaves nothing.
     let before = nginx.log().iter().filter(|line| line[2] != "0").count();
-    with(&["load", &url, "--keep-copy", &copy], &[]).expect(13, &["not empty"]);
+    with(&["load", &url, "--keep-copy", &copy], &[]).expect(13, &["something has this name"]);
     let sent =
         nginx.log()[before..].iter().map(|line| line[2].parse::<u64>().unwrap()).sum::<u64>();
     assert!(sent < 1 << 20, "{sent}");
@@ -72,7 +72,11 @@ fn what_a_server_refuses_is_said() {
         &["load", "ftp://user:secret@host/m.gguf"],
         &["load", "s3://key:secret@bucket/m.gguf", "--timeout", "0.1"],
         &["evict", &hidden],
+        &["evict", "http://user:secret@host/m.gguf"],
         &["repack", &hidden, "m.gguf"],
+        &["load", "--frob=https://user:secret@host"],
+        &["load", "--align", "https://user:secret@host", "m.gguf"],
+        &["load", "hf://user:secret@org/name"],
         &["publish", "https://user:secret@127.0.0.1:1/m.gguf", "--to", "/dev/shm"],
         &["attach", &hidden],
     ] {
@@ -138,14 +142,45 @@ fn credentials_come_from_a_profile_of_the_aws_tools() {
         [("AWS_PROFILE", "work"), ("AWS_ENDPOINT_URL", &*endpoint), ("PATH", "/nonexistent")];
     with(&["load", "s3://bucket/m.safetensors"], &without).expect(12, &["AWS profile"]);
     // An `aws` that does not end is ended at the time limit, before its own one of 30 seconds.
-    let pid = nginx.file("pid");
-    fs::write(&aws, format!("#!/bin/sh\necho $$ > {pid}\nexec sleep 600\n")).unwrap();
+    let pid_file = nginx.file("aws-pid");
+    fs::write(&aws, format!("#!/bin/sh\necho $$ > {pid_file}\nexec sleep 600\n")).unwrap();
     let started = Instant::now();
     let limited = ["load", "--timeout", "0.5", "s3://bucket/m.safetensors"];
     with(&limited, &variables).expect(24, &["time limit"]);
     assert!(started.elapsed() < Duration::from_secs(25));
-    let pid = fs::read_to_string(&pid).unwrap();
+    let pid = fs::read_to_string(&pid_file).unwrap();
     assert!(!Path::new("/proc").join(pid.trim()).exists());
+    // The command line of Azure is ended, too, also with the programs that it has started.
+    let az = nginx.dir.path().join("az");
+    fs::write(&az, format!("#!/bin/sh\necho $$ > {pid_file}\nsleep 600\n")).unwrap();
+    assert!(Command::new("chmod").arg("+x").arg(&az).status().unwrap().success());
+    let azure = [
+        ("AZURE_USE_AZURE_CLI", "true"),
+        ("AZURE_STORAGE_ACCOUNT_NAME", "name"),
+        ("AZURE_STORAGE_ENDPOINT", &*endpoint),
+        ("PATH", &*path),
+    ];
+    let of_azure = ["load", "--timeout", "0.5", "az://bucket/m.safetensors"];
+    with(&of_azure, &azure).expect(24, &["time limit"]);
+    let pid = fs::read_to_string(&pid_file).unwrap();
+    assert!(!Path::new("/proc").join(pid.trim()).exists());
+    fs::write(&az, "#!/bin/sh\necho '{\"accessToken\":\"of-az\"}'\nsleep 600 &\n").unwrap();
+    assert_eq!(with(&["load", "az://bucket/m.safetensors"], &azure).code, 0);
+    assert_eq!(nginx.log().last().unwrap()[3], "Bearer of-az");
+    // A key that cannot be read is not shown.
+    let pem = "-----BEGIN PRIVATE KEY----- c2VjcmV0 -----END PRIVATE KEY-----";
+    let account = format!(
+        "{{\"private_key\":\"{pem}\",\"private_key_id\":\"i\",\"client_email\":\"e\",\"type\":\"service_account\"}}"
+    );
+    for key in [account.as_str(), &format!("\"{pem}\"")] {
+        let refused = with(&["load", "gs://b/m.gguf"], &[("GOOGLE_SERVICE_ACCOUNT_KEY", key)]);
+        assert_eq!(refused.code, 12, "{}", refused.stderr);
+        let shown = &refused.stderr;
+        assert!(
+            !shown.contains("c2Vjc") && !shown.contains("BEGIN") && !shown.contains("45, 45"),
+            "{shown}"
+        );
+    }
     let key = [("AWS_ACCESS_KEY_ID", "k"), ("AWS_ENDPOINT_URL", &*endpoint)];
     with(&["load", "s3://bucket/m.safetensors"], &key).expect(12, &["Missing SecretAccessKey"]);
     let unsigned = [("AWS_SKIP_SIGNATURE", "true"), ("AWS_ENDPOINT_URL", &*endpoint)];

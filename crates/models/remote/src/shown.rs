@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 
 use url::Url;
 
+/// The schemes of sources.
+const SCHEMES: [&str; 6] = ["http", "https", "s3", "gs", "az", "hf"];
+
 /// Returns a URL without the parts that can be secret.
 pub(crate) fn shown(url: &Url) -> String {
     let mut url = url.clone();
@@ -15,21 +18,65 @@ pub(crate) fn shown(url: &Url) -> String {
     url.into()
 }
 
-/// Returns the text of a URL, which need not be a valid one, without the parts that can be secret.
+/// Returns the text of a URL, which need not be a valid one, without the parts that can be secret. Another text is
+/// returned as it is.
 pub(crate) fn shown_text(text: &str) -> String {
-    let is_url =
-        |scheme: &str| text.get(..scheme.len()).is_some_and(|it| it.eq_ignore_ascii_case(scheme));
-    if !text.contains("://") && !is_url("http:") && !is_url("https:") {
-        return text.to_owned();
+    let Some((scheme, rest)) = text.split_once(":/") else { return text.to_owned() };
+    let (slashes, rest) = match rest.strip_prefix('/') {
+        Some(rest) => ("//", rest),
+        None => ("/", rest),
+    };
+    let known = SCHEMES.into_iter().find(|known| scheme.eq_ignore_ascii_case(known));
+    let is_scheme = !scheme.is_empty() && scheme.bytes().all(|it| it.is_ascii_alphanumeric());
+    let authority = rest.split('/').next().unwrap_or_default();
+    let shown = match known {
+        Some("http" | "https") => match Url::parse(text) {
+            Ok(url) => return shown(&url),
+            Err(_) => without_query(after_last_at(rest)),
+        },
+        Some("hf") => {
+            // `hf://NAME@REVISION` has no user.
+            let has_password = authority.split('@').next().is_some_and(|it| it.contains(':'));
+            let is_user = authority.contains('@') && (has_password || authority.starts_with("hf_"));
+            without_query(if is_user { after_at(authority, rest) } else { rest })
+        }
+        Some(_) => {
+            // A secret key can have a `/`, and the name of a bucket no `:`.
+            let rest = match authority.contains(':') {
+                true => after_last_at(rest),
+                false => after_at(authority, rest),
+            };
+            without_signature(rest)
+        }
+        None if slashes == "//" && is_scheme => without_query(after_at(authority, rest)),
+        None => return text.to_owned(),
+    };
+    format!("{scheme}:{slashes}{shown}")
+}
+
+/// Returns the text behind the user and the password in an authority.
+fn after_at<'t>(authority: &str, rest: &'t str) -> &'t str {
+    authority.rfind('@').map_or(rest, |at| &rest[at + 1..])
+}
+
+fn after_last_at(rest: &str) -> &str {
+    rest.rsplit_once('@').map_or(rest, |(_, rest)| rest)
+}
+
+fn without_query(text: &str) -> &str {
+    text.split(['?', '#']).next().unwrap_or_default()
+}
+
+/// Removes a query that is a signature. Another `?` is a part of a key.
+fn without_signature(text: &str) -> &str {
+    let is_secret = |query: &str| {
+        let query = query.to_ascii_lowercase();
+        ["sig=", "signature=", "token=", "credential="].iter().any(|name| query.contains(name))
+    };
+    match text.split_once('?') {
+        Some((before, query)) if is_secret(query) => before,
+        _ => text,
     }
-    // A key of an object may have these characters.
-    if ["s3://", "gs://", "az://", "hf://"].into_iter().any(is_url) {
-        return without_user(text);
-    }
-    if let Ok(url) = Url::parse(text) {
-        return shown(&url);
-    }
-    without_user(text.split(['?', '#']).next().unwrap_or_default())
 }
 
 /// Returns a message in which URLs have no parts that can be secret: users and passwords, and queries of HTTP. A URL
@@ -40,11 +87,7 @@ pub fn without_secrets(message: &str) -> String {
     {
         let end = |char: char| char.is_whitespace() || "'\"`.,:;)".contains(char);
         let text = word.trim_end_matches(end);
-        let begins = |char: char| !char.is_ascii_alphanumeric();
-        let start = match text.find("://") {
-            Some(at) => text[..at].rfind(begins).map_or(0, |before| before + 1),
-            None => text.find(|char: char| !"([<".contains(char)).unwrap_or(0),
-        };
+        let start = url_start(text);
         shown.push_str(&text[..start]);
         shown.push_str(&shown_text(&text[start..]));
         shown.push_str(&word[text.len()..]);
@@ -60,25 +103,19 @@ pub(crate) fn shown_path(path: &Path) -> PathBuf {
     }
 }
 
-fn without_user(text: &str) -> String {
-    match text.split_once("://") {
-        Some((scheme, rest)) => {
-            let is_hub = scheme.eq_ignore_ascii_case("hf");
-            let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-            // A secret key can have a `/`, and the name of a bucket no `:`.
-            if let (false, true, Some((_, rest))) =
-                (is_hub, host.contains(':'), rest.rsplit_once('@'))
-                && !scheme.to_ascii_lowercase().starts_with("http")
-            {
-                return format!("{scheme}://{rest}");
-            }
-            let shown = host.rsplit_once('@').map_or(host, |(_, host)| host);
-            // `hf://ORG/NAME@REVISION` and `hf://NAME@REVISION` have no user.
-            let shown = if is_hub { host } else { shown };
-            format!("{scheme}://{shown}{path}")
-        }
-        None => text.to_owned(),
-    }
+/// Returns the place at which a URL begins in a word, which is behind the word if there is none.
+fn url_start(word: &str) -> usize {
+    let begin = |at: usize| {
+        let before = word[..at].rfind(|char: char| !char.is_ascii_alphanumeric());
+        before.map_or(0, |before| before + 1)
+    };
+    let is_url = |at: &usize| {
+        let scheme = &word[begin(*at)..*at];
+        let is_known = SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known));
+        is_known || word[*at..].starts_with("://") && !scheme.is_empty()
+    };
+    let mut places = word.match_indices(":/").map(|(at, _)| at);
+    places.find(is_url).map_or(word.len(), begin)
 }
 
 #[cfg(test)]
@@ -91,7 +128,14 @@ mod tests {
             ("https://user:password@host/a/b.gguf?X-Amz-Signature=1#x", "https://host/a/b.gguf"),
             ("https://user:password@host:99999/a?b", "https://host:99999/a"),
             ("https://[::1/a?b", "https://[::1/a"),
-            ("https:?a", "https:"),
+            ("https:/?a", "https:/"),
+            ("http://user:pa/ss?w@host/a?b", "http://host/a"),
+            ("http:a.gguf", "http:a.gguf"),
+            ("s3:/key:secret@bucket/a", "s3:/bucket/a"),
+            ("s3://bucket/a?X-Amz-Signature=b", "s3://bucket/a"),
+            ("hf://user:token@org/name", "hf://org/name"),
+            ("hf://hf_token@org/name?b", "hf://org/name"),
+            ("hf://org/name@main:Q4", "hf://org/name@main:Q4"),
             ("ftp://user:password@host/a?b", "ftp://host/a"),
             ("s3://key:secret@bucket/a?b#c", "s3://bucket/a?b#c"),
             ("hf://name@main", "hf://name@main"),
@@ -109,6 +153,7 @@ mod tests {
             ("cannot open https://host/a?b=c,d: no", "cannot open https://host/a: no"),
             ("a (s3://k:s/t@bucket/a) b", "a (s3://bucket/a) b"),
             ("see hf://name@main. (http:/host/a?b)", "see hf://name@main. (http://host/a)"),
+            ("cannot open /a/http:/u:p@host/b", "cannot open /a/http://host/b"),
             ("50 % of a:b? yes\n", "50 % of a:b? yes\n"),
         ] {
             assert_eq!(without_secrets(message), expected);
