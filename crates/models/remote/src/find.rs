@@ -229,7 +229,7 @@ fn unknown_scheme(source: &Path) -> Option<&str> {
 }
 
 /// Refuses a filter for a source that is one file.
-fn refuse_filter(source: &Path, filter: &ModelFilter) -> Result<()> {
+pub(crate) fn refuse_filter(source: &Path, filter: &ModelFilter) -> Result<()> {
     match filter.is_empty() {
         true => Ok(()),
         false => Err(Error::Directory { path: shown_path(source), reason: DirectoryProblem::File }),

@@ -124,6 +124,11 @@ impl<'a> Hub<'a> {
         if !HubName::is_commit(&found.sha) {
             return Err(HubError::Answer("it has no commit".to_owned()));
         }
+        if HubName::is_commit(revision) && !revision.eq_ignore_ascii_case(&found.sha) {
+            return Err(HubError::Answer(
+                "it has another commit than the requested one".to_owned(),
+            ));
+        }
         let is_plain = |name: &String| {
             !name.starts_with('/') && name.split('/').all(|it| !matches!(it, "" | "." | ".."))
         };

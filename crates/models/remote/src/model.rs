@@ -11,7 +11,7 @@ use longshore_load::{
 };
 
 use crate::cache::in_cache;
-use crate::find::{HubFiles, not_found};
+use crate::find::{HubFiles, not_found, refuse_filter};
 use crate::http::HttpError;
 use crate::hub;
 use crate::opener::{Remote, failed, is_url, permit_files};
@@ -54,6 +54,7 @@ impl Remote {
     pub fn model(&self, source: impl AsRef<Path>, filter: &ModelFilter) -> Result<FoundModel> {
         let source = source.as_ref();
         if is_url(source) {
+            refuse_filter(source, filter)?;
             let model = self.model_of_files(source, &[source.to_owned()], None);
             return model.map(FoundModel::Remote);
         }
@@ -98,9 +99,9 @@ impl Remote {
         }
         let mut count = 0;
         for folder in folders {
-            let found: Vec<_> = match listing.files(&folder) {
-                Ok(found) => found.into_iter().filter(|name| is_beside(name)).collect(),
-                Err(HttpError::Refused { .. }) => NAMES.map(str::to_owned).to_vec(),
+            let (found, is_listed) = match listing.files(&folder) {
+                Ok(found) => (found.into_iter().filter(|name| is_beside(name)).collect(), true),
+                Err(HttpError::Refused { .. }) => (NAMES.map(str::to_owned).to_vec(), false),
                 Err(error) => return Err(not_found(source, FindError::Directory(error))),
             };
             count += found.len();
@@ -110,7 +111,7 @@ impl Remote {
                 let object = PathBuf::from(root.below(&path).to_string());
                 match self.open_on_server(&object) {
                     Ok(file) => push_once(&mut model, &path, file)?,
-                    Err(error) if is_missing(&error) => {}
+                    Err(error) if !is_listed && is_missing(&error) => {}
                     Err(error) => return Err(error),
                 }
             }

@@ -202,24 +202,18 @@ impl Remote {
                     }
                     error => failed(&name, error),
                 })?;
-                let url = requests.url();
                 let first_bytes = KeptBytes::new(&self.first_bytes, file.first().len());
                 if first_bytes.is_none() {
                     file.forget_first();
                 }
                 if !file.has_version() {
-                    let host = url.as_ref().and_then(|url| Some(url.host_str()?.to_owned()));
-                    let host = host.unwrap_or_default();
-                    self.note(format!(
-                        "the server {host} sends no versions of its files (ETag or Last-Modified), so a change \
-                         during the load is not detected"
-                    ));
+                    self.note(no_versions(&name));
                 }
                 let linked = file.linked().filter(|_| HubName::is_one(path));
                 let sha256 = linked.map(|etag| etag.trim_matches('"').to_owned());
                 let time = self.time.clone();
-                let origin =
-                    url.map(|url| BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(url.as_str())));
+                let origin = requests.origin();
+                let origin = origin.map(|it| BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(it)));
                 let object = RemoteObject { file, origin, sha256, time, _first_bytes: first_bytes };
                 Ok(SourceFile::from_object(name, Arc::new(object)))
             }
@@ -268,7 +262,7 @@ impl Remote {
         let url = hub.file_url(kind, &repository, &commit, &file);
         let token_url = hub.xet_token_url(kind, &repository, &commit);
         let xet = XetAccess::new(&self.client, token_url, hub.secret());
-        Ok(Some((Arc::new(UrlRequests::new(url, hub.secret())), Some(Arc::new(xet)))))
+        Ok(Some((Arc::new(UrlRequests::new(url, hub.secret()).of_content()), Some(Arc::new(xet)))))
     }
 
     /// Returns the bucket of an object.
@@ -328,6 +322,17 @@ pub(crate) fn not_on_server(path: &Path) -> Error {
     let text = "it is not on a server, or HF_HUB_OFFLINE is set";
     let source = io::Error::new(io::ErrorKind::InvalidInput, text);
     Error::Open { path: shown_path(path), source }
+}
+
+/// Makes the note for a server that sends no versions. It is the same for all files of the server.
+fn no_versions(name: &Path) -> String {
+    let name = name.to_string_lossy();
+    let (scheme, rest) = name.split_once("://").unwrap_or_default();
+    let server = rest.split('/').next().unwrap_or_default();
+    format!(
+        "the server {scheme}://{server} sends no versions of its files (ETag or Last-Modified), so a change during \
+         the load is not detected"
+    )
 }
 
 pub(crate) fn failed(path: &Path, error: HttpError) -> Error {

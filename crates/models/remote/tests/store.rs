@@ -239,7 +239,9 @@ fn a_server_without_versions_is_noted_once() {
     }
     let notes = remote.notes();
     assert!(
-        notes.len() == 1 && notes[0].contains("the server 127.0.0.1 sends no versions"),
+        notes.len() == 1
+            && notes[0].contains("http://127.0.0.1:")
+            && notes[0].contains("sends no versions"),
         "{notes:?}"
     );
 }

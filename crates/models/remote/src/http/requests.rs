@@ -14,8 +14,8 @@ use super::head::Head;
 
 /// Makes authorised requests for ranges of one file.
 pub trait Requests: fmt::Debug + Send + Sync {
-    /// Returns the URL of the file, without a user. `None` before the first request.
-    fn url(&self) -> Option<Url>;
+    /// Returns a text that differs for different files, with secrets of the URL. `None` before the first request.
+    fn origin(&self) -> Option<String>;
 
     /// Requests a range of a version of the file, and receives the head of the response.
     ///
@@ -73,6 +73,8 @@ impl Version {
 pub struct UrlRequests {
     url: Url,
     secret: Vec<Field>,
+    /// `true` if the URL names content that does not change, wherever it redirects.
+    is_of_content: bool,
     /// The URL after redirects, and the fields that may be sent there.
     last: Mutex<Option<(Url, Vec<Field>)>>,
 }
@@ -80,7 +82,14 @@ pub struct UrlRequests {
 impl UrlRequests {
     /// Makes requests to `url`. The `secret` fields are not sent to other hosts.
     pub fn new(url: Url, secret: &[Field]) -> Self {
-        Self { url, secret: secret.to_vec(), last: Mutex::default() }
+        Self { url, secret: secret.to_vec(), is_of_content: false, last: Mutex::default() }
+    }
+
+    /// Declares that the URL names content that does not change, wherever it redirects.
+    #[must_use]
+    pub fn of_content(mut self) -> Self {
+        self.is_of_content = true;
+        self
     }
 
     fn last(&self) -> std::sync::MutexGuard<'_, Option<(Url, Vec<Field>)>> {
@@ -96,11 +105,18 @@ impl fmt::Debug for UrlRequests {
 }
 
 impl Requests for UrlRequests {
-    fn url(&self) -> Option<Url> {
+    fn origin(&self) -> Option<String> {
         let mut url = self.url.clone();
         // These fail for a URL without a host, which has no user.
         let _ = (url.set_username(""), url.set_password(None));
-        Some(url)
+        let mut origin = url.to_string();
+        if let (false, Some((last, _))) = (self.is_of_content, &*self.last())
+            && *last != self.url
+        {
+            // The query of a redirect is often a signature.
+            origin += &format!(" {}{}", last.host_str().unwrap_or_default(), last.path());
+        }
+        Some(origin)
     }
 
     fn get(
