@@ -1015,7 +1015,8 @@ longshore_code longshore_load(const char *const *paths,
  * `longshore`, or in the variable LONGSHORE_TRUST_UID (numeric user ids, separated by commas).
  *
  * @param socket The path of the server's socket, or NULL for that of this user, then the system's.
- * @param name A path, a name below a directory that is served, or a number from `longshore_ls`.
+ * @param name A path, a name below a directory that is served, a name below a root of the server on
+ *   another server such as `s3://BUCKET/PREFIX/`, or a number from `longshore_ls`.
  * @param options NULL, or options of which only `format`, `progress` and `progress_data` are set.
  * @param buffer Where to put the buffer, which the caller frees with `longshore_buffer_free`; NULL
  *   on failure.

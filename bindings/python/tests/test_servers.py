@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ import pytest
 from longshore._servers import warn
 
 SECRET = "a-secret-that-nothing-shows"
+COMMAND = os.environ.get("LONGSHORE_COMMAND") or shutil.which("longshore")
 ARRAYS = {
     "large": np.arange(3 << 20, dtype=np.float32).reshape(3, -1),
     "small": np.ones(4, np.float32),
@@ -111,6 +113,43 @@ def check(tensors: dict[str, Any]) -> None:
     assert sorted(tensors) == sorted(ARRAYS)
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(tensors[name], array)
+
+
+@pytest.mark.skipif(COMMAND is None, reason="the command longshore was not found")
+def test_models_of_a_store_are_attached_by_their_names(endpoint: str, tmp_path: Path) -> None:
+    where = str(tmp_path / "socket")
+    settings = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }
+    command = [str(COMMAND), "serve", "--root", "s3://models/", "--socket", where]
+    with subprocess.Popen(
+        command, env=os.environ | settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as server:
+        while not os.path.exists(where):
+            assert server.poll() is None, server.communicate()
+            time.sleep(0.01)
+        # The prefix `single/` has no index, so it is listed. This process has no credentials.
+        for name in ("one.safetensors", "sharded/", "single/", "single"):
+            with longshore.attach(f"s3://models/{name}", socket=where) as buffer:
+                assert buffer.heap == "served"
+                for tensor in ARRAYS:
+                    array = longshore.numpy.asarray(buffer.tensors[tensor])
+                    np.testing.assert_array_equal(array, ARRAYS[tensor])
+                    del array
+        arrays = longshore.numpy.load_file("s3://models/sharded/", attach=True, socket=where)
+        check(arrays)
+        del arrays
+        with pytest.raises(longshore.NotFoundError, match="no such file"):
+            longshore.attach("s3://models/none.safetensors", socket=where)
+        with pytest.raises(longshore.NotFoundError, match="no safetensors"):
+            longshore.attach("s3://models/none/", socket=where)
+        with pytest.raises(longshore.PermissionDeniedError, match="is not served"):
+            longshore.attach("s3://others/one.safetensors", socket=where)
+        server.terminate()
+        log = server.communicate()[0].decode()
+    assert "every process that can connect" in log and SECRET not in log
 
 
 @pytest.mark.parametrize(
