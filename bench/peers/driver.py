@@ -1,6 +1,8 @@
 """Loads a safetensors file into host memory with one of the peers, and times only the load.
 
-    driver.py load PEER FILE REHEARSAL     ready, go, done, verify, verified (one JSON object a line)
+    driver.py load PEER FILE REHEARSAL [SOURCE SOURCE]
+                                           ready, go, done, verify, verified (one JSON object a line);
+                                           if FILE and REHEARSAL are URLs, SOURCE is the content of each
     driver.py convert PEER FILE OUTPUT     converts FILE to the format of a peer that does not read safetensors
     driver.py versions                     the versions of the installed packages
 
@@ -130,6 +132,7 @@ PEERS = {
     "readinto": readinto,
     "mmap+clone": mmap_clone,
     "runai-model-streamer": runai_model_streamer,
+    "runai-model-streamer S3": runai_model_streamer,
     "fastsafetensors": fastsafetensors,
     "tensorizer": tensorizer,
     "longshore, Python": longshore,
@@ -140,6 +143,10 @@ PACKAGES = [
     "safetensors",
     "torch",
     "runai-model-streamer",
+    "runai-model-streamer-s3",
+    "boto3",
+    "awscli",
+    "huggingface_hub",
     "fastsafetensors",
     "tensorizer",
     "longshore",
@@ -187,14 +194,15 @@ def say(out, **message):
     out.flush()
 
 
-def load(out, peer, path, rehearsal):
+def load(out, peer, path, rehearsal, *sources):
+    source, rehearsal_source = sources or (source_of(path), source_of(rehearsal))
     began = time.perf_counter()
     try:
         run = PEERS[peer]()
     except ImportError as error:
         return say(out, say="unavailable", reason=f"{peer} cannot be imported: {error}")
     import_seconds = time.perf_counter() - began
-    check(run(rehearsal), source_of(rehearsal))
+    check(run(rehearsal), rehearsal_source)
     say(out, say="ready", import_seconds=import_seconds)
     if sys.stdin.readline().strip() != "go":
         return None
@@ -203,7 +211,7 @@ def load(out, peer, path, rehearsal):
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - used
     say(out, say="done", seconds=seconds, cpu_seconds=cpu_seconds)
     if sys.stdin.readline().strip() == "verify":
-        check(loaded, source_of(path))
+        check(loaded, source)
         say(out, say="verified")
     # Skips the interpreter's slow shutdown: the bench needs nothing more.
     os._exit(0)

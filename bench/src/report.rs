@@ -77,8 +77,8 @@ pub(crate) struct Report {
     /// With --run: every path once on small inputs; the figures mean nothing
     #[arg(long, requires = "run")]
     quick: bool,
-    /// With --run: 'load' also installs and runs the peers that need torch; without them its cold
-    /// figures are marked as not measured
+    /// With --run: 'load' also installs and runs the peers that need torch, without which its cold
+    /// figures are marked as not measured; 'remote' also installs and runs the clients of S3 and the Hub
     #[arg(long, requires = "run", conflicts_with = "quick")]
     peers: bool,
     /// With --run: 'load' also runs the published schemes in a guest
@@ -108,8 +108,9 @@ impl Report {
         let runs = if self.run {
             let mut of_load = Vec::new();
             of_load.extend(self.peers.then_some("--peers"));
+            let of_remote = of_load.clone();
             of_load.extend(self.guest.then_some("--guest"));
-            measure::all(self.quick, self.save.as_deref(), &of_load)?
+            measure::all(self.quick, self.save.as_deref(), (&of_load, &of_remote))?
         } else if self.from.is_empty() {
             runs_kept(&contents)?
         } else {

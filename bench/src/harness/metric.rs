@@ -51,6 +51,8 @@ metrics! {
     READ_SHARE: "read_share", "of the model";
     /// The bytes that the disk read for a process.
     READ_FROM_DISK: "read_from_disk", "MiB";
+    /// The bytes that a server sent to a process.
+    RECEIVED: "received", "MiB";
     /// The memory of all processes: each page that several processes map is counted once.
     MEMORY_SUM: "memory_sum", "MiB";
     /// The same, with the pages of the model that are in the page cache, divided by the model's size.

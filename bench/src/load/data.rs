@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use folder::{Folder, cache};
+pub(crate) use folder::{Folder, cache, write_safetensors};
 pub(crate) use pattern::{check, check_part, fill};
 pub(crate) use size::parse_size;
 

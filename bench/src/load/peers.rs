@@ -12,7 +12,7 @@ use crate::harness::Candidate;
 use crate::load::data::{DataFile, Folder};
 use crate::load::machine::{Machine, Start};
 use crate::load::timed::of_program;
-pub(crate) use venv::Venv;
+pub(crate) use venv::{Packages, Venv};
 
 /// A program to compare with.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +38,12 @@ pub(crate) const FASTSAFETENSORS: Peer =
 pub(crate) const TENSORIZER: Peer =
     Peer { own_format: true, ..Peer::of("tensorizer", "tensorizer").with_torch() };
 
+/// The clients of servers, which the bench `remote` uses.
+pub(crate) const RUNAI_S3: Peer =
+    Peer::of("runai-model-streamer S3", "runai-model-streamer-s3").with_torch();
+pub(crate) const AWSCLI: Peer = Peer::of("aws s3 cp", "awscli");
+pub(crate) const HUGGINGFACE_HUB: Peer = Peer::of("huggingface_hub", "huggingface_hub");
+
 /// This project's own package.
 pub(crate) const LONGSHORE: Peer =
     Peer { is_ours: true, ..Peer::of("longshore, Python", "longshore") };
@@ -61,7 +67,18 @@ pub(crate) struct Peers {
 impl Peers {
     /// Creates the environment and installs the packages.
     pub(crate) fn install(python: &Path, with_torch: bool) -> Self {
-        Self { venv: Venv::install(python, with_torch), with_torch }
+        let packages = if with_torch { Packages::Torch } else { Packages::Numpy };
+        Self { venv: Venv::install(python, packages), with_torch }
+    }
+
+    /// Returns the clients of servers: creates the environment and installs the packages, or, without
+    /// `installs`, uses those that are there.
+    pub(crate) fn of_servers(python: &Path, installs: bool) -> Self {
+        let venv = match installs {
+            true => Venv::install(python, Packages::Servers),
+            false => Venv::open(),
+        };
+        Self { venv, with_torch: true }
     }
 
     /// Returns a value without peers, with the reason.
@@ -80,6 +97,17 @@ impl Peers {
         let mut command = Command::new(venv.python());
         command.args(["-c", program]);
         Ok(command)
+    }
+
+    /// Returns a command that runs a program of the package of `peer`.
+    pub(crate) fn script(&self, peer: Peer, program: &str) -> Result<Command, String> {
+        let venv = self.check(peer)?;
+        Ok(Command::new(venv.python().with_file_name(program)))
+    }
+
+    /// Returns the driver, to which the caller adds arguments, in the interpreter that has `peer`.
+    pub(crate) fn driver(&self, peer: Peer) -> Result<Command, String> {
+        self.check(peer).map(Venv::driver)
     }
 
     /// Returns a command that loads the file of its argument by the numpy `load_file` of `peer`'s

@@ -1,46 +1,41 @@
-//! A server of one file, in memory.
+//! A server of the model, and of a repository of the Hub that has it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, ensure};
-use tempfile::TempDir;
+use anyhow::{Context, Result, anyhow};
 
+use super::model::{Model, NAME, SPARSE};
 use crate::harness::Trouble;
 
 const PROGRAM: &str = "/usr/sbin/nginx";
-const NAME: &str = "model.bin";
+/// The repository and its commit.
+pub(super) const REPOSITORY: &str = "org/name";
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// An nginx with two workers, which ends with the bench.
-pub(super) struct Nginx {
+pub(super) struct Nginx<'m> {
     process: Child,
-    dir: TempDir,
+    pub(super) model: &'m Model,
     port: u16,
     tls_port: u16,
-    pub(super) len_bytes: u64,
+    hub_port: u16,
 }
 
-impl Nginx {
-    /// Starts a server of a file of this length.
+impl<'m> Nginx<'m> {
+    /// Starts a server of the model.
     ///
     /// # Errors
     /// [`Trouble::NotRun`] if nginx or openssl is not installed.
-    pub(super) fn start(len_bytes: u64) -> Result<Self, Trouble> {
+    pub(super) fn start(model: &'m Model) -> Result<Self, Trouble> {
         if !PathBuf::from(PROGRAM).is_file() {
             return Err(Trouble::NotRun("nginx is not installed".to_owned()));
         }
-        let dir = tempfile::tempdir_in("/dev/shm").context("making a directory in /dev/shm")?;
-        let path = dir.path();
-        fs::create_dir(path.join("root")).context("making a directory")?;
-        let file = File::create(path.join("root").join(NAME)).context("making the file")?;
-        // The workers of nginx are another user, if this one is root.
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(path, mode).context("permitting the directory")?;
-        fill(&file, len_bytes)?;
+        let path = model.folder();
         for arguments in [
             "req -x509 -days 2 -newkey rsa:2048 -nodes -subj /CN=ca -keyout ca.key -out ca.pem",
             "req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout key.pem -out request.pem",
@@ -56,8 +51,10 @@ impl Nginx {
                 _ => return Err(Trouble::NotRun("openssl is not installed".to_owned())),
             }
         }
-        let (port, tls_port) = (free_port()?, free_port()?);
-        let shown = path.display();
+        describe_repository(model).context("writing the description of the repository")?;
+        let (port, tls_port, hub_port) = (free_port()?, free_port()?, free_port()?);
+        let (shown, root) = (path.display(), model.root());
+        let (root, len_bytes) = (root.display(), model.len_bytes);
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|it| format!("{it}_temp_path {shown}/{it};"))
             .concat();
@@ -65,8 +62,13 @@ impl Nginx {
             "daemon off; worker_processes 2; pid {shown}/pid; error_log {shown}/errors; \
              events {{ worker_connections 1024; }} \
              http {{ {temporary} access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; \
-             root {shown}/root; \
-             server {{ listen 127.0.0.1:{port}; }} \
+             root {root}; log_format sent '$bytes_sent'; \
+             server {{ listen 127.0.0.1:{port}; \
+             location = /{SPARSE} {{ access_log {shown}/sent sent; }} }} \
+             server {{ listen 127.0.0.1:{hub_port}; root {shown}/hub; \
+             location /{REPOSITORY}/resolve/ {{ add_header X-Repo-Commit {COMMIT} always; \
+             add_header X-Linked-Size {len_bytes} always; add_header X-Linked-Etag '\"{COMMIT}\"' always; \
+             return 302 http://127.0.0.1:{port}/{NAME}; }} }} \
              server {{ listen 127.0.0.1:{tls_port} ssl; ssl_certificate {shown}/leaf.pem; \
              ssl_certificate_key {shown}/key.pem; }} }}"
         );
@@ -74,16 +76,8 @@ impl Nginx {
         let mut command = Command::new(PROGRAM);
         let command = command.arg("-c").arg(path.join("config")).stderr(Stdio::null());
         let process = command.spawn().context("starting nginx")?;
-        let started = Self { process, dir, port, tls_port, len_bytes };
-        for port in [port, tls_port] {
-            let listens = (0..100).any(|_| {
-                thread::sleep(Duration::from_millis(50));
-                TcpStream::connect(("127.0.0.1", port)).is_ok()
-            });
-            if !listens {
-                return Err(anyhow!("nginx does not listen").into());
-            }
-        }
+        let started = Self { process, model, port, tls_port, hub_port };
+        [port, tls_port, hub_port].into_iter().try_for_each(|port| await_port(port, "nginx"))?;
         Ok(started)
     }
 
@@ -104,43 +98,67 @@ impl Nginx {
         format!("http://127.0.0.1:{port}/{NAME}")
     }
 
+    /// Returns the URL of the sparse model.
+    pub(super) fn sparse_url(&self) -> String {
+        format!("http://127.0.0.1:{}/{SPARSE}", self.port)
+    }
+
+    /// Returns the URL of the Hub. The name of its host is not that of the storage.
+    pub(super) fn hub_url(&self) -> String {
+        format!("http://localhost:{}", self.hub_port)
+    }
+
     /// Returns the certificate of the authority.
     pub(super) fn authority(&self) -> PathBuf {
-        self.dir.path().join("ca.pem")
+        self.model.folder().join("ca.pem")
     }
 
-    pub(super) fn version(&self) -> String {
-        let output = Command::new(PROGRAM).arg("-v").output();
-        let text = output.map(|it| String::from_utf8_lossy(&it.stderr).trim().to_owned());
-        text.unwrap_or_default()
+    /// Returns how many bytes each response with a part of the sparse model had, with the heads.
+    pub(super) fn sent(&self) -> Result<Vec<u64>> {
+        let text = fs::read_to_string(self.model.folder().join("sent"))?;
+        text.lines().map(|line| Ok(line.parse()?)).collect()
     }
 }
 
-impl Drop for Nginx {
+impl Drop for Nginx<'_> {
     fn drop(&mut self) {
         // A signal that lets it end its workers.
-        if let Some(pid) = rustix::process::Pid::from_raw(self.process.id().cast_signed()) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        }
-        let _ = self.process.wait();
+        end(&mut self.process);
     }
 }
 
-/// Writes bytes that no page or file system can store as fewer.
-fn fill(mut file: &File, len_bytes: u64) -> anyhow::Result<()> {
-    let mut block = vec![0u8; 1 << 20];
-    let mut state = 1u64;
-    for word in block.chunks_exact_mut(8) {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        word.copy_from_slice(&state.to_le_bytes());
-    }
-    for _ in 0..len_bytes >> 20 {
-        std::io::Write::write_all(&mut file, &block)?;
-    }
-    ensure!(file.metadata()?.len() == len_bytes, "the file has another length");
-    Ok(())
+/// Writes the file that describes the repository.
+fn describe_repository(model: &Model) -> Result<()> {
+    let revision = model.folder().join("hub/api/models").join(REPOSITORY).join("revision");
+    fs::create_dir_all(&revision)?;
+    let siblings = serde_json::json!([{ "rfilename": NAME }]);
+    let description = serde_json::json!({ "sha": COMMIT, "siblings": siblings });
+    Ok(fs::write(revision.join("main"), description.to_string())?)
 }
 
-fn free_port() -> anyhow::Result<u16> {
+/// Waits until a server listens.
+pub(super) fn await_port(port: u16, server: &str) -> Result<()> {
+    let listens = (0..200).any(|_| {
+        thread::sleep(Duration::from_millis(50));
+        TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
+    if listens { Ok(()) } else { Err(anyhow!("{server} does not listen")) }
+}
+
+/// Ends a server by the signal TERM.
+pub(super) fn end(process: &mut Child) {
+    if let Some(pid) = rustix::process::Pid::from_raw(process.id().cast_signed()) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    }
+    let _ = process.wait();
+}
+
+pub(super) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// Returns the version of the program, if it is installed.
+pub(super) fn version() -> Option<String> {
+    let output = Command::new(PROGRAM).arg("-v").output().ok()?;
+    Some(String::from_utf8_lossy(&output.stderr).trim().to_owned())
 }

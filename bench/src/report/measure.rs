@@ -8,11 +8,15 @@ use anyhow::{Context, Result};
 use super::BENCHES;
 use super::read::{self, Run};
 use crate::harness::Bench;
-use crate::load;
+use crate::{load, remote};
 
-/// Runs every bench; `load` gets more options. A bench that fails does not stop the others: the error is
+/// Runs every bench; `load` and `remote` get more options. A bench that fails does not stop the others: the error is
 /// kept in its run.
-pub(super) fn all(quick: bool, save: Option<&str>, of_load: &[&str]) -> Result<Vec<Run>> {
+pub(super) fn all(
+    quick: bool,
+    save: Option<&str>,
+    (of_load, of_remote): (&[&str], &[&str]),
+) -> Result<Vec<Run>> {
     let program = std::env::current_exe().context("finding this program")?;
     let (bold, plain) =
         if std::io::stderr().is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
@@ -20,7 +24,11 @@ pub(super) fn all(quick: bool, save: Option<&str>, of_load: &[&str]) -> Result<V
         eprintln!("{bold}{} of {}: {bench}{plain}", nth + 1, BENCHES.len());
         let mut command = Command::new(&program);
         command.args([bench, "--json"]).args(quick.then_some("--quick"));
-        command.args(if *bench == load::BENCH.name { of_load } else { &[] });
+        command.args(match *bench {
+            name if name == load::BENCH.name => of_load,
+            name if name == remote::BENCH.name => of_remote,
+            _ => &[],
+        });
         command.args(save.map(|name| ["--save", name]).into_iter().flatten());
         one(command, bench)
     };

@@ -137,6 +137,19 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(root.join("bench"))
 }
 
+/// Writes a safetensors file of `len_bytes`, an even number. If `has_data` is `false`, the file has a
+/// header and a hole.
+pub(crate) fn write_safetensors(path: &Path, len_bytes: u64, has_data: bool) -> Result<()> {
+    let header = safetensors::header(len_bytes);
+    if !has_data {
+        let mut file = File::create(path)?;
+        file.write_all(&header)?;
+        return Ok(file.set_len(len_bytes)?);
+    }
+    let data_start = header.len() as u64;
+    write(&DataFile { path: path.to_owned(), len_bytes, data_start, seed: len_bytes }, &header)
+}
+
 /// Writes the file under a temporary name, so that a file with the final name is always complete.
 fn write(file: &DataFile, header: &[u8]) -> Result<()> {
     eprintln!("creating a file of {} bytes", file.len_bytes);

@@ -14,6 +14,7 @@ use crate::load::data::cache;
 
 const BASE: &str = include_str!("../../../peers/requirements.txt");
 const WITH_TORCH: &str = include_str!("../../../peers/requirements-torch.txt");
+const OF_SERVERS: &str = include_str!("../../../peers/requirements-servers.txt");
 const DRIVER: &str = include_str!("../../../peers/driver.py");
 
 const OURS: &str = "longshore";
@@ -30,10 +31,34 @@ fn requirements(text: &'static str) -> impl Iterator<Item = (&'static str, &'sta
     lines.filter_map(|line| line.split_once("=="))
 }
 
+/// The packages that a bench uses. All are installed in one environment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Packages {
+    /// Those that need only numpy.
+    Numpy,
+    /// Also those that need torch.
+    Torch,
+    /// The clients of servers.
+    Servers,
+}
+
+impl Packages {
+    fn requirements(self) -> Vec<(&'static str, &'static str)> {
+        let files: &[&'static str] = match self {
+            Self::Numpy => &[BASE],
+            Self::Torch => &[BASE, WITH_TORCH],
+            Self::Servers => &[OF_SERVERS],
+        };
+        files.iter().flat_map(|text| requirements(text)).collect()
+    }
+}
+
 /// The environment.
 pub(crate) struct Venv {
     root: PathBuf,
     driver: PathBuf,
+    /// The option of the bench that installs a missing package, if it was not given.
+    option: Option<&'static str>,
     installed: BTreeMap<String, String>,
     failures: BTreeMap<&'static str, String>,
 }
@@ -41,38 +66,55 @@ pub(crate) struct Venv {
 impl Venv {
     /// Creates the environment if there is none, and installs missing packages. A package that cannot be
     /// installed does not prevent the others.
-    pub(crate) fn install(python: &Path, with_torch: bool) -> Result<Self, String> {
-        Self::try_install(python, with_torch).map_err(|error| format!("{error:#}"))
+    pub(crate) fn install(python: &Path, packages: Packages) -> Result<Self, String> {
+        Self::try_install(python, packages).map_err(|error| format!("{error:#}"))
     }
 
-    fn try_install(python: &Path, with_torch: bool) -> Result<Self> {
-        let cache = cache()?;
-        fs::create_dir_all(&cache)?;
-        // Two benches must not install into one folder at once.
-        let lock = File::create(cache.join("venv.lock"))?;
-        lock.lock()?;
-        let root = cache.join("venv");
-        let driver = root.join("driver.py");
+    /// Opens the environment of an earlier run, and installs nothing.
+    pub(crate) fn open() -> Result<Self, String> {
+        let open = || -> Result<Self> {
+            let root = cache()?.join("venv");
+            ensure!(runs(&root), "the peers are not installed; run with --peers");
+            let _lock = lock()?;
+            let mut venv = Self::at(root)?;
+            venv.option = Some("--peers");
+            Ok(venv)
+        };
+        open().map_err(|error| format!("{error:#}"))
+    }
+
+    fn try_install(python: &Path, packages: Packages) -> Result<Self> {
+        let _lock = lock()?;
+        let root = cache()?.join("venv");
         if !runs(&root) {
             eprintln!("creating a Python environment for the peers");
             let mut make = Command::new(python);
             make.args(["-m", "venv", "--clear"]).arg(&root);
             output(&mut make).context("creating a Python environment")?;
         }
-        fs::write(&driver, DRIVER)?;
-        let mut venv = Self { root, driver, installed: BTreeMap::new(), failures: BTreeMap::new() };
-        venv.look()?;
-        let with_torch = requirements(WITH_TORCH).filter(|_| with_torch);
-        for (package, version) in requirements(BASE).chain(with_torch) {
+        let mut venv = Self::at(root)?;
+        for (package, version) in packages.requirements() {
             if !venv.has(package, version)
                 && let Err(error) = venv.install_one(package, version)
             {
                 venv.failures.insert(package, format!("{error:#}"));
             }
         }
-        if let Err(error) = venv.install_ours() {
+        if packages != Packages::Servers
+            && let Err(error) = venv.install_ours()
+        {
             venv.failures.insert(OURS, format!("{error:#}"));
         }
+        venv.look()?;
+        Ok(venv)
+    }
+
+    /// Writes the driver, and asks for the installed packages.
+    fn at(root: PathBuf) -> Result<Self> {
+        let driver = root.join("driver.py");
+        fs::write(&driver, DRIVER)?;
+        let (installed, failures) = (BTreeMap::new(), BTreeMap::new());
+        let mut venv = Self { root, driver, option: None, installed, failures };
         venv.look()?;
         Ok(venv)
     }
@@ -82,7 +124,9 @@ impl Venv {
         if let Some(why) = self.failures.get(package) {
             return Some(why.clone());
         }
-        (!self.installed.contains_key(package)).then(|| format!("{package} is not installed"))
+        let hint = self.option.map_or(String::new(), |option| format!("; run with {option}"));
+        let is_missing = !self.installed.contains_key(package);
+        is_missing.then(|| format!("{package} is not installed{hint}"))
     }
 
     pub(super) fn versions(&self) -> Value {
@@ -170,6 +214,15 @@ impl Venv {
     }
 }
 
+/// Locks the environment: two benches must not install into one folder at once.
+fn lock() -> Result<File> {
+    let cache = cache()?;
+    fs::create_dir_all(&cache)?;
+    let lock = File::create(cache.join("venv.lock"))?;
+    lock.lock()?;
+    Ok(lock)
+}
+
 fn python_in(root: &Path) -> PathBuf {
     root.join("bin/python")
 }
@@ -195,9 +248,19 @@ mod tests {
 
     #[test]
     fn every_committed_line_is_a_pin() {
-        for text in [BASE, WITH_TORCH] {
+        for text in [BASE, WITH_TORCH, OF_SERVERS] {
             let is_pin = |line: &&str| !line.is_empty() && !line.starts_with('#');
             assert_eq!(requirements(text).count(), text.lines().filter(is_pin).count());
+        }
+    }
+
+    #[test]
+    fn the_files_agree_on_versions() {
+        // They are installed into one environment.
+        let torch = Packages::Torch.requirements();
+        for (package, version) in Packages::Servers.requirements() {
+            let other = torch.iter().find(|(name, _)| *name == package);
+            assert!(other.is_none_or(|(_, other)| *other == version), "{package}");
         }
     }
 }
