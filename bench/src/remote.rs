@@ -15,6 +15,7 @@ mod hub;
 mod inspect;
 mod model;
 mod nginx;
+mod process;
 mod proxy;
 pub(crate) mod receive;
 mod s3;
@@ -31,16 +32,13 @@ use crate::harness::metric::{CPU_PER_GIB, SPEED, TIME_MS};
 use crate::harness::{Against, Bench, Candidate, CommonOptions, Run, Session, Trouble};
 use crate::load::data::parse_size;
 use crate::load::peers::Peers;
-use clients::{BARE, CURL, OURS, of_http, ours, trusting};
+use clients::{BARE, CONNECTIONS, CURL, OURS, SIZE_QUICK_BYTES, of_http, ours, trusting};
 use model::Model;
 use nginx::Nginx;
 use proxy::{Fault, Proxy};
 use versitygw::Versitygw;
 
 const SIZE_BYTES: u64 = 2 << 30;
-const SIZE_QUICK_BYTES: u64 = 32 << 20;
-/// The connections of all candidates.
-const CONNECTIONS: &str = "16";
 /// The connections through a proxy that limits each.
 const SLOW_CONNECTIONS: usize = 64;
 /// The limit of each of these, in bytes per second. The sum must be much less than the processors can do.

@@ -7,7 +7,6 @@ use anyhow::Result;
 
 use super::model::Model;
 use super::nginx::Nginx;
-use super::{CONNECTIONS, SIZE_QUICK_BYTES};
 use crate::harness::cost::Cost;
 use crate::harness::metric::{CPU_PER_GIB, PEAK_OVER_FILE, SPEED, TIME_MS};
 use crate::harness::program::{self, Ended};
@@ -20,6 +19,10 @@ pub(super) const OURS: &str = "longshore load";
 pub(super) const BARE: &str = "bare receive loop";
 pub(super) const CURL: &str = "curl --parallel";
 
+/// The connections of all candidates that have an option for it.
+pub(super) const CONNECTIONS: &str = "16";
+/// The size of the model with `--quick`, for which no memory is touched before a run.
+pub(super) const SIZE_QUICK_BYTES: u64 = 32 << 20;
 /// The memory of a program besides the content.
 const OTHER_BYTES: u64 = 256 << 20;
 

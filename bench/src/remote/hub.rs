@@ -6,8 +6,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::CONNECTIONS;
-use super::clients::{OURS, candidate, ours};
+use super::clients::{CONNECTIONS, OURS, candidate, ours};
 use super::model::NAME;
 use super::nginx::{Nginx, REPOSITORY};
 use crate::harness::metric::{CPU_PER_GIB, TIME_MS};

@@ -1,15 +1,13 @@
 //! A server of the model, and of a repository of the Hub that has it.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 
 use super::model::{Model, NAME, SPARSE};
+use super::process::{await_port, end, free_port};
 use crate::harness::Trouble;
 
 const PROGRAM: &str = "/usr/sbin/nginx";
@@ -134,27 +132,6 @@ fn describe_repository(model: &Model) -> Result<()> {
     let siblings = serde_json::json!([{ "rfilename": NAME }]);
     let description = serde_json::json!({ "sha": COMMIT, "siblings": siblings });
     Ok(fs::write(revision.join("main"), description.to_string())?)
-}
-
-/// Waits until a server listens.
-pub(super) fn await_port(port: u16, server: &str) -> Result<()> {
-    let listens = (0..200).any(|_| {
-        thread::sleep(Duration::from_millis(50));
-        TcpStream::connect(("127.0.0.1", port)).is_ok()
-    });
-    if listens { Ok(()) } else { Err(anyhow!("{server} does not listen")) }
-}
-
-/// Ends a server by the signal TERM.
-pub(super) fn end(process: &mut Child) {
-    if let Some(pid) = rustix::process::Pid::from_raw(process.id().cast_signed()) {
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-    }
-    let _ = process.wait();
-}
-
-pub(super) fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// Returns the version of the program, if it is installed.

@@ -5,8 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, anyhow};
 
-use super::CONNECTIONS;
-use super::clients::{OURS, candidate, make_room, ours, run_of};
+use super::clients::{CONNECTIONS, OURS, candidate, make_room, ours, run_of};
 use super::model::{Model, NAME, SMALL};
 use super::versitygw::{Versitygw, url};
 use crate::harness::cost::Cost;
@@ -18,8 +17,7 @@ use crate::load::peers::{AWSCLI, Peers, RUNAI_S3};
 
 pub(super) const CASE: &str = "s3";
 const AWS_CP: &str = "aws s3 cp";
-const RUNAI_DEFAULT: &str = "runai-model-streamer S3";
-const RUNAI_16: &str = "runai-model-streamer S3, concurrency 16";
+const RUNAI: &str = RUNAI_S3.name;
 
 pub(super) fn measure(server: &Versitygw<'_>, peers: &Peers, session: &mut Session) -> Result<()> {
     let load = ours(
@@ -43,39 +41,28 @@ pub(super) fn measure(server: &Versitygw<'_>, peers: &Peers, session: &mut Sessi
     };
     let all = vec![
         load,
-        streamer(server, peers, RUNAI_DEFAULT, None),
-        streamer(server, peers, RUNAI_16, Some(CONNECTIONS)),
+        streamer(server, peers),
         candidate(server.model, AWS_CP, copy).with_note("into a tmpfs, with the imports of Python"),
     ];
     let rules = [
-        Against::new(SPEED, RUNAI_DEFAULT),
-        Against::new(CPU_PER_GIB, RUNAI_DEFAULT),
-        Against::new(SPEED, RUNAI_16).only(OURS),
-        Against::new(CPU_PER_GIB, RUNAI_16).only(OURS),
+        Against::new(SPEED, RUNAI),
+        Against::new(CPU_PER_GIB, RUNAI),
         Against::new(TIME_MS, AWS_CP).only(OURS),
     ];
     session.compare(CASE, all, &rules)
 }
 
-/// Makes a candidate that streams the tensors into memory after its imports.
-fn streamer<'a>(
-    server: &'a Versitygw<'_>,
-    peers: &'a Peers,
-    name: &'static str,
-    concurrency: Option<&'static str>,
-) -> Candidate<'a> {
-    let candidate = Candidate::new(name, move || {
+/// Makes a candidate that streams the tensors into memory after its imports. It chooses the number of its
+/// connections: with 16 it was slower.
+fn streamer<'a>(server: &'a Versitygw<'_>, peers: &'a Peers) -> Candidate<'a> {
+    let candidate = Candidate::new(RUNAI, move || {
         let mut command = peers.driver(RUNAI_S3).map_err(Trouble::NotRun)?;
         command.args(["load", RUNAI_S3.name, &url(NAME), &url(SMALL)]);
         command.args([NAME, SMALL].map(|name| server.model.root().join(name)));
         // The name of the bucket is part of the path.
         server.set(&mut command).env("RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING", "0");
-        for name in ["RUNAI_STREAMER_CONCURRENCY", "RUNAI_STREAMER_OBJ_CONCURRENCY"] {
-            match concurrency {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
+        command.env_remove("RUNAI_STREAMER_CONCURRENCY");
+        command.env_remove("RUNAI_STREAMER_OBJ_CONCURRENCY");
         stream(command, server.model)
     });
     candidate.with_note("after the imports of Python and a first small load")

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::XattrFlags;
 
 use super::model::{BUCKET, Model, NAME, SMALL};
-use super::nginx::{await_port, end, free_port};
+use super::process::{await_port, end, free_port};
 use crate::harness::Trouble;
 use crate::harness::program::last_lines;
 use crate::load::data::cache;
