@@ -57,10 +57,12 @@ pub fn xet_plan(data: &[u8]) {
             return;
         }
     };
-    let json: serde_json::Value = serde_json::from_slice(answer).expect("it was parsed");
     let mut terms: Vec<&Term> = plan.fetches.iter().flat_map(|fetch| &fetch.terms).collect();
     terms.sort_by_key(|term| term.place.start);
-    assert_eq!(Some(terms.len()), json["terms"].as_array().map(Vec::len));
+    // A field that is ignored need not be UTF-8.
+    if let Ok(json) = serde_json::from_slice::<serde_json::Value>(answer) {
+        assert_eq!(Some(terms.len()), json["terms"].as_array().map(Vec::len));
+    }
     let mut end = 0;
     for term in &terms {
         let chunks = term.chunks.len() as u64;
