@@ -111,7 +111,6 @@ fn printable(message: &str) -> String {
     let mut shown = String::with_capacity(message.len());
     for char in message.chars() {
         match char {
-            '\n' => shown.push('\n'),
             '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
                 shown.extend(char.escape_unicode());
             }
@@ -337,8 +336,8 @@ mod tests {
 
     #[test]
     fn control_characters_in_a_message_are_escaped() {
-        let message = "cannot open 'a\u{1b}[2J\u{7}\u{9b}\u{202e}b': größer\nsee --help";
-        let shown = r"cannot open 'a\u{1b}[2J\u{7}\u{9b}\u{202e}b': größer";
-        assert_eq!(printable(message), format!("{shown}\nsee --help"));
+        let message = "cannot open 'a\u{1b}[2J\u{7}\u{9b}\u{202e}b': größer\nlongshore: note";
+        let shown = r"cannot open 'a\u{1b}[2J\u{7}\u{9b}\u{202e}b': größer\nlongshore: note";
+        assert_eq!(printable(message), shown);
     }
 }
