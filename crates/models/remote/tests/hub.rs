@@ -406,8 +406,8 @@ fn the_copy_of_a_killed_process_is_removed() {
     let left = dir.path().join(".longshore.1-0.partial");
     fs::create_dir(&left).unwrap();
     fs::write(left.join("model.safetensors"), "part").unwrap();
-    let kept = dir.path().join(".longshore.1-0.partial.file");
-    fs::write(&kept, "kept").unwrap();
+    let kept = dir.path().join(".longshore.1-a.partial");
+    fs::create_dir(&kept).unwrap();
     keep(&remote(&hub), "hf://org/name", |model| {
         let copy = KeptCopy::begin(&dir.path().join("copy"), model);
         // That of a running process stays.

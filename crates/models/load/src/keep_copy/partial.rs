@@ -112,13 +112,19 @@ pub(super) fn sync(folder: &OwnedFd) {
     let _ = folder.try_clone().map(File::from).and_then(|folder| folder.sync_all());
 }
 
+/// Returns `true` for the name of a directory of a copy: no file of a user, and no model that is published, has one.
+fn is_partial(name: &str) -> bool {
+    let numbers = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(SUFFIX));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parts = numbers.and_then(|numbers| numbers.split_once('-'));
+    parts.is_some_and(|(process, number)| is_number(process) && is_number(number))
+}
+
 /// Removes the directories of processes that were killed.
 fn remove_leftovers(above: &OwnedFd) {
     let Ok(entries) = directory::entries_up_to(above, ENTRIES_MAX) else { return };
     for (name, kind) in entries {
-        let text = name.to_string_lossy();
-        let is_partial = text.starts_with(PREFIX) && text.ends_with(SUFFIX);
-        if kind != EntryKind::Directory || !is_partial {
+        if kind != EntryKind::Directory || !is_partial(&name.to_string_lossy()) {
             continue;
         }
         let name = Path::new(&name);
