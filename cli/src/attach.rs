@@ -23,8 +23,8 @@ use crate::units::{Alignment, Decimal};
 /// Attach a model that `longshore serve` has loaded, or loads now.
 ///
 /// All processes share the server's memory, and none can change it. This process opens the file, too,
-/// to prove that it can read it; a model on a server needs no proof. The attachment lasts as long as this process, or the program that it
-/// executes, has the connection open.
+/// to prove that it can read it. A model on another server needs no such proof. The attachment lasts as
+/// long as this process, or the program that it executes, has the connection open.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -47,12 +47,12 @@ the server, unless the server was started with --memory-mode 0444.
 The exit codes are listed by 'longshore --help'.
 ")]
 pub(crate) struct AttachArgs {
-    /// A path of a file or of a directory with a model, a name on a server below a --root of the server such
-    /// as s3://BUCKET/PREFIX/, hf://ORG/NAME for a repository below such a root and otherwise in the local
-    /// cache of the Hugging Face Hub, a name below a --root of the server, a number of `longshore ls`, or the end
-    /// of the path of a model that is held. The first of these that exists is taken, in this order: a file
-    /// `shared.safetensors` in the current directory comes before the server's. A name that is the
-    /// end of several paths is refused.
+    /// A path of a file or of a directory with a model, a name below a --root of the server, a number of
+    /// `longshore ls`, or the end of the path of a model that is held. The first of these that exists is
+    /// taken, in this order: a file `shared.safetensors` in the current directory comes before the
+    /// server's. A name that is the end of several paths is refused. Also the name of a model on another
+    /// server, such as s3://BUCKET/PREFIX/, below a --root there. hf://ORG/NAME is one if a --root has it,
+    /// and is otherwise a repository in the local cache of the Hugging Face Hub.
     #[arg(value_name = "NAME")]
     name: OsString,
 

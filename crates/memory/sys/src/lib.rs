@@ -30,6 +30,7 @@
 //! | [`file_handle`] | `name_to_handle_at`: the identity of a file in its file system |
 //! | [`file_use`] | `F_SETLEASE`, `futimens`: whether a file is open elsewhere, and when it was read |
 //! | [`beneath`] | `openat2`: files beneath a directory |
+//! | [`process_group`] | `setpgid`, `kill`, `waitid`: programs that end together |
 //! | [`directory`] | directories by descriptor: `openat2`, `renameat2`, `unlinkat` |
 //! | [`tmpfs`] | `O_TMPFILE`, `linkat`, `fallocate`, `mount`: files in a tmpfs |
 //! | [`namespace`] | `unshare`: mount namespaces |

@@ -48,8 +48,9 @@ pub enum Wanted {
     Path(PathBuf),
     /// The model that the server has under this number.
     Id(u64),
-    /// A name as people write it: a path or a name on a server, as in [`Self::Path`]; else a name beneath a served directory; else a number; else
-    /// the end of the path of a model in memory, which must not be the end of the path of another one.
+    /// A name as people write it: a path or a name on a server, as in [`Self::Path`]; else a name beneath a
+    /// served directory; else a number; else the end of the path of a model in memory, which must not be the
+    /// end of the path of another one.
     /// The files of the model, and links to them, must then belong to root, to this user or to the user
     /// that runs the server. A model on a server is not found by the end of its name.
     Word(OsString),
