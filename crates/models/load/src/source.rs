@@ -61,6 +61,11 @@ pub trait Opener {
     /// [`open_by`](crate::open_by) returns these errors.
     fn open(&self, path: &Path) -> Result<SourceFile>;
 
+    /// Returns the path of a shard, by its name in the index at `path`.
+    fn shard_path(&self, path: &Path, name: &str) -> PathBuf {
+        path.with_file_name(name)
+    }
+
     /// Permits `len_bytes` more of the header of this file, or of the file if it is an index, to be
     /// read. It is called before memory is allocated for them.
     ///

@@ -9,12 +9,13 @@ use longshore_load::{
     Error, FormatChoice, FoundModel, HubName, Opener, RemoteModel, Result, SourceFile, find_files,
     others_of,
 };
+use percent_encoding::percent_decode_str;
 
 use crate::cache::in_cache;
 use crate::find::{HubFiles, not_found, refuse_filter};
 use crate::http::HttpError;
 use crate::hub;
-use crate::opener::{Remote, failed, is_url, permit_files};
+use crate::opener::{Remote, failed, is_url, permit_files, shard_path};
 use crate::shown::shown_text;
 use crate::store::{Listing, ObjectName};
 
@@ -216,9 +217,13 @@ impl Remote {
         for other in others_of(file, FormatChoice::Auto, &opener)? {
             let beside = |file: &Path| other.strip_prefix(file.parent()?).ok()?.to_str();
             let name = beside(file).or_else(|| beside(&shown)).unwrap_or_default();
+            let name = match is_url(file) {
+                true => percent_decode_str(name).decode_utf8_lossy(),
+                false => name.into(),
+            };
             let path = match path.rsplit_once('/') {
                 Some((folder, _)) => format!("{folder}/{name}"),
-                None => name.to_owned(),
+                None => name.into_owned(),
             };
             if !model.contains(&path) {
                 model.push(&path, self.open_on_server(&other)?)?;
@@ -317,6 +322,10 @@ impl Opener for OnServer<'_> {
             Some(file) => file.try_clone(),
             None => self.remote.open_on_server(path),
         }
+    }
+
+    fn shard_path(&self, path: &Path, name: &str) -> PathBuf {
+        shard_path(path, name)
     }
 
     fn permit_files(&self, source: &SourceFile, count: u64) -> Result<()> {

@@ -14,6 +14,7 @@ use longshore_load::{
     CancelToken, Change, Error, FormatChoice, HubName, Opened, Opener, Result, SourceFile,
     is_index, open_by,
 };
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sha2::{Digest as _, Sha256};
 use url::Url;
 
@@ -26,6 +27,26 @@ use crate::shown::{shown_path, shown_text};
 use crate::store::{ObjectName, Provider, Store, StoreOptions};
 use crate::xet::XetAccess;
 
+/// The characters that are encoded in the name of a file in a URL (RFC 3986, section 3.3).
+const OF_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/')
+    .remove(b'!')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'\'')
+    .remove(b'(')
+    .remove(b')')
+    .remove(b'*')
+    .remove(b'+')
+    .remove(b',')
+    .remove(b';')
+    .remove(b'=')
+    .remove(b':')
+    .remove(b'@');
 /// The limit on the files of one model.
 const FILES_MAX: u64 = 4096;
 
@@ -295,8 +316,20 @@ impl Opener for Remote {
         self.open_file(path)
     }
 
+    fn shard_path(&self, path: &Path, name: &str) -> PathBuf {
+        shard_path(path, name)
+    }
+
     fn permit_files(&self, source: &SourceFile, count: u64) -> Result<()> {
         permit_files(source, count)
+    }
+}
+
+/// Returns the path of a shard of the index at `path`. In a URL, its name is percent-encoded.
+pub(crate) fn shard_path(path: &Path, name: &str) -> PathBuf {
+    match is_url(path) {
+        true => path.with_file_name(utf8_percent_encode(name, OF_SEGMENT).to_string()),
+        false => path.with_file_name(name),
     }
 }
 
@@ -357,6 +390,14 @@ mod tests {
         {
             assert_eq!(is_remote(Path::new(path)), expected, "{path}");
         }
+    }
+
+    #[test]
+    fn names_of_shards_are_encoded_in_urls() {
+        let index = Path::new("http://a/b/i.json");
+        let path = shard_path(index, "x/ä #%2e.safetensors");
+        assert_eq!(path, Path::new("http://a/b/x/%C3%A4%20%23%252e.safetensors"));
+        assert_eq!(shard_path(Path::new("s3://b/i.json"), "#"), Path::new("s3://b/#"));
     }
 
     #[test]

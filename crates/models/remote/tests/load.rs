@@ -5,7 +5,8 @@ mod server;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use longshore_load::{DigestKind, Error, FormatChoice, Loader, Selection, StreamOptions};
+use longshore_formats::directory::ModelFilter;
+use longshore_load::{DigestKind, Error, FormatChoice, Loader, Selection, StreamOptions, open_by};
 use longshore_mem::Granule;
 use longshore_remote::Remote;
 use server::{Answer, Server};
@@ -103,4 +104,29 @@ fn failures_of_the_server_are_errors_of_the_load() {
     assert!(text.contains("/model.safetensors") && !text.contains("secret"), "{text}");
     let wrong = Remote::new().open(&[Path::new("http:///x")], FormatChoice::Auto).unwrap_err();
     assert!(matches!(wrong, Error::Open { .. }), "{wrong}");
+}
+
+#[test]
+fn shards_with_special_names_are_requested_by_these_names() {
+    let index = r#"{"weight_map":{"weight":"a#b %2e.safetensors"}}"#;
+    let len = index.len();
+    let head = format!(
+        "HTTP/1.1 206 Partial Content\r\nContent-Length: {len}\r\nContent-Range: bytes 0-{}/{len}\r\nETag: \"1\"\r\n\r\n{index}",
+        len - 1
+    );
+    let server = Server::start(server::model(), move |_, request| match request.target.as_str() {
+        "/i.safetensors.index.json" => Answer::Raw(head.clone()),
+        "/a%23b%20%252e.safetensors" => Answer::Content("\"1\""),
+        other => panic!("{other} was requested"),
+    });
+    let url = server.url.join("/i.safetensors.index.json").unwrap();
+    let remote = Remote::new();
+    let opened = remote.open(&[url.as_str()], FormatChoice::Auto).unwrap();
+    assert_eq!(opened.plan.content_bytes(), server::model().len() as u64);
+    // As files, they have their own names.
+    let model = remote.model(url.as_str(), &ModelFilter::new()).unwrap().remote().unwrap();
+    let names: Vec<_> = model.paths().collect();
+    assert_eq!(names, ["a#b %2e.safetensors", "i.safetensors.index.json"]);
+    let again = open_by(model.first_files(), FormatChoice::Auto, &model).unwrap();
+    assert_eq!(again.plan.content_bytes(), opened.plan.content_bytes());
 }

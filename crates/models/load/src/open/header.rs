@@ -116,6 +116,10 @@ impl Opener for OfOneModel<'_> {
         self.by.open(path)
     }
 
+    fn shard_path(&self, path: &Path, name: &str) -> PathBuf {
+        self.by.shard_path(path, name)
+    }
+
     fn permit_header(&self, source: &SourceFile, len_bytes: u64) -> Result<()> {
         let sum_bytes = self.permitted_bytes.get().saturating_add(len_bytes);
         if sum_bytes > HEADERS_LEN_MAX_BYTES {

@@ -184,7 +184,8 @@ pub fn others_of(path: &Path, choice: FormatChoice, by: &dyn Opener) -> Result<V
     match Kind::of(path, choice) {
         Kind::Index => {
             let source = by.open(path)?;
-            Ok(shards::paths(source.path(), &shards::read_index(&source, by)?))
+            let index = shards::read_index(&source, by)?;
+            Ok(shards::paths(source.path(), &index, by))
         }
         Kind::Gguf => splits::others(path, by),
         Kind::Raw | Kind::Safetensors | Kind::Unnamed => Ok(Vec::new()),

@@ -26,9 +26,9 @@ pub(super) fn read_index(source: &SourceFile, by: &dyn Opener) -> Result<ShardIn
     Ok(index)
 }
 
-/// Returns the paths of the shards, which are relative to the folder of the index at `path`.
-pub(super) fn paths(path: &Path, index: &ShardIndex) -> Vec<PathBuf> {
-    index.shards().iter().map(|shard| path.with_file_name(shard)).collect()
+/// Returns the paths of the shards of the index at `path`.
+pub(super) fn paths(path: &Path, index: &ShardIndex, by: &dyn Opener) -> Vec<PathBuf> {
+    index.shards().iter().map(|shard| by.shard_path(path, shard)).collect()
 }
 
 /// Opens the shards of an index in the order of their names, reads their headers, and checks them
@@ -39,7 +39,7 @@ pub(super) fn paths(path: &Path, index: &ShardIndex) -> Vec<PathBuf> {
 /// is missing or contradicts it; [`Error::Format`] of a shard if all headers together are too long.
 pub(super) fn open(source: &SourceFile, by: &dyn Opener) -> Result<Vec<(SourceFile, Header)>> {
     let index = read_index(source, by)?;
-    let paths = paths(source.path(), &index);
+    let paths = paths(source.path(), &index, by);
     let refused = |error| Error::format(source.path(), error);
     let mut shards = Vec::new();
     for (path, name) in paths.iter().zip(index.shards()) {

@@ -184,6 +184,13 @@ impl Opener for RemoteModel {
             None => Err(open_error(path)(io::ErrorKind::NotFound.into())),
         }
     }
+
+    fn shard_path(&self, path: &Path, name: &str) -> PathBuf {
+        let index = self.files.iter().find(|file| file.source.path() == path);
+        let wanted = index.map(|index| Path::new(&index.path).with_file_name(name));
+        let found = self.files.iter().find(|file| wanted.as_deref() == Some(Path::new(&file.path)));
+        found.map_or_else(|| path.with_file_name(name), |file| file.source.path().to_owned())
+    }
 }
 
 #[cfg(test)]
