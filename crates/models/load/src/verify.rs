@@ -1,6 +1,6 @@
 //! Checksums of files, and manifests of expected checksums.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use crate::checksum::Hasher;
 use crate::digest_kind::DigestKind;
@@ -71,8 +71,11 @@ impl<'a> FileHasher<'a> {
 #[derive(Clone, Debug)]
 pub struct Manifest {
     path: PathBuf,
-    entries: Vec<(String, DigestKind, PathBuf)>,
+    entries: Vec<Entry>,
 }
+
+/// The checksum in hexadecimal digits, its kind, and the path of the file.
+type Entry = (String, DigestKind, PathBuf);
 
 impl Manifest {
     /// Reads a manifest, a regular file of at most 64 MiB.
@@ -164,22 +167,16 @@ impl Manifest {
         kinds
     }
 
-    /// Compares the checksums of a file with the expected ones. An entry matches a file by its path, or
-    /// by its path relative to the manifest. If no entry does, an entry with the same file name
-    /// matches.
+    /// Compares the checksums of a file with the expected ones. An entry is for a file if it has the file's path,
+    /// as given or relative to the manifest. If no entry has, it is the one whose path is the longest end of the
+    /// file's path. If there is none, it is the only one with the file's name.
     ///
     /// # Errors
     /// [`Error::Mismatch`]; [`Error::Manifest`] if the manifest does not name the file.
     pub(crate) fn check(&self, file: &Path, found: &[(DigestKind, String)]) -> Result<()> {
-        let beside = self.path.parent().unwrap_or(Path::new(""));
-        let same_path = |name: &Path| name == file || beside.join(name) == file;
-        let same_name = |name: &Path| name.file_name() == file.file_name();
-        let by_path = self.entries.iter().any(|(.., name)| same_path(name));
+        let entries = self.entries_of(file);
         let mut checked = false;
-        for (expected, kind, name) in &self.entries {
-            if !(if by_path { same_path(name) } else { same_name(name) }) {
-                continue;
-            }
+        for (expected, kind, _) in entries {
             let Some((_, found)) = found.iter().find(|(found_kind, _)| found_kind == kind) else {
                 continue;
             };
@@ -198,6 +195,29 @@ impl Manifest {
         }
         let reason = ManifestProblem::NotNamed { file: file.to_owned() };
         Err(Error::Manifest { path: self.path.clone(), reason })
+    }
+
+    /// Returns the entries that are for a file.
+    fn entries_of(&self, file: &Path) -> Vec<&Entry> {
+        let beside = self.path.parent().unwrap_or(Path::new(""));
+        // The rank of a name that is an end of the path is its length.
+        let rank = |name: &Path| {
+            let end: PathBuf =
+                name.components().filter(|part| *part != Component::CurDir).collect();
+            match () {
+                () if name == file || beside.join(name) == file => usize::MAX,
+                () if end.is_relative() && file.ends_with(&end) => end.components().count(),
+                () => 0,
+            }
+        };
+        let best = self.entries.iter().map(|(.., name)| rank(name)).max().unwrap_or(0);
+        if best > 0 {
+            return self.entries.iter().filter(|(.., name)| rank(name) == best).collect();
+        }
+        let has_name = |entry: &&Entry| entry.2.file_name() == file.file_name();
+        let named: Vec<&Entry> = self.entries.iter().filter(has_name).collect();
+        let is_one = named.windows(2).all(|pair| pair[0].2 == pair[1].2);
+        if is_one { named } else { Vec::new() }
     }
 }
 
@@ -267,6 +287,31 @@ mod tests {
         for text in ["e3069283", "zzzzzzzz  x", "123  x", "e3069283  "] {
             let error = Manifest::parse("m".into(), &format!("# ok\n{text}\n")).unwrap_err();
             assert!(error.to_string().contains("line 2"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn entries_are_found_by_the_end_of_a_path() {
+        let sums = "00000001  ./unet/w.gguf\n00000002  vae/w.gguf\n00000003  s3://b/m/w.gguf\n\
+                    00000004  other/x.gguf\n00000005  old/y.gguf\n00000006  new/y.gguf\n";
+        let manifest = Manifest::parse("sd/SUMS".into(), sums).unwrap();
+        let check = |file: &str, sum: u32| {
+            let found = [(DigestKind::Crc32c, format!("{sum:08x}"))];
+            manifest.check(Path::new(file), &found)
+        };
+        for (file, sum) in [
+            ("sd/unet/w.gguf", 1),
+            ("./unet/w.gguf", 1),
+            ("/srv/sd/vae/w.gguf", 2),
+            ("s3://b/sd/vae/w.gguf", 2),
+            ("s3://b/m/w.gguf", 3),
+            ("x.gguf", 4),
+        ] {
+            check(file, sum).unwrap();
+            assert!(matches!(check(file, 9), Err(Error::Mismatch { .. })), "{file}");
+        }
+        for file in ["text/w.gguf", "y.gguf", "z.gguf"] {
+            assert!(matches!(check(file, 1), Err(Error::Manifest { .. })), "{file}");
         }
     }
 }
