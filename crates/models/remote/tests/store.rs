@@ -302,6 +302,27 @@ fn credentials_are_not_shown() {
 }
 
 #[test]
+fn credentials_that_are_not_accepted_are_named() {
+    for (status, code, hint) in [
+        ("400 Bad Request", "ExpiredToken", "renew the credentials"),
+        ("403 Forbidden", "RequestTimeTooSkewed", "correct the clock"),
+    ] {
+        let body = format!("<Error><Code>{code}</Code><Message>{SECRET}</Message></Error>");
+        let len = body.len();
+        let server = Server::start(model(), move |_, _| {
+            Answer::Raw(format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\n\r\n{body}"))
+        });
+        let sources = ["s3://bucket/a.safetensors"];
+        let refused = remote(&server).open(&sources, FormatChoice::Auto).unwrap_err();
+        let Error::Open { source, .. } = &refused else { panic!("{refused}") };
+        assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);
+        let text = source.to_string();
+        assert!(text.contains(code) && text.contains(hint) && !text.contains(SECRET), "{text}");
+        assert_eq!(server.count(), 1);
+    }
+}
+
+#[test]
 fn a_search_ends_at_the_time_limit() {
     let server = bucket(|_, _| Answer::Raw("HTTP/1.1 200 OK\r\n".to_owned()));
     let remote = remote(&server).time_limit(Duration::from_millis(300));

@@ -34,7 +34,7 @@ use url::Url;
 
 use crate::http::{Client, Field, HttpError, Limits, Request, Requests, Response, Tries, Version};
 use drive::{Driven, drive};
-use refusal::unclear;
+use refusal::{s3_refusal, unclear};
 
 pub(crate) use config::StoreOptions;
 pub(crate) use listing::Listing;
@@ -52,6 +52,8 @@ const TOKENS_MAX_BYTES: usize = 16 << 20;
 const REQUESTS_MAX: u32 = 200;
 const TOO_LONG: &str =
     "the listings have more than 64 MiB, or one has more than 200 pages; name a longer prefix";
+/// The limit on the body of a refusal, in bytes.
+const REFUSAL_MAX_BYTES: usize = 16 << 10;
 /// The longest time for which the metadata server of a cloud instance is waited for. Elsewhere nothing answers.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -288,15 +290,22 @@ impl Requests for ObjectRequests {
             });
             Ok(client.get(&url, &fields, limits)?)
         };
-        let response = get()?;
+        let mut response = get()?;
         let region = response.head.bucket_region.as_deref();
-        match (response.head.status, region) {
-            (300..=400, Some(region)) => {
-                self.store.move_to(region, limits)?;
-                get()
-            }
-            _ => Ok(response),
+        if let (300..=400, Some(region)) = (response.head.status, region) {
+            self.store.move_to(region, limits)?;
+            response = get()?;
         }
+        let status = response.head.status;
+        if self.store.provider == Provider::S3
+            && matches!(status, 400 | 403)
+            && let Ok(body) = response.body(REFUSAL_MAX_BYTES, limits)
+            && let Some(reason) = s3_refusal(&body)
+        {
+            let text = format!("the server refuses access (status {status}, {reason}");
+            return Err(HttpError::Credentials(text));
+        }
+        Ok(response)
     }
 }
 

@@ -37,6 +37,24 @@ pub(super) fn unclear(error: &object_store::Error) -> HttpError {
     HttpError::Credentials(shown.chars().take(SHOWN_MAX).collect())
 }
 
+/// The codes of S3 for credentials that it does not accept, and what to do.
+const S3_CODES: [(&str, &str); 6] = [
+    ("ExpiredToken", "renew the credentials"),
+    ("TokenRefreshRequired", "renew the credentials"),
+    ("InvalidToken", "check the session token"),
+    ("InvalidAccessKeyId", "check the access key"),
+    ("SignatureDoesNotMatch", "check the secret access key"),
+    ("RequestTimeTooSkewed", "correct the clock of this machine"),
+];
+
+/// Returns the code in the body of a refusal, and what to do, if it is one for credentials.
+pub(super) fn s3_refusal(body: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(body);
+    let code = text.split_once("<Code>")?.1.split_once("</Code>")?.0;
+    let (code, hint) = S3_CODES.iter().find(|(known, _)| *known == code)?;
+    Some(format!("{code}); {hint}"))
+}
+
 /// Returns an error and its causes.
 fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| error.source())
