@@ -161,7 +161,7 @@ fn the_content_is_compared_with_a_manifest() {
         longshore(&["load", path.to_str().unwrap(), "--manifest", manifest.to_str().unwrap()])
     };
     assert_eq!(load(&good).code, 0);
-    load(&bad).expect(16, &["model.bin", "crc32c is e3069283", "says e3069284"]);
+    load(&bad).expect(16, &["model.bin", "crc32c is e3069283", "but e3069284 was expected"]);
 }
 
 #[test]

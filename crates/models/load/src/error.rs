@@ -136,14 +136,14 @@ pub enum Error {
         /// The number of bytes of the whole load.
         total_bytes: u64,
     },
-    /// A checksum differs from the one in the manifest.
-    #[error("{}: {kind} is {found}, but the manifest says {expected}", path.display())]
+    /// A checksum differs from the one in the manifest, or from the one that the Hub sends.
+    #[error("{}: {kind} is {found}, but {expected} was expected", path.display())]
     Mismatch {
         /// The file.
         path: PathBuf,
         /// The kind of checksum.
         kind: DigestKind,
-        /// The checksum in the manifest, in hexadecimal.
+        /// The expected checksum, in hexadecimal.
         expected: String,
         /// The checksum of the content, in hexadecimal.
         found: String,

@@ -255,6 +255,7 @@ where
                 error => {
                     let kind = match &error {
                         HubError::Refused { .. } => io::ErrorKind::PermissionDenied,
+                        HubError::Missing => io::ErrorKind::NotFound,
                         HubError::Settings(_) => io::ErrorKind::InvalidInput,
                         _ => io::ErrorKind::InvalidData,
                     };

@@ -65,10 +65,12 @@ pub(crate) enum HubError {
     #[error(transparent)]
     Http(#[from] HttpError),
     #[error(
-        "the Hub refuses access (status {status}): if the repository is gated, ask for access at {page}, \
-             and set HF_TOKEN"
+        "the Hub refuses access (status {status}): there is no such repository, or it is private or gated; ask for \
+         access at {page}, and set HF_TOKEN to a token that has it"
     )]
     Refused { status: u16, page: String },
+    #[error("the Hub has no such repository or revision (status 404)")]
+    Missing,
     #[error("the response of the Hub is not valid: {0}")]
     Answer(String),
     #[error("{0}")]
@@ -117,6 +119,7 @@ impl<'a> Hub<'a> {
         match status {
             200 => {}
             401 | 403 => return Err(self.refused(name, status)),
+            404 => return Err(HubError::Missing),
             status => return Err(HttpError::of_status(status).into()),
         }
         let found: Description = serde_json::from_slice(&body)

@@ -221,6 +221,13 @@ impl Remote {
                     HttpError::Refused { status } if HubName::is_one(path) => {
                         self.gated(&name, status)
                     }
+                    HttpError::Refused { status } if name != path => {
+                        let text = format!(
+                            "the server refuses access (status {status}): the URL can have expired, or its user \
+                             and password are needed, which are not sent"
+                        );
+                        failed(&name, HttpError::Credentials(text))
+                    }
                     error => failed(&name, error),
                 })?;
                 let first_bytes = KeptBytes::new(&self.first_bytes, file.first().len());

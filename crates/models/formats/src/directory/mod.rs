@@ -162,7 +162,7 @@ impl fmt::Display for DirectoryProblem {
             }
             Self::Several { candidates, count } => {
                 write!(f, "it contains {count} models: {}", listed(candidates, *count))?;
-                f.write_str("; name the file, or select by variant or pattern")
+                f.write_str("; name one of them, or select by variant or pattern")
             }
             Self::NoVariant { variant, candidates } => {
                 write!(f, "it contains no files of the variant {variant}")?;

@@ -114,7 +114,7 @@ fn the_variant_of_a_gguf_model_is_a_word_of_its_name() {
     assert_eq!(selected(&names, &variant("q8_0")), ["m-Q8_0-00001-of-00002.gguf"]);
     assert_eq!(
         problem(&names, &ModelFilter::new()),
-        "it contains 2 models: \"m-Q4_K_M.gguf\", \"m-Q8_0-00001-of-00002.gguf\"; name the file, or \
+        "it contains 2 models: \"m-Q4_K_M.gguf\", \"m-Q8_0-00001-of-00002.gguf\"; name one of them, or \
          select by variant or pattern"
     );
     assert_eq!(

@@ -87,7 +87,8 @@ impl Connection {
         let mut last = io::Error::new(ErrorKind::NotFound, "the host has no address");
         // Of all addresses together.
         let limited = limits.with_deadline(Instant::now() + limits.idle_timeout);
-        for address in addresses(proxy.map_or(endpoint, |proxy| &proxy.endpoint), limits)? {
+        let peer = proxy.map_or(endpoint, |proxy| &proxy.endpoint);
+        for address in addresses(peer, limits)? {
             match stream_socket::connect(address, || limited.check().is_ok()) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {
                     limits.check()?;
@@ -110,7 +111,12 @@ impl Connection {
                 Err(error) => last = error,
             }
         }
-        Err(last)
+        let Endpoint { host, port, .. } = peer;
+        let kind = if proxy.is_some() { "the proxy " } else { "" };
+        Err(io::Error::new(
+            last.kind(),
+            format!("cannot connect to {kind}{host}, port {port}: {last}"),
+        ))
     }
 
     /// Asks a proxy for a connection to a server (RFC 9110, section 9.3.6).

@@ -273,7 +273,9 @@ fn failure(head: &Head) -> Option<HttpError> {
     }
     match status {
         206 => None,
-        200 => Some(HttpError::NoRanges { reason: "it sent the whole file" }),
+        200 => Some(HttpError::NoRanges {
+            reason: "it sent the whole file; download it, and load the local one",
+        }),
         status => Some(HttpError::of_status(status)),
     }
 }
