@@ -34,13 +34,13 @@ Columns with --published:
   bytes     the length of its files
   used      the time since a program last read it, or since it was published
   state     see below
+  model     its directory
 
 States with --published:
   in use         a program has a file of it open or mapped
   unused         no program has
   pinned         a server does not evict it
   incomplete     some of its files are missing
-  model     its directory
 
 The exit codes are listed by 'longshore --help'.
 ")]

@@ -53,9 +53,11 @@ impl Display {
             Self::Lines(due) if elapsed >= *due && done_bytes < total_bytes => {
                 *due += LINE_EVERY;
                 let speed = done_bytes as f64 / elapsed.as_secs_f64();
-                let left = (total_bytes - done_bytes) as f64 / speed.max(1.0);
+                let left = (total_bytes - done_bytes) as f64 / speed;
+                let left =
+                    if left.is_finite() { format!("  {left:.0} s left") } else { String::new() };
                 eprintln!(
-                    "{:3.0}%  {} of {}  {}/s  {left:.0} s left",
+                    "{:3.0}%  {} of {}  {}/s{left}",
                     done_bytes as f64 * 100.0 / total_bytes as f64,
                     Decimal(done_bytes as f64),
                     Decimal(total_bytes as f64),
