@@ -29,7 +29,7 @@ Exit codes:
    17  the file is empty, or the      130  Ctrl-C (128 + the signal's number)
        directory has no files or no model
    18  the address is not mapped
-   19  the name of the model exists already
+   19  the name of the model, or of its copy, exists already
 
    30  no server listens, or it has ended
    31  the model is not served, held or published
@@ -212,6 +212,7 @@ fn code_of_loading(error: &Error) -> u8 {
     match error {
         Error::Open { path, source } if is_on_server(path) => code_of_server(source),
         Error::Open { source, .. } => code_of_system(source),
+        Error::Write { source, .. } if source.kind() == ErrorKind::AlreadyExists => 19,
         Error::Write { source, .. } => match code_of_system(source) {
             1 => 13,
             code => code,

@@ -92,8 +92,10 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     let loaded = loader.load(&opened.plan)?;
     drop(display);
     print_notes(&remote.notes()[noted..], args.quiet);
+    let mut kept_files = None;
     if let Some((model, copy)) = to_keep {
         copy.finish(&model, &opened.plan, &loaded, &cancel)?;
+        kept_files = Some(model.paths().count());
     }
     let Loaded { buffer, files, report, .. } = loaded;
     let sealing = if args.read_only { Sealing::Content } else { Sealing::Size };
@@ -101,11 +103,12 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
 
     if args.json {
         let stays = args.hold || executes;
-        let json = as_json(&report, &files, &opened, &shared, stays);
+        let mut json = as_json(&report, &files, &opened, &shared, stays);
+        json["kept_files"] = kept_files.into();
         print_result(&format!("{json}\n"), executes)?;
     } else if !args.quiet {
-        let summary =
-            summary(args, &report, &files, &opened, &shared).context("writing the summary")?;
+        let summary = summary(args, &report, &files, &opened, &shared, kept_files);
+        let summary = summary.context("writing the summary")?;
         print_result(&summary, executes)?;
     }
     if args.hold {
@@ -132,6 +135,7 @@ fn summary(
     files: &[load::LoadedFile],
     opened: &Opened,
     shared: &SharedBuffer,
+    kept_files: Option<usize>,
 ) -> Result<String, fmt::Error> {
     let mut text = String::new();
     writeln!(
@@ -188,6 +192,13 @@ fn summary(
                 "  page cache  not known (the kernel reports it only to a file's owner)"
             )?;
         }
+    }
+    if let (Some(count), Some(directory)) = (kept_files, &args.keep_copy) {
+        let place = match directory.as_os_str() == "hub" {
+            true => "the cache of the Hub".into(),
+            false => directory.to_string_lossy(),
+        };
+        writeln!(text, "  copy        {count} file(s) in {}", printable(&place))?;
     }
     for file in files {
         for (kind, digest) in &file.digests {

@@ -29,14 +29,15 @@ fn a_model_of_a_server_is_loaded_and_only_its_header_inspected() {
     assert_eq!(loaded["files"][0]["digests"], expected.json()["files"][0]["digests"], "{loaded}");
     assert_eq!(loaded["bytes_by_mode"]["remote"].as_u64(), Some(content.len() as u64), "{loaded}");
     let copy = nginx.file("copy");
-    assert_eq!(with(&["load", &url, "--keep-copy", &copy], &[]).code, 0);
+    let kept = with(&["load", &url, "--keep-copy", &copy], &[]);
+    assert!(kept.stdout.contains(&format!("1 file(s) in {copy}")), "{}", kept.stdout);
     assert!(fs::read(nginx.file("copy/m.safetensors")).unwrap() == content);
     assert_eq!(fs::read_dir(&copy).unwrap().count(), 1);
     assert_eq!(longshore(&["load", &copy]).code, 0);
     with(&["load", &copy, "--keep-copy", &copy], &[]).expect(2, &["on this machine already"]);
     // A load that fails leaves nothing.
     let before = nginx.log().iter().filter(|line| line[2] != "0").count();
-    with(&["load", &url, "--keep-copy", &copy], &[]).expect(13, &["something has this name"]);
+    with(&["load", &url, "--keep-copy", &copy], &[]).expect(19, &["it exists; load it"]);
     let sent =
         nginx.log()[before..].iter().map(|line| line[2].parse::<u64>().unwrap()).sum::<u64>();
     assert!(sent < 1 << 20, "{sent}");

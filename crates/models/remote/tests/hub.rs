@@ -97,7 +97,7 @@ fn variants_and_errors_are_those_of_a_directory() {
     assert!(matches!(&refused, Error::Directory { .. }), "{refused}");
     for (source, words) in [
         ("hf://org/gated", "ask for access at"),
-        ("hf://org/none", "no such file"),
+        ("hf://org/none", "no such repository"),
         ("hf://org/broken", "it has no commit"),
     ] {
         let refused = found(&remote, source).unwrap_err();
@@ -382,7 +382,7 @@ fn a_copy_is_only_of_what_was_loaded() {
     assert_eq!(mode(&at), mode(&dir.path().join("new")));
     let refused = keep(&remote, source, begin).unwrap_err();
     let Error::Write { source: cause, .. } = &refused else { panic!("{refused}") };
-    assert!(cause.to_string().contains("something has this name"), "{cause}");
+    assert!(cause.to_string().contains("it exists"), "{cause}");
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl KeptCopy {
         let begin = || {
             let directory = std::path::absolute(directory)?;
             if fs::symlink_metadata(&directory).is_ok() {
-                let reason = "something has this name; name a new directory, or remove it first";
+                let reason = "it exists; load it, or name a new directory for the copy";
                 return Err(io::Error::new(ErrorKind::AlreadyExists, reason));
             }
             let (Some(parent), Some(_)) = (directory.parent(), directory.file_name()) else {
