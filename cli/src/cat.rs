@@ -7,6 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use longshore::formats::printable;
 use longshore::load::{FormatChoice, Rows, Selection, StreamOptions};
+use longshore::remote::without_secrets;
 use longshore::{Loader, Progress, ReadMode};
 use serde_json::json;
 
@@ -147,7 +148,8 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<()> {
         });
         eprintln!("{done}");
     } else if !args.quiet {
-        let names: Vec<_> = args.files.iter().map(|file| file.to_string_lossy()).collect();
+        let names = args.files.iter().map(|file| without_secrets(&file.to_string_lossy()));
+        let names: Vec<_> = names.collect();
         let (bytes, read) = (Decimal(done_bytes as f64), Decimal(report.read_bytes as f64));
         let names = names.join(", ");
         let tensors = match written.len() {
