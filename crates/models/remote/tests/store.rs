@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use longshore_formats::directory::ModelFilter;
-use longshore_load::{Error, FormatChoice, Loader, Outcome, Publisher};
+use longshore_load::{Error, FormatChoice, Loader, Outcome, PublishedModels, Publisher};
 use longshore_remote::Remote;
 use server::{Answer, Request, Server, model};
 
@@ -210,6 +210,9 @@ fn a_model_of_another_server_is_not_the_same_one() {
     assert_eq!(publish(&one), Outcome::New);
     assert_eq!(publish(&one), Outcome::AlreadyPublished);
     assert_eq!(publish(&other), Outcome::Replaced);
+    let models = PublishedModels::open(target.path()).unwrap();
+    assert!(models.find_by_source(Path::new(other.url.as_str())).is_some());
+    assert!(models.find_by_source(Path::new(one.url.as_str())).is_none());
 }
 
 #[test]

@@ -16,6 +16,7 @@ use super::tree::{
     Links, Tree, name_of_file, name_of_folder, name_of_repository, publish_error, write_error,
 };
 use crate::error::{Error, Result};
+use crate::find::HubName;
 
 /// The name of the lock file in the directory.
 const LOCK_NAME: &str = ".longshore.manager";
@@ -192,10 +193,21 @@ impl PublishedModels {
                 && model.record.files.iter().any(|it| it.path == file)
         };
         let find = |name: String| self.find(&name).ok();
+        if let Ok(Some(wanted)) = HubName::from_path(source) {
+            // The record has the commit.
+            let is_of = |model: &PublishedModel| {
+                HubName::from_path(&model.source).ok().flatten().is_some_and(|found| {
+                    (found.kind, found.repository) == (wanted.kind, wanted.repository.clone())
+                })
+            };
+            return find(wanted.repository.replace('/', "--")).filter(is_of);
+        }
         find(name_of_folder(source))
             .filter(|model| model.source == source)
             .or_else(|| find(name_of_repository(source)).filter(|model| model.source == source))
-            .or_else(|| find(name_of_file(source)).filter(of_file))
+            .or_else(|| {
+                find(name_of_file(source)).filter(|model| model.source == source || of_file(model))
+            })
     }
 
     /// Returns the model with this name.
