@@ -174,6 +174,21 @@ pub fn move_to(from: impl AsFd, name: &Path, to: impl AsFd, new_name: &Path) -> 
     Ok(rustix::fs::renameat(from, name, to, new_name)?)
 }
 
+/// Moves an entry to a name in another directory that must not exist.
+///
+/// # Errors
+/// `EEXIST` if the name exists; those of `renameat2(2)`.
+pub fn move_new(from: impl AsFd, name: &Path, to: impl AsFd, new_name: &Path) -> io::Result<()> {
+    let (from, to) = (from.as_fd(), to.as_fd());
+    match rustix::fs::renameat_with(from, name, to, new_name, RenameFlags::NOREPLACE) {
+        // A file system without this flag, such as NFS. An empty directory of this name would be replaced.
+        Err(Errno::INVAL | Errno::NOSYS) if !exists(to, new_name) => {
+            Ok(rustix::fs::renameat(from, name, to, new_name)?)
+        }
+        moved => Ok(moved?),
+    }
+}
+
 /// Opens a lock file in a directory, and makes it if it is missing, with access for this user only.
 ///
 /// # Errors

@@ -406,7 +406,9 @@ fn the_copy_of_a_killed_process_is_removed() {
     let left = dir.path().join(".longshore.1-0.partial");
     fs::create_dir(&left).unwrap();
     fs::write(left.join("model.safetensors"), "part").unwrap();
-    let kept = dir.path().join(".longshore.1-a.partial");
+    fs::write(left.join(".longshore.copy"), "").unwrap();
+    // A directory without the mark can be one of somebody else.
+    let kept = dir.path().join(".longshore.1-1.partial");
     fs::create_dir(&kept).unwrap();
     keep(&remote(&hub), "hf://org/name", |model| {
         let copy = KeptCopy::begin(&dir.path().join("copy"), model);

@@ -54,8 +54,7 @@ impl KeptCopy {
         let begin = || {
             let directory = std::path::absolute(directory)?;
             if fs::symlink_metadata(&directory).is_ok() {
-                let reason = "it exists; load it, or name a new directory for the copy";
-                return Err(io::Error::new(ErrorKind::AlreadyExists, reason));
+                return Err(exists());
             }
             let (Some(parent), Some(_)) = (directory.parent(), directory.file_name()) else {
                 let reason = "the path does not end with the name of a directory";
@@ -124,11 +123,20 @@ impl KeptCopy {
         match &target {
             Target::Directory(path) => {
                 let name = Path::new(path.file_name().unwrap_or_default());
-                partial.complete(name).map_err(write_error(path))
+                let completed = partial.complete(name).map_err(|error| match error.kind() {
+                    ErrorKind::AlreadyExists => exists(),
+                    _ => error,
+                });
+                completed.map_err(write_error(path))
             }
             Target::Hub { cache, branch } => add(cache, branch.as_deref(), model, &partial),
         }
     }
+}
+
+fn exists() -> io::Error {
+    let reason = "it exists; load it, or name a new directory for the copy";
+    io::Error::new(ErrorKind::AlreadyExists, reason)
 }
 
 fn begin_in(parent: &Path, model: &RemoteModel) -> io::Result<Partial> {

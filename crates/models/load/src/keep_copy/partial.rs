@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +14,10 @@ use crate::error::Error;
 
 const PREFIX: &str = ".longshore.";
 const SUFFIX: &str = ".partial";
+/// The name of a file that marks such a directory.
+const MARK: &str = ".longshore.copy";
+/// The name of the directory in it.
+const MODEL: &str = "model";
 /// The number of names that are tried.
 const ATTEMPTS_MAX: u32 = 100;
 /// The number of entries of a directory in which leftovers are searched for.
@@ -23,16 +26,17 @@ const ENTRIES_MAX: usize = 4096;
 /// The number of the next directory.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// A directory with a hidden name, which is closed to other users. Dropping it removes it.
+/// A directory with a hidden name, which is closed to other users, and a directory in it that is to get another name.
+/// Dropping it removes both.
 ///
-/// It and the one above it are used by their descriptors, so that nothing is written elsewhere if another user, who
+/// They and the one above are used by their descriptors, so that nothing is written elsewhere if another user, who
 /// owns the directory above, replaces names meanwhile.
 #[derive(Debug)]
 pub(super) struct Partial {
     above: OwnedFd,
     name: OsString,
+    outer: OwnedFd,
     folder: OwnedFd,
-    is_complete: bool,
 }
 
 impl Partial {
@@ -43,35 +47,28 @@ impl Partial {
         for _ in 0..ATTEMPTS_MAX {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
             let name = OsString::from(format!("{PREFIX}{}-{number}{SUFFIX}", process::id()));
-            let folder = match directory::create_in(&above, Path::new(&name)) {
+            let outer = match directory::create_in(&above, Path::new(&name)) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
-                folder => folder?,
+                outer => outer?,
             };
-            // Another process removes it if it is not locked yet.
-            if directory::try_lock(&folder)?
-                && directory::has_name(&above, Path::new(&name), &folder)
-            {
-                return Ok(Self { above, name, folder, is_complete: false });
-            }
+            // Another process removes it if it is not locked.
+            directory::try_lock(&outer)?;
+            directory::write_new(&outer, Path::new(MARK), b"")?;
+            let folder = directory::make_in(&outer, Path::new(MODEL))?;
+            return Ok(Self { above, name, outer, folder });
         }
         Err(io::Error::new(ErrorKind::AlreadyExists, "all temporary names are in use"))
     }
 
-    /// Returns the directory.
+    /// Returns the directory that is to get another name.
     pub(super) fn folder(&self) -> &OwnedFd {
         &self.folder
     }
 
-    /// Gives the directory its name, with the permissions of a new one. The name must be free.
-    pub(super) fn complete(mut self, name: &Path) -> io::Result<()> {
-        let probe = Path::new(".longshore.permissions");
-        let mode =
-            File::from(directory::make_in(&self.folder, probe)?).metadata()?.permissions().mode();
-        directory::remove_all(&self.folder, probe)?;
-        directory::set_mode(&self.folder, mode & 0o7777)?;
+    /// Gives the directory its name, which must be free.
+    pub(super) fn complete(self, name: &Path) -> io::Result<()> {
         sync(&self.folder);
-        directory::rename_new(&self.above, Path::new(&self.name), name)?;
-        self.is_complete = true;
+        directory::move_new(&self.outer, Path::new(MODEL), &self.above, name)?;
         sync(&self.above);
         match directory::has_name(&self.above, name, &self.folder) {
             true => Ok(()),
@@ -83,8 +80,8 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         let name = Path::new(&self.name);
-        if !self.is_complete && directory::has_name(&self.above, name, &self.folder) {
-            // Whatever is left is removed by the next copy.
+        if directory::has_name(&self.above, name, &self.outer) {
+            // The next copy removes the rest.
             let _ = directory::remove_all(&self.above, name);
         }
     }
@@ -129,8 +126,9 @@ fn remove_leftovers(above: &OwnedFd) {
         }
         let name = Path::new(&name);
         let Ok(folder) = directory::open_in(above, name) else { continue };
-        let is_own = directory::attributes(&folder)
-            .is_ok_and(|found| found.owner == longshore_sys::effective_uid());
+        // Another user who owns the directory above can give this name to a directory of this user, but not the mark.
+        let is_own = directory::read_in(&folder, Path::new(MARK), 0)
+            .is_ok_and(|(mark, _)| mark.owner == longshore_sys::effective_uid());
         if is_own && directory::try_lock(&folder).is_ok_and(|is_locked| is_locked) {
             let _ = directory::remove_all(above, name);
         }
