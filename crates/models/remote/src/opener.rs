@@ -295,16 +295,15 @@ impl Remote {
 
     /// Returns the bucket of an object.
     pub(crate) fn store(&self, name: &ObjectName) -> std::result::Result<Arc<Store>, HttpError> {
-        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let stores = || self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (name.provider, name.bucket.clone());
-        if let Some(store) = stores.get(&key) {
+        if let Some(store) = stores().get(&key) {
             return Ok(Arc::clone(store));
         }
+        // Other buckets must not wait for a program that is asked for credentials.
         let stop = || self.is_cancelled();
         let store = Store::new(&self.client, name, &self.options, &self.limits(&stop))?;
-        let store = Arc::new(store);
-        stores.insert(key, Arc::clone(&store));
-        Ok(store)
+        Ok(Arc::clone(stores().entry(key).or_insert_with(|| Arc::new(store))))
     }
 
     /// Returns `true` if the caller has cancelled.

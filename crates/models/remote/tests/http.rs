@@ -244,6 +244,27 @@ fn a_kept_connection_that_the_server_closed_is_replaced() {
 }
 
 #[test]
+fn connections_that_fell_silent_are_all_replaced() {
+    let server = Server::start(content(), |number, _| match number {
+        3 => Answer::Raw(String::new()),
+        _ => Answer::Content(VERSION),
+    });
+    let client = Client::new();
+    let limits =
+        Limits { stop: &|| false, idle_timeout: Duration::from_millis(300), deadline: None };
+    let range = Field::new("Range", "bytes=0-9").unwrap();
+    let get = || client.get(&server.url, std::slice::from_ref(&range), &limits).unwrap();
+    let opened = [get(), get(), get()];
+    for mut response in opened {
+        assert_eq!(response.body(10, &limits).unwrap().len(), 10);
+        client.keep(response);
+    }
+    // The fourth request gets no response on the last of them.
+    assert_eq!(get().head.status, 206);
+    assert_eq!((server.count(), server.connections.load(Ordering::Relaxed)), (5, 4));
+}
+
+#[test]
 fn an_empty_file_has_no_ranges() {
     let server = Server::start(Vec::new(), |_, _| {
         raw("416 Range Not Satisfiable", "Content-Range: bytes */0\r\n")

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use url::Url;
 
@@ -18,6 +19,12 @@ use super::tls::Tls;
 const REDIRECTS_MAX: u32 = 10;
 /// The most connections that are kept while no request uses them.
 const IDLE_MAX: usize = 256;
+/// The time for which an unused connection is kept. Servers and firewalls forget them after a minute or more.
+const KEPT_TIME: Duration = Duration::from_secs(45);
+/// The longest time for the head of a response on a kept connection, after which a new one is tried.
+const REUSED_TIMEOUT: Duration = Duration::from_secs(10);
+/// The number of servers from which those without connections are forgotten.
+const SERVERS_MAX: usize = 256;
 
 /// A client with connections that it keeps for later requests.
 #[derive(Debug, Default)]
@@ -36,7 +43,8 @@ struct Servers {
 /// A server, as far as the client knows it.
 #[derive(Debug, Default)]
 struct Server {
-    idle: Vec<Connection>,
+    /// The connections, with the time since which they are kept. The oldest comes first.
+    idle: Vec<(Instant, Connection)>,
     pace: Arc<Pace>,
 }
 
@@ -149,12 +157,17 @@ impl Client {
         let to_proxy = proxy.as_ref().filter(|_| !endpoint.is_tls);
         let request = text(request, to_proxy)?;
         let pace = self.pace(&endpoint);
-        // Another server process may have closed all of them.
+        // Another server process may have closed all of them, or a firewall may have forgotten them.
+        let idle_timeout = limits.idle_timeout.min(REUSED_TIMEOUT);
+        let quick = Limits { idle_timeout, ..*limits };
         while let Some(mut connection) = self.take(&endpoint) {
             let head =
-                connection.send(&request, limits).and_then(|()| connection.receive_head(limits));
+                connection.send(&request, &quick).and_then(|()| connection.receive_head(&quick));
             match head {
                 Ok(head) => return Ok(Response { head, connection, endpoint, pace }),
+                Err(error) if error.kind() == ErrorKind::TimedOut && limits.check().is_ok() => {
+                    self.forget(&endpoint);
+                }
                 Err(error) if is_closed(&error) => {}
                 // It may have sent more than it announced.
                 Err(error) if error.kind() == ErrorKind::InvalidData => {}
@@ -222,12 +235,21 @@ impl Client {
         if response.head.closes || !response.connection.is_idle() {
             return;
         }
-        let mut servers = self.servers();
-        let all: usize = servers.all.values().map(|server| server.idle.len()).sum();
-        let idle = &mut servers.all.entry(response.endpoint).or_default().idle;
-        if all < IDLE_MAX {
-            idle.push(response.connection);
+        let Servers { all, .. } = &mut *self.servers();
+        all.values_mut().for_each(|server| server.idle.retain(|(since, _)| is_fresh(*since)));
+        if all.values().map(|server| server.idle.len()).sum::<usize>() >= IDLE_MAX {
+            let oldest = |server: &&mut Server| server.idle.first().map(|(since, _)| *since);
+            let oldest = all.values_mut().filter(|it| !it.idle.is_empty()).min_by_key(oldest);
+            oldest.map(|server| server.idle.remove(0));
         }
+        let kept = (Instant::now(), response.connection);
+        all.entry(response.endpoint).or_default().idle.push(kept);
+    }
+
+    /// Closes the connections that are kept for a server.
+    fn forget(&self, endpoint: &Endpoint) {
+        let forgotten = self.servers().all.get_mut(endpoint).map(|it| std::mem::take(&mut it.idle));
+        drop(forgotten);
     }
 
     /// Returns the servers. A child process begins without any: it must not use connections of its parent.
@@ -245,14 +267,20 @@ impl Client {
         if let Some(server) = servers.all.get(endpoint) {
             return Arc::clone(&server.pace);
         }
+        if servers.all.len() >= SERVERS_MAX {
+            // A server can redirect to ever new ones.
+            servers
+                .all
+                .retain(|_, server| !server.idle.is_empty() || Arc::strong_count(&server.pace) > 1);
+        }
         Arc::clone(&servers.all.entry(endpoint.clone()).or_default().pace)
     }
 
     /// Returns a kept connection on which nothing has arrived that no request has asked for.
     fn take(&self, endpoint: &Endpoint) -> Option<Connection> {
         loop {
-            let mut connection = self.servers().all.get_mut(endpoint)?.idle.pop()?;
-            if connection.is_quiet() {
+            let (since, mut connection) = self.servers().all.get_mut(endpoint)?.idle.pop()?;
+            if is_fresh(since) && connection.is_quiet() {
                 return Some(connection);
             }
         }
@@ -269,6 +297,11 @@ impl Client {
         let tls = Tls::from_system()?;
         Ok(Some(self.tls.get_or_init(|| tls)))
     }
+}
+
+/// Returns `true` if a connection may be used again that is kept since then.
+fn is_fresh(since: Instant) -> bool {
+    since.elapsed() < KEPT_TIME
 }
 
 /// Returns `true` for the error of a connection that the server has closed.

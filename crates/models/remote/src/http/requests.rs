@@ -45,9 +45,9 @@ impl Version {
         Self { etag: head.etag.clone(), modified: head.last_modified.clone() }
     }
 
-    /// Returns the entity tag, unless it is a weak one.
+    /// Returns the entity tag, unless it is a weak or an empty one (RFC 9110, section 8.8.3).
     pub fn strong(&self) -> Option<&str> {
-        self.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
+        self.etag.as_deref().filter(|etag| etag.len() > 2 && etag.starts_with('"'))
     }
 
     /// Returns `true` if a response is of this version. A server that has sent a version must send it again.

@@ -14,6 +14,8 @@ use super::{InvalidXet, is_hash};
 /// The limit on the terms, and on the ranges of xorbs, of one range of a file. 8 MiB have at most about 1000
 /// chunks.
 const TERMS_MAX: usize = 4096;
+/// The limit on the chunks of a xorb.
+const CHUNKS_MAX: u64 = 8192;
 /// The limit on the length of a xorb, in bytes.
 const XORB_MAX_BYTES: u64 = 64 << 20;
 
@@ -216,6 +218,9 @@ impl Part<'_> {
         let bytes = bytes.filter(|bytes| bytes.start < bytes.end);
         let bytes = bytes.ok_or(InvalidXet("a range of bytes is not valid"))?;
         let len = bytes.end - bytes.start;
+        if count > CHUNKS_MAX {
+            return Err(TOO_MANY);
+        }
         let header = CHUNK_HEADER_BYTES as u64;
         let chunks_max = count.saturating_mul(header + DATA_MAX_BYTES as u64);
         if len > XORB_MAX_BYTES || len <= count.saturating_mul(header) || len > chunks_max {
