@@ -156,7 +156,7 @@ fn clients_share_one_load_until_the_file_changes() {
         (&true.into(), &false.into()),
         "{listed}"
     );
-    serving.client(&["attach", "1"]).expect(31, &["1 is no longer"]);
+    serving.client(&["attach", "1"]).expect(31, &["the files of 1 have changed"]);
     // A file that is gone makes its model stale, until it is there again.
     let is_stale = || serving.client(&["ls", "--json"]).json()["held"][1]["stale"] == true;
     let (file, aside) = (nginx.file("root/models/m.safetensors"), nginx.file("aside"));

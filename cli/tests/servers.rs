@@ -86,6 +86,12 @@ fn what_a_server_refuses_is_said() {
         assert!(refused.code != 0 && !shown.contains("secret"), "{arguments:?}: {shown}");
     }
     with(&keep, &[]).expect(2, &["on this machine already"]);
+    let printed = command(&["cat", &hidden]).output().unwrap();
+    let shown = String::from_utf8_lossy(&printed.stderr);
+    assert!(
+        printed.status.success() && shown.contains(&url) && !shown.contains("secret"),
+        "{shown}"
+    );
     with(&["load", "ftp://host/m.gguf"], &[]).expect(2, &["ftp:// is not supported"]);
     with(&["load", "s3://"], &[]).expect(2, &["s3://BUCKET/KEY"]);
     with(&["load", &url], &[("http_proxy", "socks5://127.0.0.1:1")]).expect(2, &["proxy"]);
@@ -261,6 +267,15 @@ fn a_repository_is_published_from_the_hub_or_from_the_cache() {
     assert_eq!(fs::read_to_string(served.join("config.json")).unwrap(), "{}");
     command::signal(&serve, "TERM");
     assert!(serve.wait().unwrap().success());
+    // Without the Hub, the published version is kept.
+    let mut again = command(&["serve", "--publish", to, "--preload", name, "--json"]);
+    again.env("HF_ENDPOINT", "http://127.0.0.1:1").env("HF_HUB_CACHE", nginx.file("no-cache"));
+    again.env_remove("HF_HUB_OFFLINE").env_remove("HF_TOKEN").stdout(Stdio::piped());
+    let mut again = again.spawn().unwrap();
+    let mut lines = BufReader::new(again.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("\"event\":\"managing\"")));
+    command::signal(&again, "TERM");
+    assert!(again.wait().unwrap().success());
     // A server that does not answer ends it at its start.
     let mut silent = command(&["serve", "--publish", to, "--preload", "http://127.0.0.1:1/m.gguf"]);
     let silent = silent.output().unwrap();

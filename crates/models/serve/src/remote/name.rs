@@ -78,6 +78,10 @@ impl RemoteName {
 
     fn of_hub(rest: &str) -> Result<Self, NameProblem> {
         let name: HubName = format!("{HUB}://{rest}").parse().map_err(|_| NameProblem::Path)?;
+        // A token of the Hub in front of an `@`, as in the URL of a repository.
+        if name.repository.starts_with("hf_") && name.revision.is_some() {
+            return Err(NameProblem::Authority);
+        }
         let parts = [&name.revision, &name.file, &name.variant].into_iter().flatten();
         for part in parts {
             // The grammar of these names has no other use of '%' that could remain.
@@ -114,6 +118,15 @@ fn host(scheme: &str, authority: &str) -> Result<String, NameProblem> {
     }
     let usual = if scheme == "https" { ":443" } else { ":80" };
     let host = authority.strip_suffix(usual).unwrap_or(authority);
+    // A `:` that is not within brackets begins a port.
+    let port = match host.rsplit_once(']') {
+        Some((_, "")) => None,
+        Some((_, port)) => Some(port.strip_prefix(':').unwrap_or("?")),
+        None => host.split_once(':').map(|(_, port)| port),
+    };
+    if port.is_some_and(|port| port.parse::<u16>().is_err()) {
+        return Err(NameProblem::Authority);
+    }
     Ok(host.to_ascii_lowercase())
 }
 
@@ -151,10 +164,16 @@ pub(crate) fn without_secrets(text: &str) -> String {
     match text.split_once(":/") {
         Some((scheme, rest)) => {
             let rest = rest.trim_start_matches('/');
-            let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-            let is_url = scheme.to_ascii_lowercase().starts_with("http");
-            let host = host.rsplit_once('@').filter(|_| is_url).map_or(host, |(_, host)| host);
-            format!("{scheme}://{host}/{path}")
+            let authority = rest.split('/').next().unwrap_or_default();
+            // A password can have a `/`. `hf://NAME@REVISION` has no user.
+            let has_password = authority.contains(':') && rest.contains('@');
+            let is_hub = scheme.eq_ignore_ascii_case(HUB) && !authority.starts_with("hf_");
+            let shown = match () {
+                () if has_password => rest.rsplit_once('@').map_or(rest, |(_, rest)| rest),
+                () if is_hub => rest,
+                () => authority.rfind('@').map_or(rest, |at| &rest[at + 1..]),
+            };
+            format!("{scheme}://{shown}")
         }
         None => text.to_owned(),
     }
@@ -346,6 +365,8 @@ mod tests {
             ("https://host/m/", "https://host.evil/m/x"),
             ("https://host/m/", "https://host@evil/m/x"),
             ("https://host/m/", "https://user:pw@host/m/x"),
+            ("https://host/m/", "https://host:pw/m/x"),
+            ("https://host/m/", "https://host:99999/m/x"),
             ("https://host/m/", "https://host/m/..;a/x"),
             ("https://host/m/", "https://host/m/x?y"),
             ("https://host/m/", "https://host/m/x#y"),
@@ -402,6 +423,9 @@ mod tests {
             ("https://user:pw@host/a?sig=1", "https://host/a"),
             ("https:/user:pw@host/a#x", "https://host/a"),
             ("hf://org/name@v1", "hf://org/name@v1"),
+            ("hf://hf_token@org/name", "hf://org/name"),
+            ("https://user:p/w@host/a", "https://host/a"),
+            ("s3://key:secret@bucket/a", "s3://bucket/a"),
         ] {
             assert_eq!(without_secrets(text), expected);
         }

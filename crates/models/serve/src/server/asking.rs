@@ -372,7 +372,7 @@ impl Core {
             && self.cache.find(&found) != Some(wanted)
         {
             let message = format!(
-                "{wanted} is no longer what is on disk; attach {} to have it loaded anew",
+                "the files of {wanted} have changed since it was loaded; attach {} to have it loaded anew",
                 found.path.display()
             );
             return self.refuse(id, Refusal::new(Reason::NotHeld, message), now);
@@ -492,14 +492,21 @@ impl Refusal {
             Error::Open { source, .. } if descriptors::is_exhausted(source) => Self::of(error),
             Error::Open { path, source } => match source.kind() {
                 ErrorKind::NotFound => Self::new(Reason::NoSuchFile, text()),
-                // The text can name the files of the server's user that have the credentials.
-                ErrorKind::PermissionDenied => {
-                    let message = format!(
-                        "{}: access is denied, or the server has no credentials for it; the log of \
-                         the server has the reason",
-                        path.display()
-                    );
-                    Self { for_log: Some(text()), ..Self::new(Reason::Denied, message) }
+                // The text can name files of the server's user.
+                kind @ (ErrorKind::PermissionDenied | ErrorKind::InvalidInput) => {
+                    let (reason, what) = match kind {
+                        ErrorKind::InvalidInput => (
+                            Reason::RemoteFailed,
+                            "the name or a setting of the server is not valid",
+                        ),
+                        _ => {
+                            let what = "access is denied, or the server has no credentials for it";
+                            (Reason::Denied, what)
+                        }
+                    };
+                    let shown = path.display();
+                    let message = format!("{shown}: {what}; the log of the server has the reason");
+                    Self { for_log: Some(text()), ..Self::new(reason, message) }
                 }
                 _ => Self::new(Reason::RemoteFailed, text()),
             },

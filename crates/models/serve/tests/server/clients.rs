@@ -120,7 +120,7 @@ fn a_changed_file_is_loaded_again_and_the_old_model_stays_with_its_clients() {
     let listing = rig.list();
     assert!(listing.held[0].is_stale);
     let by_number = rig.attach(&Wanted::Id(old.id())).unwrap_err().to_string();
-    assert!(by_number.contains("no longer what is on disk"), "{by_number}");
+    assert!(by_number.contains("have changed since it was loaded"), "{by_number}");
     let new = rig.attach_path(&path).unwrap();
     assert_eq!((old.as_slice(), new.as_slice()), (&b"old content"[..], &b"new"[..]));
     assert_ne!(old.id(), new.id());

@@ -502,7 +502,7 @@ fn no_progress() -> longshore_load::Error {
     failed(
         LOADING,
         format!(
-            "the file system gave less than {PROGRESS_BYTES} bytes in {} s",
+            "the file system or the server gave less than {PROGRESS_BYTES} bytes in {} s",
             SILENT_TIME.as_secs()
         ),
     )
