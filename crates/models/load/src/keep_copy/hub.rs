@@ -22,7 +22,7 @@ impl HubCache {
     /// nothing.
     ///
     /// # Errors
-    /// [`Error::Write`].
+    /// [`Error::Write`](crate::Error::Write).
     pub fn set_revision(&self, name: &HubName, commit: &str) -> Result<()> {
         let branch = name.revision.as_deref().unwrap_or("main");
         if HubName::is_commit(branch) {
