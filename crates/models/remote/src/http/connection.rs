@@ -72,6 +72,14 @@ impl std::fmt::Debug for Connection {
     }
 }
 
+/// The error for a server to which no connection can be made. Its cause keeps the number of the system's error.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot connect to {peer}")]
+struct NotConnected {
+    peer: String,
+    source: io::Error,
+}
+
 impl Connection {
     /// Connects to a server, through a proxy if one is given, and performs the TLS handshake if there is a TLS
     /// configuration. Each address of the host is tried.
@@ -112,11 +120,9 @@ impl Connection {
             }
         }
         let Endpoint { host, port, .. } = peer;
-        let kind = if proxy.is_some() { "the proxy " } else { "" };
-        Err(io::Error::new(
-            last.kind(),
-            format!("cannot connect to {kind}{host}, port {port}: {last}"),
-        ))
+        let peer =
+            format!("{}{host}, port {port}", if proxy.is_some() { "the proxy " } else { "" });
+        Err(io::Error::new(last.kind(), NotConnected { peer, source: last }))
     }
 
     /// Asks a proxy for a connection to a server (RFC 9110, section 9.3.6).
