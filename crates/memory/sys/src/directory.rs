@@ -456,7 +456,11 @@ fn remove_or_open(directory: BorrowedFd<'_>, name: &Path) -> io::Result<Option<O
     Ok(Some(inner))
 }
 
-fn remove_empty(directory: BorrowedFd<'_>, name: &Path) -> io::Result<()> {
+/// Removes an empty directory. It is not an error if it does not exist.
+///
+/// # Errors
+/// `ENOTEMPTY` if it has entries; those of `unlinkat(2)`.
+pub fn remove_empty(directory: impl AsFd, name: &Path) -> io::Result<()> {
     match rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR) {
         Err(Errno::NOENT) => Ok(()),
         removed => Ok(removed?),

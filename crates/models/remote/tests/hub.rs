@@ -405,9 +405,10 @@ fn the_copy_of_a_killed_process_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let left = dir.path().join(".longshore.1-0.partial");
     fs::create_dir(&left).unwrap();
-    fs::write(left.join("model.safetensors"), "part").unwrap();
+    fs::create_dir(left.join("model")).unwrap();
+    fs::write(left.join("model/model.safetensors"), "part").unwrap();
     fs::write(left.join(".longshore.copy"), "").unwrap();
-    // A directory without the mark can be one of somebody else.
+    // A directory without the mark is not one of a copy.
     let kept = dir.path().join(".longshore.1-1.partial");
     fs::create_dir(&kept).unwrap();
     keep(&remote(&hub), "hf://org/name", |model| {

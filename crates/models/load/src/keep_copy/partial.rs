@@ -80,11 +80,19 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         let name = Path::new(&self.name);
-        if directory::has_name(&self.above, name, &self.outer) {
-            // The next copy removes the rest.
-            let _ = directory::remove_all(&self.above, name);
-        }
+        // The next copy removes the rest.
+        let _ = remove(&self.above, name, &self.outer);
     }
+}
+
+/// Removes a hidden directory, which is open, and all that this module makes in it.
+///
+/// Another user who owns the directory above can give its name to another directory meanwhile. So the content is
+/// removed by the descriptor, and the name only if it is that of an empty directory.
+fn remove(above: &OwnedFd, name: &Path, outer: &OwnedFd) -> io::Result<()> {
+    directory::remove_all(outer, Path::new(MODEL))?;
+    directory::remove_all(outer, Path::new(MARK))?;
+    directory::remove_empty(above, name)
 }
 
 /// Opens the directory that contains a file, and makes it if it is missing. Returns it with the name of the file.
@@ -109,7 +117,7 @@ pub(super) fn sync(folder: &OwnedFd) {
     let _ = folder.try_clone().map(File::from).and_then(|folder| folder.sync_all());
 }
 
-/// Returns `true` for the name of a directory of a copy: no file of a user, and no model that is published, has one.
+/// Returns `true` for the name of a hidden directory of a copy. A model that is published has no such name.
 fn is_partial(name: &str) -> bool {
     let numbers = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(SUFFIX));
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -130,7 +138,7 @@ fn remove_leftovers(above: &OwnedFd) {
         let is_own = directory::read_in(&folder, Path::new(MARK), 0)
             .is_ok_and(|(mark, _)| mark.owner == longshore_sys::effective_uid());
         if is_own && directory::try_lock(&folder).is_ok_and(|is_locked| is_locked) {
-            let _ = directory::remove_all(above, name);
+            let _ = remove(above, name, &folder);
         }
     }
 }

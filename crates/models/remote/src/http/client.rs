@@ -43,7 +43,7 @@ struct Servers {
 /// A server, as far as the client knows it.
 #[derive(Debug, Default)]
 struct Server {
-    /// The connections, with the time since which they are kept. The oldest comes first.
+    /// The connections, each with the time of its last use. The oldest comes first.
     idle: Vec<(Instant, Connection)>,
     pace: Arc<Pace>,
 }
@@ -299,7 +299,7 @@ impl Client {
     }
 }
 
-/// Returns `true` if a connection may be used again that is kept since then.
+/// Returns `true` if a connection whose last use was then may be used again.
 fn is_fresh(since: Instant) -> bool {
     since.elapsed() < KEPT_TIME
 }
