@@ -245,7 +245,7 @@ impl Rig {
     /// Returns the body that the client receives if the server sends these bytes, or the kind of the error.
     fn body(&self, head: &Head, answer: &[u8]) -> Result<Vec<u8>, ErrorKind> {
         let limits =
-            Limits { stop: &|| false, idle_timeout: Duration::from_secs(10), deadline: None };
+            Limits { control: &|| false, idle_timeout: Duration::from_secs(10), deadline: None };
         self.answers.send(answer.to_vec()).expect("the server runs");
         let mut response = self.client.get(&self.url, &[], &limits).expect("a response");
         assert_eq!(response.head, *head);

@@ -53,7 +53,7 @@ pub use find::{
 pub use keep_copy::KeptCopy;
 pub use loader::{Loaded, LoadedFile, Loader, POPULATE_AHEAD_DEFAULT_BYTES};
 pub use mode::{ParseReadModeError, ReadMode};
-pub use object::{Object, ObjectError};
+pub use object::{Object, ObjectError, ReadControl};
 pub use open::{
     FileTensors, FormatChoice, Opened, ParseFormatChoiceError, PlacedTensor, buffer_range,
     is_index, names_others, open, open_by, others_of, parse_header, read_gguf_header,

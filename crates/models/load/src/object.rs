@@ -32,7 +32,7 @@ pub trait Object: fmt::Debug + Send + Sync {
     }
 
     /// Fills `memory` from `offset`, and blocks until that is done. The range is within the file. A transfer
-    /// that breaks off is resumed. Calls `stop` at least once a second, and ends if it returns `true`.
+    /// that breaks off is resumed. Calls [`ReadControl::should_stop`] at least once a second.
     ///
     /// # Errors
     /// [`ObjectError`].
@@ -40,8 +40,26 @@ pub trait Object: fmt::Debug + Send + Sync {
         &self,
         memory: &mut VolatileSliceMut<'_>,
         offset: u64,
-        stop: &(dyn Fn() -> bool + Sync),
+        control: &dyn ReadControl,
     ) -> Result<(), ObjectError>;
+}
+
+/// The control of a read of an [`Object`]. A closure is one that returns `true` to end the read.
+pub trait ReadControl: Sync {
+    /// Returns `true` if the read is to end with [`ObjectError::Stopped`].
+    fn should_stop(&self) -> bool;
+
+    /// Reports that `bytes` bytes of the memory are filled, in any order. This is for the display of progress:
+    /// fewer can be filled later, if a part of the read is repeated.
+    fn filled(&self, bytes: usize) {
+        let _ = bytes;
+    }
+}
+
+impl<F: Fn() -> bool + Sync> ReadControl for F {
+    fn should_stop(&self) -> bool {
+        self()
+    }
 }
 
 /// The error of a read of an [`Object`].

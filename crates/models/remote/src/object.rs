@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use longshore_load::{Object, ObjectError};
+use longshore_load::{Object, ObjectError, ReadControl};
 use longshore_mem::VolatileSliceMut;
 
 use crate::http::{HttpError, HttpFile, Limits, Version};
@@ -197,7 +197,7 @@ impl Object for RemoteObject {
         &self,
         memory: &mut VolatileSliceMut<'_>,
         offset: u64,
-        stop: &(dyn Fn() -> bool + Sync),
+        control: &dyn ReadControl,
     ) -> Result<(), ObjectError> {
         // Most headers need no other request.
         let end = (offset as usize).saturating_add(memory.len());
@@ -205,7 +205,7 @@ impl Object for RemoteObject {
             let written = memory.write(0, known);
             return written.map_err(|error| ObjectError::Failed(error.into()));
         }
-        let limits = Limits { stop, idle_timeout: IDLE_TIMEOUT, deadline: self.time.deadline() };
+        let limits = Limits { control, idle_timeout: IDLE_TIMEOUT, deadline: self.time.deadline() };
         let read = self.file.read(memory, offset, &limits);
         read.map_err(|error| match error {
             HttpError::Changed => ObjectError::Changed,

@@ -11,8 +11,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use longshore_formats::directory::ModelFilter;
 use longshore_load::{
-    CancelToken, Change, Error, FormatChoice, HubName, Opened, Opener, Result, SourceFile,
-    is_index, open_by,
+    CancelToken, Change, Error, FormatChoice, HubName, Opened, Opener, ReadControl, Result,
+    SourceFile, is_index, open_by,
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sha2::{Digest as _, Sha256};
@@ -312,8 +312,8 @@ impl Remote {
     }
 
     /// Returns the limits of a request.
-    pub(crate) fn limits<'s>(&self, stop: &'s (dyn Fn() -> bool + Sync)) -> Limits<'s> {
-        Limits { stop, idle_timeout: IDLE_TIMEOUT, deadline: self.time.deadline() }
+    pub(crate) fn limits<'s>(&self, control: &'s dyn ReadControl) -> Limits<'s> {
+        Limits { control, idle_timeout: IDLE_TIMEOUT, deadline: self.time.deadline() }
     }
 }
 

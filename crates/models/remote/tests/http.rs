@@ -20,7 +20,7 @@ fn content() -> Vec<u8> {
 }
 
 fn limits() -> Limits<'static> {
-    Limits { stop: &|| false, idle_timeout: Duration::from_secs(10), deadline: None }
+    Limits { control: &|| false, idle_timeout: Duration::from_secs(10), deadline: None }
 }
 
 fn open(server: &Server) -> Result<HttpFile, HttpError> {
@@ -171,7 +171,7 @@ fn a_silent_server_ends_a_read_by_timeout_or_by_the_caller() {
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
     let is_stopped = AtomicBool::new(false);
     let stop = || is_stopped.load(Ordering::Relaxed);
-    let limits = Limits { stop: &stop, idle_timeout: Duration::from_secs(30), deadline: None };
+    let limits = Limits { control: &stop, idle_timeout: Duration::from_secs(30), deadline: None };
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
             let began = Instant::now();
@@ -191,7 +191,7 @@ fn a_silent_server_ends_a_read_by_timeout_or_by_the_caller() {
     });
     let file = open(&server).unwrap();
     let limits =
-        Limits { stop: &|| false, idle_timeout: Duration::from_millis(300), deadline: None };
+        Limits { control: &|| false, idle_timeout: Duration::from_millis(300), deadline: None };
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
     file.read(&mut place, 0, &limits).unwrap();
     assert!(bytes == content()[..2000]);
@@ -236,7 +236,7 @@ fn a_kept_connection_that_the_server_closed_is_replaced() {
     drop(file);
     let file = open(&server).unwrap();
     let limits =
-        Limits { stop: &|| false, idle_timeout: Duration::from_millis(300), deadline: None };
+        Limits { control: &|| false, idle_timeout: Duration::from_millis(300), deadline: None };
     let mut bytes = vec![0; 2000];
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
     file.read(&mut place, 0, &limits).unwrap();
@@ -251,7 +251,7 @@ fn connections_that_fell_silent_are_all_replaced() {
     });
     let client = Client::new();
     let limits =
-        Limits { stop: &|| false, idle_timeout: Duration::from_millis(300), deadline: None };
+        Limits { control: &|| false, idle_timeout: Duration::from_millis(300), deadline: None };
     let range = Field::new("Range", "bytes=0-9").unwrap();
     let get = || client.get(&server.url, std::slice::from_ref(&range), &limits).unwrap();
     let opened = [get(), get(), get()];
@@ -333,7 +333,7 @@ fn a_server_that_sends_some_bytes_now_and_then_does_not_hold_a_read() {
     let server = after_opening(|_, _| Answer::Drip(1000));
     let file = open(&server).unwrap();
     let limits =
-        Limits { stop: &|| false, idle_timeout: Duration::from_millis(200), deadline: None };
+        Limits { control: &|| false, idle_timeout: Duration::from_millis(200), deadline: None };
     let mut bytes = vec![0; 2_000_000];
     let mut place = VolatileSliceMut::from(bytes.as_mut_slice());
     let failed = file.read(&mut place, 0, &limits).unwrap_err();

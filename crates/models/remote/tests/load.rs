@@ -4,9 +4,13 @@ mod server;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use longshore_formats::directory::ModelFilter;
-use longshore_load::{DigestKind, Error, FormatChoice, Loader, Selection, StreamOptions, open_by};
+use longshore_load::{
+    CancelToken, DigestKind, Error, FormatChoice, Loader, Progress, Selection, StreamOptions,
+    open_by,
+};
 use longshore_mem::Granule;
 use longshore_remote::Remote;
 use server::{Answer, Server};
@@ -70,6 +74,27 @@ fn a_file_is_loaded_aligned_and_streamed() {
         found += 1;
     }
     assert_eq!(found, 3);
+}
+
+#[test]
+fn progress_includes_the_reads_that_have_not_ended() {
+    let (content, _) = model();
+    let server = Server::start(content, |_, request| match request.range().len() > 65536 {
+        true => Answer::Stall(1_000_000),
+        false => Answer::Content("\"1\""),
+    });
+    let opened = Remote::new().open(&[url(&server)], FormatChoice::Auto).unwrap();
+    let (cancel, began, mut seen) = (CancelToken::new(), Instant::now(), 0);
+    let observe = |progress: Progress| {
+        seen = progress.done_bytes;
+        // Two ranges of 8 MiB.
+        if seen >= 2_000_000 || began.elapsed() > Duration::from_secs(20) {
+            cancel.cancel();
+        }
+    };
+    let failed = Loader::new().cancel(&cancel).observe(observe).load(&opened.plan).unwrap_err();
+    assert!(matches!(failed, Error::Cancelled { done_bytes: 0, .. }), "{failed}");
+    assert_eq!(seen, 2_000_000);
 }
 
 #[test]

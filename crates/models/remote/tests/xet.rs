@@ -6,7 +6,7 @@ mod xet_server;
 use std::error::Error as _;
 use std::time::{Duration, Instant};
 
-use longshore_load::{CancelToken, DigestKind, Error, Loader, Manifest, PlannedFile};
+use longshore_load::{CancelToken, DigestKind, Error, Loader, Manifest, PlannedFile, Progress};
 use longshore_remote::Remote;
 use longshore_remote::xet::{CHUNK_HEADER_BYTES, ChunkDecoder, ChunkHeader, Compression};
 use proptest::prelude::*;
@@ -169,6 +169,30 @@ fn urls_that_have_expired_are_requested_again() {
         Rig::start(content, Behaviour { xorb: Box::new(refuse_before(usize::MAX)), ..refusing() });
     let text = texts(&load(&rig, &rig.remote()).unwrap_err());
     assert!(text.contains("refuses ranges of the file (status 403)"), "{text}");
+}
+
+#[test]
+fn progress_includes_the_chunks_at_their_place() {
+    let content = model(LEN);
+    // One range of a xorb breaks off, and is repeated. The last one does not end.
+    let xorb = |number: usize, _: &server::Request, right: Vec<u8>| match number {
+        0 | 1 => Answer::RawBytes(right),
+        2 => Answer::RawAndClose(right[..right.len() / 2].to_vec()),
+        _ => Answer::RawAndStall(right[..right.len() / 2].to_vec()),
+    };
+    let rig = Rig::start(content.clone(), Behaviour { xorb: Box::new(xorb), ..refusing() });
+    let opened = rig.open(&rig.remote()).unwrap();
+    let (cancel, began, mut seen) = (CancelToken::new(), Instant::now(), Vec::new());
+    let observe = |progress: Progress| {
+        seen.push(progress.done_bytes);
+        if rig.xorbs.count() > 3 && began.elapsed() > Duration::from_secs(2) {
+            cancel.cancel();
+        }
+    };
+    let failed = Loader::new().cancel(&cancel).observe(observe).load(&opened.plan).unwrap_err();
+    assert!(matches!(failed, Error::Cancelled { done_bytes: 0, .. }), "{failed}");
+    let last = seen.last().copied().unwrap_or_default();
+    assert!(seen.is_sorted() && last > 100_000 && last < content.len() as u64, "{seen:?}");
 }
 
 #[test]

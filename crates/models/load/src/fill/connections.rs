@@ -46,7 +46,7 @@ impl Connections {
         self.count
     }
 
-    /// Returns the number of threads to add after `done_bytes` of the load.
+    /// Returns the number of threads to add after `done_bytes` have arrived.
     pub(crate) fn more(&mut self, now: Instant, done_bytes: u64) -> usize {
         if !self.grows {
             return 0;

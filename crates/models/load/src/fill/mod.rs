@@ -213,7 +213,7 @@ impl Workers<'_> {
             while !target.tracker.wait_idle(TICK) {
                 // This also checks for a cancellation, for threads that wait for each other.
                 target.report(observe);
-                let more = connections.more(Instant::now(), target.tracker.done_bytes());
+                let more = connections.more(Instant::now(), target.tracker.arrived_bytes());
                 for _ in 0..more.min(other_queue.left()) {
                     other_threads += 1;
                     started.push(start(scope, target, || {

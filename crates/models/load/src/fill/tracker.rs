@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::piece::{FileRange, Route};
 use crate::error::{Error, Result};
+use crate::object::ReadControl;
 use crate::progress::{CancelToken, Progress};
 use crate::report::BytesByRoute;
 
@@ -18,6 +19,8 @@ pub(crate) struct Tracker<'a> {
     began: Instant,
     total_bytes: u64,
     done_bytes: AtomicU64,
+    /// The bytes that were received from other machines. Reads that have not ended are part of it.
+    received_bytes: AtomicU64,
     route_bytes: [AtomicU64; 6],
     populate_nanos: AtomicU64,
     /// The time of the threads that prefault pages, summed over all of them.
@@ -41,6 +44,13 @@ struct State {
     complete: BTreeMap<u64, u64>,
 }
 
+/// A read from another machine, whose bytes count before it ends.
+pub(super) struct Part<'a, 'b> {
+    tracker: &'a Tracker<'b>,
+    len_bytes: u64,
+    received_bytes: AtomicU64,
+}
+
 /// A guard for a working thread of the fill. Dropping it ends the work.
 pub(crate) struct WorkerGuard<'a, 'b>(&'a Tracker<'b>);
 
@@ -61,6 +71,7 @@ impl<'a> Tracker<'a> {
             began: Instant::now(),
             total_bytes,
             done_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
             route_bytes: Default::default(),
             populate_nanos: AtomicU64::new(0),
             prefaulting_threads_nanos: AtomicU64::new(0),
@@ -124,6 +135,11 @@ impl<'a> Tracker<'a> {
     pub(super) fn count(&self, route: Route, bytes: u64) {
         self.route_bytes[route as usize].fetch_add(bytes, Ordering::Relaxed);
         self.done_bytes.fetch_add(bytes, Ordering::Release);
+    }
+
+    /// Begins a read of `len_bytes` from another machine.
+    pub(super) fn begin_part(&self, len_bytes: usize) -> Part<'_, 'a> {
+        Part { tracker: self, len_bytes: len_bytes as u64, received_bytes: AtomicU64::new(0) }
     }
 
     /// Records a range that cannot be read by its route, to be read from the disk.
@@ -244,9 +260,18 @@ impl<'a> Tracker<'a> {
         self.done_bytes.load(Ordering::Acquire)
     }
 
+    /// Returns the bytes that are in the buffer. Those of reads from other machines that have not ended are part
+    /// of them, because such a read can take minutes.
+    pub(crate) fn arrived_bytes(&self) -> u64 {
+        let others =
+            [Route::Direct, Route::Staged, Route::Resident, Route::Uncached, Route::Buffered];
+        let bytes = |route: Route| self.route_bytes[route as usize].load(Ordering::Relaxed);
+        others.map(bytes).iter().sum::<u64>() + self.received_bytes.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn progress(&self) -> Progress {
         Progress {
-            done_bytes: self.done_bytes(),
+            done_bytes: self.arrived_bytes(),
             total_bytes: self.total_bytes,
             elapsed: self.began.elapsed(),
         }
@@ -281,6 +306,18 @@ impl<'a> Tracker<'a> {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl ReadControl for Part<'_, '_> {
+    fn should_stop(&self) -> bool {
+        self.tracker.should_stop()
+    }
+
+    fn filled(&self, bytes: usize) {
+        let bytes = self.len_bytes.min(bytes as u64);
+        let before = self.received_bytes.fetch_max(bytes, Ordering::Relaxed);
+        self.tracker.received_bytes.fetch_add(bytes.saturating_sub(before), Ordering::Relaxed);
+    }
 }
 
 impl Drop for WorkerGuard<'_, '_> {

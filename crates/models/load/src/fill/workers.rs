@@ -13,6 +13,7 @@ use longshore_sys::file::{self, ReadFlags};
 use super::ahead::{Fed, Feed};
 use super::piece::{Piece, Route};
 use super::target::{InFlight, Target};
+use crate::object::ReadControl;
 use crate::source::SourceFile;
 
 /// The number of bytes that are prefaulted and then read, small enough for a core's second-level cache.
@@ -117,9 +118,12 @@ fn read_piece(target: &Target<'_>, reads: &dyn Reads, piece: Piece) {
         let Some(mut bite) = populated_bite(target, &current, window) else { return };
         let offset = FileOffset::new(piece.file_offset + current.done_bytes);
         if let Some(object) = source.object() {
-            let stop = || target.tracker.should_stop();
-            match object.read(&mut bite, offset.raw(), &stop) {
-                Ok(()) => flight = target.book(current, Ok(bite.len())),
+            let part = target.tracker.begin_part(bite.len());
+            match object.read(&mut bite, offset.raw(), &part) {
+                Ok(()) => {
+                    part.filled(bite.len());
+                    flight = target.book(current, Ok(bite.len()));
+                }
                 Err(error) => return target.fail_object(&piece, error),
             }
             continue;

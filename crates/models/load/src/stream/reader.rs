@@ -124,7 +124,7 @@ impl Threads<'_> {
             }
             while !target.tracker.wait_idle(TICK) {
                 observe();
-                for _ in 0..connections.more(Instant::now(), target.tracker.done_bytes()) {
+                for _ in 0..connections.more(Instant::now(), target.tracker.arrived_bytes()) {
                     started.push(fill::start(scope, target, read_other));
                 }
             }

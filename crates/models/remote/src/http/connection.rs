@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use longshore_load::ReadControl;
 use longshore_mem::VolatileSliceMut;
 use longshore_sys::stream_socket;
 use rustls::ClientConnection;
@@ -23,8 +24,8 @@ const HEAD_READ_BYTES: usize = 4096;
 /// The limits of a call that waits for a server.
 #[derive(Clone, Copy)]
 pub struct Limits<'a> {
-    /// Returns `true` if the call is to end with [`ErrorKind::Interrupted`].
-    pub stop: &'a (dyn Fn() -> bool + Sync),
+    /// The control of the caller. A call that it stops ends with [`ErrorKind::Interrupted`].
+    pub control: &'a dyn ReadControl,
     /// The longest time without any byte, and for a whole head. After it, the call ends with
     /// [`ErrorKind::TimedOut`].
     pub idle_timeout: Duration,
@@ -41,7 +42,7 @@ impl Limits<'_> {
 
     /// Returns an error if the call is to end.
     pub(crate) fn check(&self) -> io::Result<()> {
-        if (self.stop)() {
+        if self.control.should_stop() {
             return Err(ErrorKind::Interrupted.into());
         }
         if self.has_passed() {

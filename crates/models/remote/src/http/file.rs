@@ -259,6 +259,7 @@ fn receive(
             0 => return Err(ErrorKind::UnexpectedEof.into()),
             received => *done += received,
         }
+        limits.control.filled(*done);
     }
     Ok(())
 }
@@ -317,7 +318,7 @@ impl Tries {
         limits: &Limits<'_>,
     ) -> Result<(), HttpError> {
         let ended = || match () {
-            () if (limits.stop)() => Err(HttpError::Stopped),
+            () if limits.control.should_stop() => Err(HttpError::Stopped),
             () if limits.has_passed() => Err(HttpError::TimeLimit),
             () => Ok(()),
         };

@@ -292,7 +292,7 @@ mod tests {
         for (name, value) in options {
             assert!(settings.set(name, value), "{name}");
         }
-        let limits = Limits { stop: &|| false, idle_timeout: Duration::ZERO, deadline: None };
+        let limits = Limits { control: &|| false, idle_timeout: Duration::ZERO, deadline: None };
         settings.signer(provider, "bucket", None, &limits).map(drop)
     }
 

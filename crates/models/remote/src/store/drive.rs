@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_future_is_an_error() {
-        let limits = Limits { stop: &|| false, idle_timeout: GLANCE, deadline: None };
+        let limits = Limits { control: &|| false, idle_timeout: GLANCE, deadline: None };
         let driven = drive(async { panic!("request valid") }, &limits, |_| {
             unreachable!("it makes no request")
         });

@@ -43,11 +43,12 @@ impl<E: Into<HttpError>> From<E> for Failure {
     }
 }
 
-/// The memory for the chunk that is decoded.
+/// The state of a read: the memory for the chunk that is decoded, and the number of bytes that are at their place.
 #[derive(Default)]
-struct Memory {
+struct Decoding {
     buffer: Vec<u8>,
     decoder: ChunkDecoder,
+    filled_bytes: usize,
 }
 
 impl XetFile {
@@ -89,13 +90,13 @@ impl XetFile {
     ) -> Result<(), HttpError> {
         let end = offset.checked_add(memory.len() as u64).filter(|end| *end <= self.len_bytes);
         end.ok_or_else(|| HttpError::from(io::Error::from(ErrorKind::UnexpectedEof)))?;
-        let mut decoding = Memory::default();
+        let mut decoding = Decoding::default();
         for start in (0..memory.len()).step_by(STEP_BYTES) {
             let len = (memory.len() - start).min(STEP_BYTES);
             let mut step = memory.subslice_mut(start, len).map_err(io::Error::other)?;
             let done = self.step(&mut step, offset + start as u64, &mut decoding, limits);
             done.map_err(|error| match error {
-                _ if (limits.stop)() => HttpError::Stopped,
+                _ if limits.control.should_stop() => HttpError::Stopped,
                 HttpError::Connection(error)
                     if error.kind() == ErrorKind::TimedOut && limits.check().is_err() =>
                 {
@@ -111,13 +112,15 @@ impl XetFile {
         &self,
         memory: &mut VolatileSliceMut<'_>,
         offset: u64,
-        decoding: &mut Memory,
+        decoding: &mut Decoding,
         limits: &Limits<'_>,
     ) -> Result<(), HttpError> {
         let range = offset..offset + memory.len() as u64;
         let plan = || self.access.plan(&self.id, self.len_bytes, &range, limits);
         let (mut current, mut renewals, mut next, mut tries) = (plan()?, 0, 0, Tries::default());
+        let filled_before = decoding.filled_bytes;
         while let Some(fetch) = current.fetches.get(next) {
+            let filled_bytes = decoding.filled_bytes;
             match self.fetch(&current, fetch, memory, decoding, limits) {
                 Ok(()) => (next, tries) = (next + 1, Tries::default()),
                 Err(Failure::Refused { status }) if renewals == RENEWALS_MAX => {
@@ -129,8 +132,10 @@ impl XetFile {
                 Err(Failure::Refused { .. }) => {
                     renewals += 1;
                     (current, next) = (plan()?, 0);
+                    decoding.filled_bytes = filled_before;
                 }
                 Err(Failure::Error { retry_after_s, error }) => {
+                    decoding.filled_bytes = filled_bytes;
                     tries.again(retry_after_s, error, limits)?;
                 }
             }
@@ -144,7 +149,7 @@ impl XetFile {
         plan: &Plan,
         fetch: &Fetch,
         memory: &mut VolatileSliceMut<'_>,
-        decoding: &mut Memory,
+        decoding: &mut Decoding,
         limits: &Limits<'_>,
     ) -> Result<(), Failure> {
         let client = self.access.client();
@@ -191,7 +196,7 @@ fn receive(
     plan: &Plan,
     fetch: &Fetch,
     memory: &mut VolatileSliceMut<'_>,
-    decoding: &mut Memory,
+    decoding: &mut Decoding,
     limits: &Limits<'_>,
 ) -> Result<(), HttpError> {
     let len = (fetch.bytes.end - fetch.bytes.start) as usize;
@@ -214,6 +219,8 @@ fn receive(
             let at = (start - plan.offset) as usize;
             let place = memory.subslice_mut(at, header.len_bytes);
             body.data_to(&mut place.map_err(io::Error::other)?)?;
+            decoding.filled_bytes += header.len_bytes;
+            limits.control.filled(decoding.filled_bytes);
             continue;
         }
         let data = body.data(&header)?;
@@ -228,8 +235,10 @@ fn receive(
                 let bytes = &content[(part.start - start) as usize..(part.end - start) as usize];
                 let at = (part.start - plan.offset) as usize;
                 memory.write(at, bytes).map_err(io::Error::other)?;
+                decoding.filled_bytes += bytes.len();
             }
         }
+        limits.control.filled(decoding.filled_bytes);
     }
     let is_filled = fetch.terms.iter().zip(&next).all(|(term, next)| term.place.end == *next);
     match is_filled && body.is_at_end() {

@@ -1,7 +1,9 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use longshore_load::{Error as LoadError, FormatChoice, Object, ObjectError, SourceFile};
+use longshore_load::{
+    Error as LoadError, FormatChoice, Object, ObjectError, ReadControl, SourceFile,
+};
 use longshore_mem::VolatileSliceMut;
 
 use super::*;
@@ -37,7 +39,7 @@ impl Object for Stored {
         &self,
         memory: &mut VolatileSliceMut<'_>,
         offset: u64,
-        _: &(dyn Fn() -> bool + Sync),
+        _: &dyn ReadControl,
     ) -> std::result::Result<(), ObjectError> {
         let at = offset as usize;
         let written = memory.write(0, &self.0[at..at + memory.len()]);

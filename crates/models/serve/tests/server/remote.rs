@@ -7,7 +7,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use longshore_formats::directory::ModelFilter;
-use longshore_load::{CancelToken, Error, FormatChoice, Object, ObjectError, Result, SourceFile};
+use longshore_load::{
+    CancelToken, Error, FormatChoice, Object, ObjectError, ReadControl, Result, SourceFile,
+};
 use longshore_mem::VolatileSliceMut;
 use longshore_serve::protocol::{Reply, Request, Target};
 use longshore_serve::{Keep, Options, Reason, RemoteAccess, RemoteOptions, RemoteSession, Wanted};
@@ -103,7 +105,7 @@ impl Object for Named {
         &self,
         memory: &mut VolatileSliceMut<'_>,
         offset: u64,
-        _: &(dyn Fn() -> bool + Sync),
+        _: &dyn ReadControl,
     ) -> std::result::Result<(), ObjectError> {
         let at = offset as usize;
         memory.write(0, &self.0[at..at + memory.len()]).unwrap();
