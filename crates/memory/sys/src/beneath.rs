@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::file::{self, Identity, Kind};
+use crate::openat2::openat2;
 use crate::retry_interrupted;
 
 /// The maximum number of symbolic links that [`locate`] follows from one name, as in the kernel.
@@ -58,7 +59,7 @@ pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// `EXDEV` if the name leads out of the directory or into another mount; `ELOOP` if it has a `..` or a
-/// symbolic link where [`Reach::Beneath`] permits none; `ENOSYS` if the kernel (before Linux 5.6) or a
+/// symbolic link where [`Reach::Beneath`] permits none; `Unsupported` if the kernel (before Linux 5.6) or a
 /// seccomp filter does not support `openat2`; those of `open(2)` and `readlink(2)`.
 pub fn locate(directory: impl AsFd, name: &Path, reach: Reach) -> io::Result<OwnedFd> {
     let directory = directory.as_fd();
@@ -122,7 +123,7 @@ fn find(
     resolve: ResolveFlags,
 ) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | extra;
-    retry_interrupted(|| Ok(rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve)?))
+    openat2(directory, name, flags, Mode::empty(), resolve)
 }
 
 fn is_link(located: BorrowedFd<'_>) -> io::Result<bool> {

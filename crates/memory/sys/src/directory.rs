@@ -14,7 +14,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::{beneath, effective_uid, file_use, retry_interrupted};
+use crate::openat2::openat2;
+use crate::{beneath, effective_uid, file_use};
 
 mod access;
 
@@ -40,7 +41,7 @@ pub enum EntryKind {
 /// Opens a directory. No component of the path may be a symbolic link.
 ///
 /// # Errors
-/// `ELOOP` if a component is a symbolic link, `ENOTDIR` if it is not a directory, `ENOSYS` if the kernel
+/// `ELOOP` if a component is a symbolic link, `ENOTDIR` if it is not a directory, `Unsupported` if the kernel
 /// or a seccomp filter does not support `openat2`; those of `open(2)`.
 pub fn open(path: &Path) -> io::Result<OwnedFd> {
     open_by(CWD, path, ResolveFlags::NO_SYMLINKS)
@@ -63,7 +64,7 @@ pub fn open_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
 pub fn open_path(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS;
-    retry_interrupted(|| Ok(rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)?))
+    openat2(CWD, path, flags, Mode::empty(), resolve)
 }
 
 /// Returns the attributes of all directories above an open file or directory, from the root on.
@@ -104,7 +105,7 @@ fn walk_to(file: BorrowedFd<'_>) -> io::Result<Option<Vec<Access>>> {
 
 fn open_by(at: BorrowedFd<'_>, path: &Path, resolve: ResolveFlags) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    retry_interrupted(|| Ok(rustix::fs::openat2(at, path, flags, Mode::empty(), resolve)?))
+    openat2(at, path, flags, Mode::empty(), resolve)
 }
 
 /// Makes a directory that only this user can access, and opens it.
@@ -125,8 +126,7 @@ pub fn write_new(directory: impl AsFd, name: &Path, content: &[u8]) -> io::Resul
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let (mode, resolve) = (Mode::RUSR | Mode::WUSR, ResolveFlags::BENEATH);
     let directory = directory.as_fd();
-    let made =
-        retry_interrupted(|| Ok(rustix::fs::openat2(directory, name, flags, mode, resolve)?))?;
+    let made = openat2(directory, name, flags, mode, resolve)?;
     let mut file = File::from(made);
     file.write_all(content)?;
     Ok(file.into())
@@ -140,8 +140,7 @@ pub fn create_file_in(directory: impl AsFd, name: &Path) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let (directory, mode) = (directory.as_fd(), Mode::from_raw_mode(0o666));
-    let made =
-        retry_interrupted(|| Ok(rustix::fs::openat2(directory, name, flags, mode, resolve)?))?;
+    let made = openat2(directory, name, flags, mode, resolve)?;
     Ok(made.into())
 }
 
@@ -202,7 +201,7 @@ pub fn open_lock_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
         | OFlags::CLOEXEC;
     let (mode, resolve) = (Mode::RUSR | Mode::WUSR, ResolveFlags::BENEATH);
     let directory = directory.as_fd();
-    retry_interrupted(|| Ok(rustix::fs::openat2(directory, name, flags, mode, resolve)?))
+    openat2(directory, name, flags, mode, resolve)
 }
 
 /// Reads a regular file in a directory, and returns its attributes and content. The name may not be a
@@ -218,9 +217,7 @@ pub fn read_in(
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let directory = directory.as_fd();
-    let opened = retry_interrupted(|| {
-        Ok(rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve)?)
-    })?;
+    let opened = openat2(directory, name, flags, Mode::empty(), resolve)?;
     let status = rustix::fs::fstat(&opened)?;
     if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
         return Err(io::ErrorKind::InvalidData.into());
@@ -323,7 +320,7 @@ pub fn find_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let at = directory.as_fd();
-    retry_interrupted(|| Ok(rustix::fs::openat2(at, name, flags, Mode::empty(), resolve)?))
+    openat2(at, name, flags, Mode::empty(), resolve)
 }
 
 /// Locks a directory or a file without waiting (`flock`). The lock lasts until the descriptor is closed, also if

@@ -11,6 +11,7 @@ use std::path::Path;
 use longshore_mem::{FileOffset, Granule, VolatileSliceMut};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 
+use crate::openat2::openat2;
 use crate::retry_interrupted;
 
 /// The type of a file.
@@ -314,7 +315,7 @@ pub fn kind_at_source(path: &Path, refuses_links: bool) -> io::Result<Kind> {
         false => ResolveFlags::NO_MAGICLINKS,
     };
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let file = rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)?;
+    let file = openat2(CWD, path, flags, Mode::empty(), resolve)?;
     Ok(kind_of(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode)))
 }
 

@@ -77,6 +77,7 @@ pub mod memfd;
 pub mod memory;
 pub mod memory_pressure;
 pub mod namespace;
+mod openat2;
 pub mod packet_socket;
 pub mod page_cache;
 pub mod pages;

@@ -207,16 +207,7 @@ impl Served {
             places.push(Place::open(directory, only).map_err(|e| Error::cannot_serve(path, e))?);
         }
         for path in roots {
-            places.push(Place::open(path, None).map_err(|error| {
-                let error = match error.kind() {
-                    kind @ io::ErrorKind::Unsupported => io::Error::new(
-                        kind,
-                        "this kernel, or a filter on system calls, has no openat2 (Linux 5.6)",
-                    ),
-                    _ => error,
-                };
-                Error::cannot_serve(path, error)
-            })?);
+            places.push(Place::open(path, None).map_err(|e| Error::cannot_serve(path, e))?);
         }
         Ok(Self { places })
     }
