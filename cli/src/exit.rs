@@ -264,6 +264,7 @@ fn code_of_publishing(reason: &PublishProblem) -> u8 {
         PublishProblem::InvalidName { .. } => 2,
         PublishProblem::LeavesModel | PublishProblem::NotADirectory => 11,
         PublishProblem::OtherOwner { .. }
+        | PublishProblem::ModelsOfOther { .. }
         | PublishProblem::WritableByOthers
         | PublishProblem::SeveralOwners { .. }
         | PublishProblem::Link => 12,

@@ -318,6 +318,9 @@ fn one_server_manages_a_directory() {
         File::create(&path).unwrap();
         std::os::unix::fs::chown(&path, Some(NOBODY), None).unwrap();
         assert_eq!(reason(first.lock()), PublishProblem::OtherOwner { uid: NOBODY });
+        std::os::unix::fs::chown(&place.tmpfs, Some(NOBODY), None).unwrap();
+        let opened = PublishedModels::open(&place.tmpfs);
+        assert_eq!(reason(opened), PublishProblem::ModelsOfOther { uid: NOBODY });
     });
 }
 

@@ -109,6 +109,9 @@ impl PublishedModels {
             Err(Error::Publish { path, reason: PublishProblem::NotTmpfs }) => {
                 Err(publish_error(&path, PublishProblem::NoModels))
             }
+            Err(Error::Publish { path, reason: PublishProblem::OtherOwner { uid } }) => {
+                Err(publish_error(&path, PublishProblem::ModelsOfOther { uid }))
+            }
             opened => Ok(Self { target: opened? }),
         }
     }

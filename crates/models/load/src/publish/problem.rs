@@ -22,6 +22,12 @@ pub enum PublishProblem {
         /// The user ID of the owner.
         uid: u32,
     },
+    /// The published models belong to another user.
+    #[error("its models belong to user {uid}; run the command as that user (sudo -u '#{uid}')")]
+    ModelsOfOther {
+        /// The user ID of the owner.
+        uid: u32,
+    },
     /// Other users can rename entries of the directory.
     #[error(
         "other users may write to it, and it has no sticky bit; remove their permission \
@@ -180,6 +186,7 @@ impl PublishProblem {
                 | Self::Pinned
                 | Self::Managed
                 | Self::NoModels
+                | Self::ModelsOfOther { .. }
         )
     }
 }
