@@ -5,6 +5,7 @@
 [loading from servers]: loading_from_servers
 [sharing models]: sharing_models
 [serving models on a node]: serving_models_on_a_node
+[running a server for a team]: running_a_server_for_a_team
 [engines]: engines
 [writing a driver]: writing_a_driver
 [writing a device model]: writing_a_device_model
@@ -22,6 +23,7 @@ macro_rules! page {
 [loading from servers]: crate::manual::loading_from_servers
 [sharing models]: crate::manual::sharing_models
 [serving models on a node]: crate::manual::serving_models_on_a_node
+[running a server for a team]: crate::manual::running_a_server_for_a_team
 [engines]: crate::manual::engines
 [writing a driver]: crate::manual::writing_a_driver
 [writing a device model]: crate::manual::writing_a_device_model
@@ -61,6 +63,11 @@ page!(
     "serving-models-on-a-node.md",
     "[`Publisher`](crate::load::Publisher), [`Published`](crate::load::Published), \
      [`Heap::Tmpfs`](crate::Heap::Tmpfs), [`Buffer::link`](crate::Buffer::link)"
+);
+page!(
+    running_a_server_for_a_team,
+    "running-a-server-for-a-team.md",
+    "[`Server`](crate::serve::Server), [`PublishManager`](crate::serve::PublishManager)"
 );
 page!(
     writing_a_driver,

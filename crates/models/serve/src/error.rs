@@ -61,7 +61,7 @@ pub enum Error {
     /// The server's socket may not be used by this user.
     #[error(
         "this user may not use the socket {}; the user that runs the server can permit it \
-         with --socket-mode", socket.display()
+         with --socket-mode, or with SocketGroup= and SocketMode= of its socket unit", socket.display()
     )]
     SocketDenied {
         /// The socket.
