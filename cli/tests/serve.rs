@@ -1,15 +1,15 @@
 //! `longshore serve`, `attach` and `ls`.
 
 mod command;
+#[path = "command/serving.rs"]
+mod serving;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::os::fd::OwnedFd;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use command::{LONGSHORE, Outcome, as_nobody, run};
 use longshore::load::{CancelToken, FormatChoice};
 use longshore::serve::{Client, Wanted};
 use serde_json::Value;
+use serving::Serving;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -63,57 +64,6 @@ impl Fixture {
 
     fn client(&self, arguments: &[&str]) -> Outcome {
         run(&mut self.command(arguments))
-    }
-}
-
-/// A server that is ready.
-struct Serving {
-    child: Child,
-    events: BufReader<ChildStdout>,
-}
-
-impl Serving {
-    fn start(mut command: Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let events = BufReader::new(child.stdout.take().unwrap());
-        let mut serving = Self { child, events };
-        serving.wait("ready");
-        serving
-    }
-
-    /// Waits for the next event of this name, and discards those before it.
-    fn wait(&mut self, name: &str) -> Value {
-        loop {
-            let event = self.next();
-            let event = event.unwrap_or_else(|| panic!("no more events, but no {name}"));
-            if event["event"] == name {
-                return event;
-            }
-        }
-    }
-
-    /// Waits for the next event; returns `None` if the server has ended.
-    fn next(&mut self) -> Option<Value> {
-        let mut line = String::new();
-        let len_bytes = self.events.read_line(&mut line).unwrap();
-        (len_bytes > 0).then(|| serde_json::from_str(&line).unwrap())
-    }
-
-    /// Ends the server and returns the rest of its events.
-    fn stop(mut self) -> Vec<Value> {
-        command::signal(&self.child, "TERM");
-        let mut rest = String::new();
-        self.events.read_to_string(&mut rest).unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(0));
-        rest.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        // The server may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -612,52 +562,6 @@ fn wait_until(mut is_it: impl FnMut() -> bool) {
         assert!(begin.elapsed() < PATIENCE, "timed out");
         thread::sleep(Duration::from_millis(10));
     }
-}
-
-/// Returns the command for a server that a service manager starts, the socket on which it notifies the
-/// manager, and the manager's copy of the listening socket.
-fn activated(fixture: &Fixture, names: &str) -> (Command, UnixDatagram, OwnedFd) {
-    let listener = longshore_sys::packet_socket::listen(&fixture.socket(), 0o600, 8).unwrap();
-    let notify = fixture.path("notify");
-    let told = UnixDatagram::bind(&notify).unwrap();
-    told.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut command = Command::new("sh");
-    command.args(["-c", "LISTEN_PID=$$ exec \"$@\"", "sh", LONGSHORE, "serve", "--json"]);
-    command.arg("--root").arg(fixture.path("root")).env("NOTIFY_SOCKET", notify);
-    command.env("LISTEN_FDS", "1").env("LISTEN_FDNAMES", names);
-    let own = listener.try_clone().unwrap();
-    command::hand_over(&mut command, listener);
-    (command, told, own)
-}
-
-#[test]
-fn a_service_manager_passes_the_socket_and_is_notified() {
-    let fixture = Fixture::new();
-    let path = fixture.model("model.bin", 1000);
-    let (command, told, _listener) = activated(&fixture, "longshore");
-    let serving = Serving::start(command);
-    let mut bytes = [0; 64];
-    let mut hear = || {
-        let len_bytes = told.recv(&mut bytes).unwrap();
-        String::from_utf8(bytes[..len_bytes].to_vec()).unwrap()
-    };
-    assert_eq!(hear(), "READY=1");
-    assert_eq!(fixture.client(&["attach", path.to_str().unwrap()]).code, 0);
-    let rest = serving.stop();
-    assert_eq!(hear(), "STOPPING=1");
-    assert!(rest.iter().any(|event| event["event"] == "stopping"), "{rest:?}");
-    assert!(fixture.socket().exists(), "the socket is the manager's");
-    // Clients that connect now wait for the next server.
-    longshore_sys::packet_socket::connect(&fixture.socket()).unwrap();
-}
-
-#[test]
-fn an_inherited_socket_of_another_type_is_refused() {
-    let fixture = Fixture::new();
-    let (mut command, _told, _listener) = activated(&fixture, "");
-    let other = std::os::unix::net::UnixListener::bind(fixture.path("other")).unwrap();
-    command::hand_over(&mut command, other.into());
-    run(&mut command).expect(1, &["sequenced packets", "ListenSequentialPacket="]);
 }
 
 #[test]

@@ -3,14 +3,17 @@
 mod command;
 #[path = "command/nginx.rs"]
 mod nginx;
+#[path = "command/serving.rs"]
+mod serving;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +24,7 @@ use longshore::load::FormatChoice;
 use longshore::serve::{Attachment, Client, Wanted};
 use nginx::{Nginx, command};
 use serde_json::Value;
+use serving::Serving;
 
 /// A limit that is reached only by an event that never happens.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -28,52 +32,23 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LOOKUP_BYTES: u64 = 70_000;
 
 /// A server that is ready, and its directory, which other users can enter.
-struct Serving {
+struct Served {
     dir: tempfile::TempDir,
-    child: Child,
-    events: BufReader<ChildStdout>,
-    /// The events before it was ready.
-    before: Vec<Value>,
+    serving: Serving,
 }
 
-impl Serving {
+impl Served {
     fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let mut command = command(&["serve", "--json", "--socket"]);
         command.arg(dir.path().join("socket")).args(arguments);
         command.env_remove("HF_HUB_OFFLINE").envs(variables.iter().copied());
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let events = BufReader::new(child.stdout.take().unwrap());
-        let mut serving = Self { dir, child, events, before: Vec::new() };
-        loop {
-            let event = serving.next().expect("the server is ready");
-            serving.before.push(event.clone());
-            if event["event"] == "ready" {
-                return serving;
-            }
-        }
+        Self { dir, serving: Serving::start(command) }
     }
 
     fn socket(&self) -> PathBuf {
         self.dir.path().join("socket")
-    }
-
-    /// Waits for the next event; returns `None` if the server has ended.
-    fn next(&mut self) -> Option<Value> {
-        let mut line = String::new();
-        let len_bytes = self.events.read_line(&mut line).unwrap();
-        (len_bytes > 0).then(|| serde_json::from_str(&line).unwrap())
-    }
-
-    /// Waits for the next event of this name, and discards those before it.
-    fn wait(&mut self, name: &str) -> Value {
-        loop {
-            let event = self.next().unwrap_or_else(|| panic!("no {name}"));
-            if event["event"] == name {
-                return event;
-            }
-        }
     }
 
     fn client(&self, arguments: &[&str]) -> Outcome {
@@ -86,20 +61,22 @@ impl Serving {
     }
 
     /// Ends the server and returns the rest of its events.
-    fn stop(mut self) -> Vec<Value> {
-        command::signal(&self.child, "TERM");
-        let mut rest = String::new();
-        self.events.read_to_string(&mut rest).unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(0));
-        rest.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    fn stop(self) -> Vec<Value> {
+        self.serving.stop()
     }
 }
 
-impl Drop for Serving {
-    fn drop(&mut self) {
-        // The server may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+impl Deref for Served {
+    type Target = Serving;
+
+    fn deref(&self) -> &Serving {
+        &self.serving
+    }
+}
+
+impl DerefMut for Served {
+    fn deref_mut(&mut self) -> &mut Serving {
+        &mut self.serving
     }
 }
 
@@ -115,7 +92,7 @@ fn at(nginx: &Nginx, path: &str) -> String {
 fn clients_share_one_load_until_the_file_changes() {
     let Some(nginx) = Nginx::start() else { return };
     let content = nginx.make_model("8MiB", "models/m.safetensors");
-    let serving = Serving::start(&["--root", &at(&nginx, "models/")], &[]);
+    let serving = Served::start(&["--root", &at(&nginx, "models/")], &[]);
     assert_eq!(serving.before[0]["event"], "remote_roots", "{:?}", serving.before);
     let message = serving.before[0]["message"].as_str().unwrap();
     assert!(message.contains("permissions of the socket"), "{message}");
@@ -190,7 +167,7 @@ fn a_name_outside_of_the_roots_is_refused_without_a_request() {
         "--root",
         "hf://org/name",
     ];
-    let serving = Serving::start(&roots, &variables);
+    let serving = Served::start(&roots, &variables);
     for name in [
         "secret.safetensors",
         "models2/m.safetensors",
@@ -233,7 +210,7 @@ fn errors_of_servers_reach_the_client_with_the_codes_of_load() {
     let Some(nginx) = Nginx::start() else { return };
     nginx.make_model("1MiB", "m.safetensors");
     fs::write(nginx.file("root/damaged.safetensors"), "not a header").unwrap();
-    let serving = Serving::start(&["--root", &at(&nginx, "")], &[]);
+    let serving = Served::start(&["--root", &at(&nginx, "")], &[]);
     serving
         .client(&["attach", &at(&nginx, "none.gguf")])
         .expect(10, &["none.gguf", "no such file"]);
@@ -271,7 +248,7 @@ fn a_model_of_the_start_is_kept_and_its_signature_is_not_shown() {
     let content = nginx.make_model("2MiB", "m.safetensors");
     let url = at(&nginx, "m.safetensors");
     let signed = format!("{url}?signature=hidden");
-    let serving = Serving::start(&[&signed], &[]);
+    let serving = Served::start(&[&signed], &[]);
     assert!(serving.before.iter().any(|event| event["event"] == "loaded"), "{:?}", serving.before);
     let listed = serving.client(&["ls", "--json"]).json();
     assert_eq!(
@@ -327,7 +304,7 @@ fn a_repository_and_a_prefix_are_attached() {
     fs::create_dir_all(&snapshot).unwrap();
     fs::write(snapshot.join("model.safetensors"), "cached").unwrap();
     let roots = ["--root", "hf://org", "--root", "s3://bucket/models/"];
-    let serving = Serving::start(&roots, &variables);
+    let serving = Served::start(&roots, &variables);
     let attached = serving.attach("hf://org/name");
     assert!(attached.as_slice() == content);
     let file = format!("hf://org/name@{COMMIT}/model.safetensors");
@@ -350,7 +327,7 @@ fn another_user_attaches_only_if_it_can_connect() {
     let Some(nginx) = Nginx::start() else { return };
     nginx.make_model("1MiB", "m.safetensors");
     for (mode, code) in [("0600", 12), ("0666", 0)] {
-        let serving = Serving::start(&["--root", &at(&nginx, ""), "--socket-mode", mode], &[]);
+        let serving = Served::start(&["--root", &at(&nginx, ""), "--socket-mode", mode], &[]);
         let program = serving.dir.path().join("longshore");
         copy_longshore(&program);
         let mut command = Command::new(program);
@@ -428,7 +405,7 @@ fn answer(socket: TcpStream, content: &[u8], request: &Sender<String>, end: &Sen
 fn a_server_that_stalls_delays_no_other_client_and_a_client_that_goes_ends_its_requests() {
     let content: Vec<u8> = (0..20_000_000_u32).map(|at| (at >> 8) as u8).collect();
     let stalling = Stalling::start(content.clone());
-    let mut serving = Serving::start(&["--root", &stalling.url("")], &[]);
+    let mut serving = Served::start(&["--root", &stalling.url("")], &[]);
     // One more than the server has places for lookups of one user, and for loads.
     for (name, count) in [("silent.bin", 5), ("slow.bin", 3)] {
         let paths: BTreeSet<String> = (0..count).map(|at| format!("/m/{at}-{name}")).collect();
@@ -470,7 +447,7 @@ fn a_server_that_stalls_delays_no_other_client_and_a_client_that_goes_ends_its_r
 #[test]
 fn the_requests_of_a_load_have_a_time_limit() {
     let stalling = Stalling::start(vec![7; 20_000_000]);
-    let serving = Serving::start(&["--root", &stalling.url(""), "--timeout", "0.5"], &[]);
+    let serving = Served::start(&["--root", &stalling.url(""), "--timeout", "0.5"], &[]);
     for name in ["silent.bin", "slow.bin"] {
         serving.client(&["attach", &stalling.url(name)]).expect(24, &["time limit", name]);
     }
@@ -480,7 +457,7 @@ fn the_requests_of_a_load_have_a_time_limit() {
 fn a_file_without_a_version_is_not_shared() {
     let content = vec![7; 100_000];
     let stalling = Stalling::start(content.clone());
-    let serving = Serving::start(&["--root", &stalling.url("")], &[]);
+    let serving = Served::start(&["--root", &stalling.url("")], &[]);
     let url = stalling.url("unversioned.bin");
     let (one, other) = (serving.attach(&url), serving.attach(&url));
     assert!(one.as_slice() == content && other.as_slice() == content);
