@@ -1,10 +1,14 @@
 //! Programs that are ended together with those that they have started (`setpgid(2)`).
+#![expect(unsafe_code, reason = "prepares a process between fork and exec")]
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdout, Command, ExitStatus};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process_group,
+    set_parent_process_death_signal, waitid,
+};
 
 /// A program in a process group of its own. Dropping it kills all processes of the group.
 #[derive(Debug)]
@@ -14,11 +18,22 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Starts a program.
+    /// Starts a program. If the calling thread ends before it, which includes that this process is killed, the
+    /// kernel kills the program, but not the others of its group (`PR_SET_PDEATHSIG`).
     ///
     /// # Errors
     /// Those of [`Command::spawn`].
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
+        let parent = getpid();
+        let end_with_parent = move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            match getppid() == Some(parent) {
+                true => Ok(()),
+                false => Err(io::ErrorKind::BrokenPipe.into()),
+            }
+        };
+        // SAFETY: the closure makes two system calls. It takes no lock and allocates nothing.
+        unsafe { command.pre_exec(end_with_parent) };
         Ok(Self { child: command.process_group(0).spawn()?, is_waited: false })
     }
 
@@ -86,6 +101,18 @@ mod tests {
         drop(group);
         // Both have the pipe open.
         assert_eq!(stdout.read(&mut line).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_program_ends_with_the_thread_that_started_it() {
+        let start = || {
+            let mut command = Command::new("sleep");
+            ProcessGroup::spawn(command.arg("600").stdout(Stdio::piped())).unwrap()
+        };
+        let mut group = std::thread::spawn(start).join().unwrap();
+        let mut stdout = group.take_stdout().unwrap();
+        assert_eq!(stdout.read(&mut [0; 8]).unwrap(), 0);
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&group.end().unwrap()), Some(9));
     }
 
     #[test]
