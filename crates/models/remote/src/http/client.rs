@@ -90,12 +90,14 @@ pub struct Response {
 }
 
 impl Field {
-    /// Makes a field. Returns `None` if the name or the value has a character that ends it.
+    /// Makes a field. Returns `None` if a character of the name or the value is not permitted there (RFC 9110,
+    /// section 5).
     pub fn new(name: impl Into<Cow<'static, str>>, value: impl Into<String>) -> Option<Self> {
         let (name, value) = (name.into(), value.into());
         let is_token = !name.is_empty()
             && name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'-' || it == b'_');
-        (is_token && !value.contains(['\r', '\n', '\0'])).then_some(Self { name, value })
+        let is_value = value.bytes().all(|it| it == b'\t' || !it.is_ascii_control());
+        (is_token && is_value).then_some(Self { name, value })
     }
 }
 

@@ -210,7 +210,7 @@ impl Token {
         server.set_query(None);
         server.set_fragment(None);
         let secret = Field::new("Authorization", format!("Bearer {}", answer.access_token));
-        let secret = secret.ok_or(InvalidXet("the token has a line break"))?;
+        let secret = secret.ok_or(InvalidXet("the token has a control character"))?;
         let expires = UNIX_EPOCH.checked_add(Duration::from_secs(answer.exp));
         let expires = expires.ok_or(InvalidXet("the time of expiry is not valid"))?;
         Ok(Self { server, secret, expires })
@@ -241,7 +241,8 @@ mod tests {
             ("http://cas", "secret", 1, "URL"),
             ("file:///cas", "secret", 1, "URL"),
             ("/cas", "secret", 1, "URL"),
-            ("https://cas", "secret\\r\\nA: b", 1, "line break"),
+            ("https://cas", "secret\\r\\nA: b", 1, "control character"),
+            ("https://cas", "secret\\u001b", 1, "control character"),
             ("https://cas", "secret", u64::MAX, "time of expiry"),
         ] {
             let refused = parse(url, token, exp, false).err().unwrap().to_string();
