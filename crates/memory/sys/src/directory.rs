@@ -47,6 +47,15 @@ pub fn open(path: &Path) -> io::Result<OwnedFd> {
     open_by(CWD, path, ResolveFlags::NO_SYMLINKS)
 }
 
+/// Opens a directory. Symbolic links are followed.
+///
+/// # Errors
+/// `ENOTDIR` if it is not a directory, also for a FIFO, which is not waited for; those of `open(2)`.
+pub fn open_followed(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
 /// Opens a directory by its name in another one. The name may not be a symbolic link or a mount point.
 ///
 /// # Errors
@@ -155,6 +164,16 @@ pub fn make_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
         Ok(()) | Err(Errno::EXIST) => open_in(directory, name),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Makes a directory, with the permissions that the umask leaves, and opens it.
+///
+/// # Errors
+/// `EEXIST` if the name exists; those of `mkdirat(2)` and [`open_in`].
+pub fn make_new_in(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
+    let directory = directory.as_fd();
+    rustix::fs::mkdirat(directory, name, Mode::from_raw_mode(0o777))?;
+    open_in(directory, name)
 }
 
 /// Makes a symbolic link.
@@ -451,6 +470,14 @@ fn remove_or_open(directory: BorrowedFd<'_>, name: &Path) -> io::Result<Option<O
     // If this fails, so does the removal.
     let _ = set_mode(&inner, 0o700);
     Ok(Some(inner))
+}
+
+/// Removes a file or a symbolic link.
+///
+/// # Errors
+/// `EISDIR` for a directory; those of `unlinkat(2)`.
+pub fn remove_file(directory: impl AsFd, name: &Path) -> io::Result<()> {
+    Ok(rustix::fs::unlinkat(directory, name, AtFlags::empty())?)
 }
 
 /// Removes an empty directory. It is not an error if it does not exist.

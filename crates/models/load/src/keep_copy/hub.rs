@@ -2,11 +2,9 @@
 //!
 //! No name beneath a repository is followed if it is a symbolic link, except by readers: it could lead anywhere.
 
-use std::fs::File;
 use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process;
 
 use longshore_sys::directory;
 
@@ -16,6 +14,9 @@ use crate::find::{HubCache, HubName, RepositoryKind};
 use crate::open::{FormatChoice, is_index};
 use crate::publish::{RemoteFile, RemoteModel};
 use crate::source::SourceFile;
+
+/// The name of the file with the commit of a branch before it gets its own. It is no part of a model.
+const REVISION: &str = ".longshore.revision";
 
 impl HubCache {
     /// Sets the commit of the branch or tag of a name, as for `huggingface_hub`. For a name with a commit, it does
@@ -29,8 +30,11 @@ impl HubCache {
             return Ok(());
         }
         let path = self.repository(name.kind, &name.repository);
-        let set =
-            || set_revision(&open_repository(self, name.kind, &name.repository)?, branch, commit);
+        let set = || {
+            let partial = Partial::create(self.directory())?;
+            let repository = open_repository(self, name.kind, &name.repository, &partial)?;
+            set_revision(&repository, branch, commit, &partial)
+        };
         set().map_err(write_error(&path.join("refs").join(branch)))
     }
 }
@@ -56,7 +60,7 @@ pub(super) fn add(
         };
         let shown = cache.repository(kind, &repository);
         let add = || {
-            let repository = open_repository(cache, kind, &repository)?;
+            let repository = open_repository(cache, kind, &repository, partial)?;
             let (from, written) = open_parent(partial.folder(), Path::new(path))?;
             let place = PathBuf::from("snapshots").join(&commit).join(&file);
             let (to, name) = open_parent(&repository, &place)?;
@@ -79,7 +83,7 @@ pub(super) fn add(
     let (Some(branch), Some((repository, shown, commit))) = (branch, of_commit) else {
         return Ok(());
     };
-    let set = set_revision(&repository, branch, &commit);
+    let set = set_revision(&repository, branch, &commit, partial);
     set.map_err(write_error(&shown.join("refs").join(branch)))
 }
 
@@ -97,21 +101,25 @@ fn open_repository(
     cache: &HubCache,
     kind: RepositoryKind,
     repository: &str,
+    partial: &Partial,
 ) -> io::Result<OwnedFd> {
     let path = cache.repository(kind, repository);
-    let above = OwnedFd::from(File::open(cache.directory())?);
-    directory::make_in(&above, Path::new(path.file_name().unwrap_or_default()))
+    directory::make_in(partial.above(), Path::new(path.file_name().unwrap_or_default()))
 }
 
-fn set_revision(repository: &OwnedFd, branch: &str, commit: &str) -> io::Result<()> {
+fn set_revision(
+    repository: &OwnedFd,
+    branch: &str,
+    commit: &str,
+    partial: &Partial,
+) -> io::Result<()> {
     let place = PathBuf::from("refs").join(branch);
     let (folder, name) = open_parent(repository, &place)?;
-    let written = PathBuf::from(format!(".longshore.{}.partial", process::id()));
-    directory::remove_all(&folder, &written)?;
-    let mut file = directory::create_file_in(&folder, &written)?;
+    let written = Path::new(REVISION);
+    let mut file = directory::create_file_in(partial.folder(), written)?;
     file.write_all(commit.as_bytes())?;
     file.sync_all()?;
-    directory::move_to(&folder, &written, &folder, name)?;
+    directory::move_to(partial.folder(), written, &folder, name)?;
     sync(&folder);
     Ok(())
 }

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use longshore_sys::directory::{self, EntryKind};
+use longshore_sys::directory::{self, Attributes, EntryKind};
 use longshore_sys::tmpfs::{self, HugeOption};
 use longshore_sys::{beneath, descriptors, effective_uid, huge_pages};
 
@@ -274,7 +274,9 @@ impl Target {
             locked => locked.ok(),
         };
         let folder = directory::open_in(&self.folder, &hidden.path)?;
-        if directory::attributes(&folder)?.owner == effective_uid() {
+        // Another user could have moved a directory here into which that user may write.
+        let Attributes { owner, mode, .. } = directory::attributes(&folder)?;
+        if owner == effective_uid() && mode & WRITABLE_BY_OTHERS == 0 {
             directory::remove_all(&self.folder, &hidden.path)?;
         }
         Ok(())
