@@ -36,8 +36,8 @@ pub(crate) fn shown_text(text: &str) -> String {
         },
         Some("hf") => {
             // `hf://NAME@REVISION` has no user.
-            let has_password = authority.split('@').next().is_some_and(|it| it.contains(':'));
-            let is_user = authority.contains('@') && (has_password || authority.starts_with("hf_"));
+            let is_user =
+                has_password(authority) || authority.contains('@') && authority.starts_with("hf_");
             without_query(if is_user { after_at(authority, rest) } else { rest })
         }
         Some(_) => {
@@ -48,10 +48,16 @@ pub(crate) fn shown_text(text: &str) -> String {
             };
             without_signature(rest)
         }
-        None if slashes == "//" && is_scheme => without_query(after_at(authority, rest)),
+        None if is_scheme && (slashes == "//" || has_password(authority)) => {
+            without_query(after_at(authority, rest))
+        }
         None => return text.to_owned(),
     };
     format!("{scheme}:{slashes}{shown}")
+}
+
+fn has_password(authority: &str) -> bool {
+    authority.split_once('@').is_some_and(|(user, _)| user.contains(':'))
 }
 
 /// Returns the text behind the user and the password in an authority.
@@ -112,7 +118,9 @@ fn url_start(word: &str) -> usize {
     let is_url = |at: &usize| {
         let scheme = &word[begin(*at)..*at];
         let is_known = SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known));
-        is_known || word[*at..].starts_with("://") && !scheme.is_empty()
+        let authority = word[at + 2..].split('/').next().unwrap_or_default();
+        let has_user = word[*at..].starts_with("://") || has_password(authority);
+        is_known || has_user && !scheme.is_empty()
     };
     let mut places = word.match_indices(":/").map(|(at, _)| at);
     places.find(is_url).map_or(word.len(), begin)
@@ -141,6 +149,8 @@ mod tests {
             ("hf://name@main", "hf://name@main"),
             ("s3://key:a/b@bucket/c", "s3://bucket/c"),
             ("a/b?c", "a/b?c"),
+            ("a:/b@c?d", "a:/b@c?d"),
+            ("ftp:/user:password@host/a?b", "ftp:/host/a"),
         ] {
             assert_eq!(shown_text(text), expected);
         }
@@ -154,6 +164,7 @@ mod tests {
             ("a (s3://k:s/t@bucket/a) b", "a (s3://bucket/a) b"),
             ("see hf://name@main. (http:/host/a?b)", "see hf://name@main. (http://host/a)"),
             ("cannot open /a/http:/u:p@host/b", "cannot open /a/http://host/b"),
+            ("no file /cwd/ftp:/u:p@h/x?sig=1: no", "no file /cwd/ftp:/h/x: no"),
             ("50 % of a:b? yes\n", "50 % of a:b? yes\n"),
         ] {
             assert_eq!(without_secrets(message), expected);

@@ -143,6 +143,10 @@ impl FromStr for HubName {
                 && !path.contains("//")
                 && !path.contains('\0')
         };
+        // A token of the Hub in front of an `@`, as in the URL of a repository.
+        if revision.is_some() && repository.starts_with("hf_") && !repository.contains('/') {
+            return Err(ParseHubNameError(QuotedName::new(&name.replace(repository, "…"))));
+        }
         let parts: Vec<&str> = repository.split('/').collect();
         if parts.len() > 2 || !parts.into_iter().all(is_part) || !is_plain(file) {
             return Err(wrong());
@@ -285,5 +289,11 @@ mod tests {
         ] {
             assert!(name.parse::<HubName>().is_err(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_token_is_no_repository_and_is_not_shown() {
+        let error = "hf://hf_secret@org/name".parse::<HubName>().unwrap_err().to_string();
+        assert!(error.contains("hf://…@org/name") && !error.contains("secret"), "{error}");
     }
 }

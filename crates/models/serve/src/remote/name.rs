@@ -78,10 +78,6 @@ impl RemoteName {
 
     fn of_hub(rest: &str) -> Result<Self, NameProblem> {
         let name: HubName = format!("{HUB}://{rest}").parse().map_err(|_| NameProblem::Path)?;
-        // A token of the Hub in front of an `@`, as in the URL of a repository.
-        if name.repository.starts_with("hf_") && name.revision.is_some() {
-            return Err(NameProblem::Authority);
-        }
         let parts = [&name.revision, &name.file, &name.variant].into_iter().flatten();
         for part in parts {
             // The grammar of these names has no other use of '%' that could remain.
@@ -149,6 +145,22 @@ fn is_plain(segment: &str, is_http: bool) -> bool {
     !matches!(name, "" | "." | "..")
         && segment.chars().all(is_permitted)
         && segment.split('%').skip(1).all(is_plain_code)
+        && (!is_http || has_one_reading(segment))
+}
+
+/// Returns `true` if the decoded text is UTF-8, and has no other character that a server could take for a `.`, a `/`
+/// or a `\\`: those whose compatibility decomposition in Unicode is one of these.
+fn has_one_reading(segment: &str) -> bool {
+    let mut parts = segment.split('%');
+    let mut decoded = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let Some((digits, rest)) = part.split_at_checked(2) else { return false };
+        let Ok(byte) = u8::from_str_radix(digits, 16) else { return false };
+        decoded.push(byte);
+        decoded.extend_from_slice(rest.as_bytes());
+    }
+    const LIKE_SPECIAL: &str = "\u{2024}\u{2025}\u{2026}\u{fe52}\u{fe68}\u{ff0e}\u{ff0f}\u{ff3c}";
+    str::from_utf8(&decoded).is_ok_and(|text| !text.contains(|char| LIKE_SPECIAL.contains(char)))
 }
 
 /// Returns `true` if a text begins with the two digits of a percent-encoded byte that is not special.
@@ -374,6 +386,8 @@ mod tests {
             ("https://host/m/", "https://host/m/a b"),
             ("https://host/m/", "https://host/m/%0a"),
             ("https://host/m/", "https://host/m/%"),
+            ("https://host/m/", "https://host/m/%c0%ae%c0%ae/x"),
+            ("https://host/m/", "https://host/m/%ef%bc%8e%ef%bc%8e/x"),
             ("https://host/m.gguf?sig=1", "https://host/m.gguf/x"),
             ("https://host/m.gguf?sig=1", "https://host/m.gguf?sig=1"),
             ("hf://org/name", "hf://org/name2"),
