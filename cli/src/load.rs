@@ -62,7 +62,7 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         }
         Some(path) => Some(Manifest::open(path)?),
         None if args.verify.contains(&Verify::Hub) => {
-            Some(Manifest::of_hub(opened.plan.files().iter().map(PlannedFile::source))?)
+            Some(remote.hub_manifest(opened.plan.files().iter().map(PlannedFile::source))?)
         }
         None => None,
     };

@@ -18,6 +18,7 @@ mod opener;
 mod shared;
 mod shown;
 mod store;
+mod verify;
 pub mod xet;
 
 pub use credentials::FoundCredentials;

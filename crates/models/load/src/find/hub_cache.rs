@@ -70,6 +70,25 @@ impl HubCache {
         self.directory.join(format!("{prefix}--{}", repository.replace('/', "--")))
     }
 
+    /// Returns the name, at its commit, of the file that the cache has at `path`. `None` if it is no such path.
+    pub fn name_of(&self, path: &Path) -> Option<HubName> {
+        let inner = path.strip_prefix(&self.directory).ok()?;
+        let mut parts = inner.to_str()?.splitn(4, '/');
+        let [repository, snapshots, commit, file] = [(); 4].map(|()| parts.next().unwrap_or(""));
+        let (kind, repository) = repository.split_once("--")?;
+        let kind = match kind {
+            "models" => "",
+            "datasets" | "spaces" => kind,
+            _ => return None,
+        };
+        if snapshots != "snapshots" || !HubName::is_commit(commit) || file.is_empty() {
+            return None;
+        }
+        let separator = if kind.is_empty() { "" } else { "/" };
+        let repository = repository.replace("--", "/");
+        format!("{SCHEME}{kind}{separator}{repository}@{commit}/{file}").parse().ok()
+    }
+
     /// Returns the path of a repository's revision, or of a file in it. The Hub is not asked, so a branch
     /// is at the commit of the last download.
     ///
