@@ -42,7 +42,8 @@ logs=${CARGO_TARGET_DIR:-target}/test-logs
 features=(--features "longshore/vfio-user longshore/vhost-user longshore/vm-memory longshore/tracing")
 locked=()
 if [[ ${CI:-} == true ]]; then
-    export LONGSHORE_REQUIRE_GUEST=1 CARGO_INCREMENTAL=0 CARGO_TERM_PROGRESS_WHEN=never
+    # Without line numbers of backtraces, test programs have a third of their size.
+    export LONGSHORE_REQUIRE_GUEST=1 CARGO_INCREMENTAL=0 CARGO_TERM_PROGRESS_WHEN=never CARGO_PROFILE_DEV_DEBUG=0
     # CI tests the committed lock file.
     locked=(--locked)
     # A test that hangs must not hide what the others found.
