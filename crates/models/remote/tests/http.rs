@@ -198,6 +198,31 @@ fn a_silent_server_ends_a_read_by_timeout_or_by_the_caller() {
 }
 
 #[test]
+fn a_part_that_stalls_before_the_usual_time_is_known_is_replaced() {
+    let server = after_opening(|number, _| match number {
+        0 => Answer::Stall(1000),
+        _ => Answer::Content(VERSION),
+    });
+    let file = open(&server).unwrap();
+    // The server closes the connection after a minute.
+    let deadline = Some(Instant::now() + Duration::from_secs(40));
+    let limits = Limits { control: &|| false, idle_timeout: Duration::from_secs(600), deadline };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let mut bytes = vec![0; 2_000_000];
+            file.read(&mut VolatileSliceMut::from(bytes.as_mut_slice()), 0, &limits).map(|()| bytes)
+        });
+        while server.count() < 2 {
+            std::thread::yield_now();
+        }
+        for _ in 0..8 {
+            read(&file, 0, 2_000_000).unwrap();
+        }
+        assert!(first.join().unwrap().unwrap() == content()[..2_000_000]);
+    });
+}
+
+#[test]
 fn redirects_are_followed_without_secrets_to_other_hosts() {
     let target = Server::start(content(), |_, _| Answer::Content(VERSION));
     let to = target.url.clone();

@@ -12,6 +12,7 @@ use super::client::{Client, Response};
 use super::connection::Limits;
 use super::error::HttpError;
 use super::head::Head;
+use super::pace::Watched;
 use super::progress::{PROGRESS_BYTES, Progress};
 use super::requests::{Requests, Version};
 use crate::xet::XetId;
@@ -196,17 +197,17 @@ impl HttpFile {
         if range.start != wanted.start || range.end > wanted.end {
             return Err(HttpError::NoRanges { reason: "another range was sent" }.into());
         }
-        let (len, pace) = (range.end - range.start, response.pace());
-        let limit = pace.limit(len).and_then(|limit| limit.checked_mul(1 << slow.min(8)));
-        let limited = limit.map_or(*limits, |limit| limits.with_deadline(began + limit));
+        let len = range.end - range.start;
+        let watched = Watched::new(limits.control, response.pace(), began, len, 1 << slow.min(8));
+        let limited = Limits { control: &watched, ..*limits };
         let to = *done + len as usize;
         let mut place = memory.subslice_mut(0, to).map_err(io::Error::other)?;
         match receive(&mut response, &mut place, done, &limited) {
             Ok(()) => {}
-            Err(_) if limited.has_passed() && !limits.has_passed() => return Err(Failure::Slow),
+            Err(_) if watched.is_slow() && limits.check().is_ok() => return Err(Failure::Slow),
             Err(error) => return Err(error.into()),
         }
-        pace.note(len, began.elapsed());
+        watched.complete();
         self.client.keep(response);
         Ok(())
     }

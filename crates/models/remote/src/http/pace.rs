@@ -1,7 +1,10 @@
 //! The usual speed of the connections to a server.
 
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use longshore_load::ReadControl;
 
 /// The number of parts of which the speed is remembered.
 const PARTS: usize = 32;
@@ -52,6 +55,59 @@ impl Pace {
         let nanos = median * u128::from(len_bytes) / u128::from(PART_BYTES);
         let usual = Duration::from_nanos(nanos.try_into().unwrap_or(u64::MAX));
         Some((usual.saturating_mul(SLOW)).max(LIMIT_MIN))
+    }
+}
+
+/// Ends a part that is slow. The usual time can become known while the part is received.
+pub(super) struct Watched<'a> {
+    control: &'a dyn ReadControl,
+    pace: Arc<Pace>,
+    began: Instant,
+    len_bytes: u64,
+    /// The factor by which this part may take longer than others.
+    patience: u32,
+    is_slow: AtomicBool,
+}
+
+impl<'a> Watched<'a> {
+    /// Watches a part of `len_bytes` that was requested at `began`.
+    pub(super) fn new(
+        control: &'a dyn ReadControl,
+        pace: Arc<Pace>,
+        began: Instant,
+        len_bytes: u64,
+        patience: u32,
+    ) -> Self {
+        Self { control, pace, began, len_bytes, patience, is_slow: AtomicBool::new(false) }
+    }
+
+    /// Returns `true` if the part was ended because it was slow.
+    pub(super) fn is_slow(&self) -> bool {
+        self.is_slow.load(Ordering::Relaxed)
+    }
+
+    /// Notes the time of the part, which is complete.
+    pub(super) fn complete(&self) {
+        self.pace.note(self.len_bytes, self.began.elapsed());
+    }
+}
+
+impl ReadControl for Watched<'_> {
+    fn should_stop(&self) -> bool {
+        if self.control.should_stop() {
+            return true;
+        }
+        let elapsed = self.began.elapsed();
+        let limit = || self.pace.limit(self.len_bytes)?.checked_mul(self.patience);
+        let is_slow = elapsed >= LIMIT_MIN && limit().is_some_and(|limit| elapsed >= limit);
+        if is_slow {
+            self.is_slow.store(true, Ordering::Relaxed);
+        }
+        is_slow
+    }
+
+    fn filled(&self, bytes: usize) {
+        self.control.filled(bytes);
     }
 }
 
