@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 /// The most bytes of a file in `refs`, which has a commit of 40 digits.
 const REF_LEN_MAX: u64 = 256;
 
-/// The local cache of the Hugging Face Hub. It is only read.
+/// The local cache of the Hugging Face Hub. Loads only read it.
 #[derive(Clone, Debug)]
 pub struct HubCache {
     directory: PathBuf,

@@ -31,8 +31,9 @@ impl HubCache {
         }
         let path = self.repository(name.kind, &name.repository);
         let set = || {
-            let partial = Partial::create(self.directory())?;
-            let repository = open_repository(self, name.kind, &name.repository, &partial)?;
+            let above = directory::open_followed(self.directory())?;
+            let repository = open_repository(self, name.kind, &name.repository, &above)?;
+            let partial = Partial::create(repository.try_clone()?)?;
             set_revision(&repository, branch, commit, &partial)
         };
         set().map_err(write_error(&path.join("refs").join(branch)))
@@ -60,7 +61,7 @@ pub(super) fn add(
         };
         let shown = cache.repository(kind, &repository);
         let add = || {
-            let repository = open_repository(cache, kind, &repository, partial)?;
+            let repository = open_repository(cache, kind, &repository, partial.above())?;
             let (from, written) = open_parent(partial.folder(), Path::new(path))?;
             let place = PathBuf::from("snapshots").join(&commit).join(&file);
             let (to, name) = open_parent(&repository, &place)?;
@@ -96,15 +97,15 @@ pub(super) fn blob_of(source: &SourceFile) -> Option<String> {
     is_sum.then(|| sum.to_ascii_lowercase())
 }
 
-/// Opens the directory of a repository, and makes it if it is missing.
+/// Opens the directory of a repository in that of the cache, and makes it if it is missing.
 fn open_repository(
     cache: &HubCache,
     kind: RepositoryKind,
     repository: &str,
-    partial: &Partial,
+    above: &OwnedFd,
 ) -> io::Result<OwnedFd> {
     let path = cache.repository(kind, repository);
-    directory::make_in(partial.above(), Path::new(path.file_name().unwrap_or_default()))
+    directory::make_in(above, Path::new(path.file_name().unwrap_or_default()))
 }
 
 fn set_revision(

@@ -141,7 +141,7 @@ fn exists() -> io::Error {
 
 fn begin_in(parent: &Path, model: &RemoteModel) -> io::Result<Partial> {
     fs::create_dir_all(parent)?;
-    let partial = Partial::create(parent)?;
+    let partial = Partial::create(directory::open_followed(parent)?)?;
     check_room(partial.folder(), parent, model.content_bytes())?;
     Ok(partial)
 }

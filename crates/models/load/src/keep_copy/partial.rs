@@ -44,9 +44,8 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Makes a directory in `parent`, and removes those of processes that were killed.
-    pub(super) fn create(parent: &Path) -> io::Result<Self> {
-        let above = directory::open_followed(parent)?;
+    /// Makes a directory in `above`, and removes those of processes that were killed.
+    pub(super) fn create(above: OwnedFd) -> io::Result<Self> {
         remove_leftovers(&above);
         for _ in 0..ATTEMPTS_MAX {
             // Other users may make entries in some directories, and must not guess the name.
@@ -56,8 +55,13 @@ impl Partial {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 outer => outer?,
             };
-            let folder = begin_in(&above, &outer)?;
-            return Ok(Self { above, name, outer, folder });
+            return match begin_in(&above, &outer) {
+                Ok(folder) => Ok(Self { above, name, outer, folder }),
+                Err(error) => {
+                    let _ = directory::remove_empty(&above, Path::new(&name));
+                    Err(error)
+                }
+            };
         }
         Err(io::Error::new(ErrorKind::AlreadyExists, "all temporary names are in use"))
     }
@@ -101,15 +105,22 @@ fn begin_in(above: &OwnedFd, outer: &OwnedFd) -> io::Result<OwnedFd> {
     directory::try_lock(outer)?;
     // If this fails, the directory is not a new one, and gets no mark.
     let folder = directory::make_new_in(outer, Path::new(MODEL))?;
+    let marked = mark(above, outer).inspect_err(|_| {
+        let _ = directory::remove_file(outer, Path::new(MARK));
+        let _ = directory::remove_empty(outer, Path::new(MODEL));
+    });
+    marked.map(|()| folder)
+}
+
+/// Marks a hidden directory, and checks that it is one of this user.
+fn mark(above: &OwnedFd, outer: &OwnedFd) -> io::Result<()> {
     let mark = directory::write_new(outer, Path::new(MARK), b"")?;
     // A file system of another machine can give new files another owner than this user.
     let own = directory::attributes(&mark)?.owner;
     let Attributes { owner, mode, .. } = directory::attributes(outer)?;
     if owner == own && (mode & ACCESS_OF_OTHERS == 0 || keeps_names(above, own)?) {
-        return Ok(folder);
+        return Ok(());
     }
-    let _ = directory::remove_file(outer, Path::new(MARK));
-    let _ = directory::remove_empty(outer, Path::new(MODEL));
     let reason = "another user can rename the entries of the directory in which it is to be written; use a directory \
                   that only you can write to";
     Err(io::Error::new(ErrorKind::PermissionDenied, reason))
