@@ -56,6 +56,7 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
         let names = names(&opened);
         return Err(failure(17, format!("{} is empty: nothing to load", names.join(", "))));
     }
+    let noted = remote.notes().len();
     let manifest = match &args.manifest {
         Some(_) if args.verify.contains(&Verify::Hub) => {
             return Err(failure(2, "--verify hub and --manifest are two manifests; give one"));
@@ -88,7 +89,6 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     if let Some(manifest) = &manifest {
         loader = loader.manifest(manifest);
     }
-    let noted = remote.notes().len();
     let loaded = loader.load(&opened.plan)?;
     drop(display);
     print_notes(&remote.notes()[noted..], args.quiet);

@@ -35,10 +35,15 @@ pub(crate) fn shown_text(text: &str) -> String {
             Err(_) => without_query(after_last_at(rest)),
         },
         Some("hf") => {
-            // `hf://NAME@REVISION` has no user.
+            // `hf://NAME@REVISION` has no user. The kind of a repository can be in front of one.
+            let kinds = ["datasets/", "spaces/", "models/"];
+            let kind = kinds.into_iter().find(|kind| rest.starts_with(kind)).unwrap_or_default();
+            let rest = &rest[kind.len()..];
+            let authority = rest.split('/').next().unwrap_or_default();
             let is_user =
                 has_password(authority) || authority.contains('@') && authority.starts_with("hf_");
-            without_query(if is_user { after_at(authority, rest) } else { rest })
+            let rest = without_query(if is_user { after_at(authority, rest) } else { rest });
+            return format!("{scheme}:{slashes}{kind}{rest}");
         }
         Some(_) => {
             // A secret key can have a `/`, and the name of a bucket no `:`.
@@ -143,6 +148,7 @@ mod tests {
             ("s3://bucket/a?X-Amz-Signature=b", "s3://bucket/a"),
             ("hf://user:token@org/name", "hf://org/name"),
             ("hf://hf_token@org/name?b", "hf://org/name"),
+            ("hf://datasets/hf_token@org/name", "hf://datasets/org/name"),
             ("hf://org/name@main:Q4", "hf://org/name@main:Q4"),
             ("ftp://user:password@host/a?b", "ftp://host/a"),
             ("s3://key:secret@bucket/a?b#c", "s3://bucket/a?b#c"),

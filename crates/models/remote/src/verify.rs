@@ -1,21 +1,21 @@
 //! The checksums that the Hugging Face Hub has of files.
 
-use std::io::ErrorKind;
 use std::path::Path;
 
-use longshore_load::{Error, HubCache, Manifest, Result, SourceFile};
+use longshore_load::{HubCache, Manifest, Result, SourceFile};
 
 use crate::hub::is_offline;
 use crate::opener::Remote;
 
 impl Remote {
     /// Makes a manifest of the SHA-256 checksums that the Hub has of these files, like [`Manifest::of_hub`]. The Hub
-    /// is also asked for those of files in its local cache, because other users may be able to write there. If it does
-    /// not answer, or `HF_HUB_OFFLINE` is set, the manifest has the checksums by which the cache names them, with a
-    /// note.
+    /// is also asked for those of files in its local cache, because other users may be able to write there. If
+    /// `HF_HUB_OFFLINE` is set, or a file is not in the cache that the environment names, the manifest has the
+    /// checksum by which a cache names it, with a note.
     ///
     /// # Errors
-    /// [`Error::Manifest`] for a file without such a checksum; [`Error::Open`] if the Hub does not have a file.
+    /// [`Error::Manifest`](longshore_load::Error::Manifest) for a file without such a checksum;
+    /// [`Error::Open`](longshore_load::Error::Open) if the Hub does not answer, or does not have a file.
     pub fn hub_manifest<'f>(
         &self,
         files: impl IntoIterator<Item = &'f SourceFile>,
@@ -23,7 +23,10 @@ impl Remote {
         let files: Vec<&SourceFile> = files.into_iter().collect();
         let mut of_hub = Vec::new();
         for file in &files {
-            of_hub.push(self.in_hub(file.path())?);
+            of_hub.push(match file.is_remote() {
+                true => None,
+                false => self.in_hub(file.path())?,
+            });
         }
         let of_hub = of_hub.iter().map(Option::as_ref).zip(files);
         Manifest::of_hub(of_hub.map(|(of_hub, file)| of_hub.unwrap_or(file)))
@@ -32,30 +35,18 @@ impl Remote {
     /// Opens the file of the Hub that the local cache has at `path`, under this path.
     fn in_hub(&self, path: &Path) -> Result<Option<SourceFile>> {
         let cached = HubCache::from_env().ok().and_then(|cache| cache.name_of(path));
-        let Some(name) = cached else { return Ok(None) };
-        let shown = path.display();
-        let unknown = |why: &str| {
-            self.note(format!(
-                "the checksum of {shown} is the one in its name in the cache, because {why}"
-            ));
-        };
-        if is_offline() {
-            unknown("HF_HUB_OFFLINE is set");
-            return Ok(None);
-        }
-        match self.open_on_server(Path::new(&name.to_string())) {
-            Ok(file) => Ok(Some(file.named(path))),
-            Err(error) if is_silence(&error) && !self.is_cancelled() => {
-                unknown("the Hub did not answer");
-                Ok(None)
+        let reason = match cached {
+            Some(name) if !is_offline() => {
+                let opened = self.open_on_server(Path::new(&name.to_string()))?;
+                return Ok(Some(opened.named(path)));
             }
-            Err(error) => Err(error),
-        }
+            Some(_) => "HF_HUB_OFFLINE is set",
+            None => "the path is not that of a file of the cache (HF_HUB_CACHE)",
+        };
+        let shown = path.display();
+        self.note(format!(
+            "{shown} is compared with the checksum in its name, and not with that of the Hub, because {reason}"
+        ));
+        Ok(None)
     }
-}
-
-/// Returns `true` if there was no answer.
-fn is_silence(error: &Error) -> bool {
-    let Error::Open { source, .. } = error else { return false };
-    !matches!(source.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use longshore_formats::directory::ModelFilter;
 use longshore_load::{
     CancelToken, DigestKind, Error, FormatChoice, HubCache, KeptCopy, Loader, Manifest,
-    PlannedFile, RemoteModel, open_by,
+    PlannedFile, RemoteModel, SourceFile, open_by,
 };
 use longshore_remote::Remote;
 use server::{Answer, Request, Server, model};
@@ -312,6 +312,12 @@ fn a_copy_with_another_checksum_is_not_added_to_the_cache_of_the_hub() {
     assert_eq!(entries(dir.path()), 0);
 }
 
+fn sum_of_file(path: &Path) -> String {
+    let opened = longshore_load::open(&[path], FormatChoice::Auto).unwrap();
+    let loaded = Loader::new().digest(DigestKind::Sha256).load(&opened.plan).unwrap();
+    loaded.files[0].digests[0].1.clone()
+}
+
 /// Writes a file into a cache as `huggingface_hub` does, under the checksum of its content.
 fn write_cached(cache: &Path, content: &[u8]) {
     let repository = cache.join("models--org--name");
@@ -321,10 +327,8 @@ fn write_cached(cache: &Path, content: &[u8]) {
     fs::create_dir_all(&snapshot).unwrap();
     let written = cache.join("written.safetensors");
     fs::write(&written, content).unwrap();
-    let opened = longshore_load::open(&[&written], FormatChoice::Auto).unwrap();
-    let loaded = Loader::new().digest(DigestKind::Sha256).load(&opened.plan).unwrap();
-    let sum = &loaded.files[0].digests[0].1;
-    fs::rename(written, blobs.join(sum)).unwrap();
+    let sum = sum_of_file(&written);
+    fs::rename(written, blobs.join(&sum)).unwrap();
     let link = snapshot.join("model.safetensors");
     let _ = fs::remove_file(&link);
     std::os::unix::fs::symlink(format!("../../../../blobs/{sum}"), link).unwrap();
@@ -346,7 +350,7 @@ fn files_of_the_cache_are_compared_with_the_checksums_of_the_hub() {
         let opened = remote.open(&[source.as_str()], FormatChoice::Auto).unwrap();
         let sources: Vec<_> = opened.plan.files().iter().map(PlannedFile::source).collect();
         assert!(sources[0].path().starts_with(&cache), "{sources:?}");
-        let manifest = remote.hub_manifest(sources).unwrap();
+        let manifest = remote.hub_manifest(sources)?;
         Loader::new().manifest(&manifest).load(&opened.plan).map(drop)
     };
     let mut other = model();
@@ -355,9 +359,26 @@ fn files_of_the_cache_are_compared_with_the_checksums_of_the_hub() {
     let refused = load(&remote(&hub)).unwrap_err();
     assert!(matches!(refused, Error::Mismatch { .. }), "{refused}");
     let silent = Remote::new().hub_endpoint("http://127.0.0.1:1/".parse().unwrap());
-    load(&silent).unwrap();
-    let [note] = &silent.notes()[..] else { panic!("{:?}", silent.notes()) };
-    assert!(note.contains("the Hub did not answer"), "{note}");
+    let refused = load(&silent).unwrap_err();
+    assert!(matches!(refused, Error::Open { .. }), "{refused}");
+    // A path through a link is that of the cache, too.
+    let link = cache.with_extension("link");
+    std::os::unix::fs::symlink(&cache, &link).unwrap();
+    let snapshot = format!("models--org--name/snapshots/{COMMIT}/unet/a/model.safetensors");
+    for path in [link.join(&snapshot), cache.join("x/..").join(&snapshot)] {
+        fs::create_dir_all(cache.join("x")).unwrap();
+        let file = SourceFile::open(path).unwrap();
+        let manifest = remote(&hub).hub_manifest([&file]).unwrap();
+        let opened = longshore_load::open(&[file.path()], FormatChoice::Auto).unwrap();
+        let refused = Loader::new().manifest(&manifest).load(&opened.plan).unwrap_err();
+        assert!(matches!(refused, Error::Mismatch { .. }), "{refused}");
+    }
+    fs::remove_file(link).unwrap();
+    // The names in a cache that the environment does not name are noted.
+    let other = cache.join("models--org--name/blobs").join(sum_of_file(&cache.join(&snapshot)));
+    let noted = remote(&hub);
+    noted.hub_manifest([&SourceFile::open(&other).unwrap()]).unwrap();
+    assert!(noted.notes()[0].contains("the path is not that of"), "{:?}", noted.notes());
     write_cached(&cache, &model());
     let asked = remote(&hub);
     load(&asked).unwrap();

@@ -70,9 +70,12 @@ impl HubCache {
         self.directory.join(format!("{prefix}--{}", repository.replace('/', "--")))
     }
 
-    /// Returns the name, at its commit, of the file that the cache has at `path`. `None` if it is no such path.
+    /// Returns the name, at its commit, of the file that the cache has at `path`, whose directory is resolved. `None`
+    /// if it is no such path.
     pub fn name_of(&self, path: &Path) -> Option<HubName> {
-        let inner = path.strip_prefix(&self.directory).ok()?;
+        // The last part is a link to a blob.
+        let path = path.parent()?.canonicalize().ok()?.join(path.file_name()?);
+        let inner = path.strip_prefix(self.directory.canonicalize().ok()?).ok()?;
         let mut parts = inner.to_str()?.splitn(4, '/');
         let [repository, snapshots, commit, file] = [(); 4].map(|()| parts.next().unwrap_or(""));
         let (kind, repository) = repository.split_once("--")?;
