@@ -47,7 +47,7 @@ if [[ ${CI:-} == true ]]; then
     # CI tests the committed lock file.
     locked=(--locked)
     # A test that hangs must not hide what the others found.
-    step_seconds=${LONGSHORE_STEP_SECONDS:-1500} all_seconds=${LONGSHORE_ALL_SECONDS:-4500}
+    step_seconds=${LONGSHORE_STEP_SECONDS:-1500} all_seconds=${LONGSHORE_ALL_SECONDS:-5100}
 fi
 export CARGO_TERM_COLOR=never
 
