@@ -45,7 +45,7 @@ struct State {
 }
 
 /// A read from another machine, whose bytes count before it ends.
-pub(super) struct Part<'a, 'b> {
+pub(super) struct RemoteRead<'a, 'b> {
     tracker: &'a Tracker<'b>,
     len_bytes: u64,
     received_bytes: AtomicU64,
@@ -138,8 +138,8 @@ impl<'a> Tracker<'a> {
     }
 
     /// Begins a read of `len_bytes` from another machine.
-    pub(super) fn begin_part(&self, len_bytes: usize) -> Part<'_, 'a> {
-        Part { tracker: self, len_bytes: len_bytes as u64, received_bytes: AtomicU64::new(0) }
+    pub(super) fn begin_remote_read(&self, len_bytes: usize) -> RemoteRead<'_, 'a> {
+        RemoteRead { tracker: self, len_bytes: len_bytes as u64, received_bytes: AtomicU64::new(0) }
     }
 
     /// Records a range that cannot be read by its route, to be read from the disk.
@@ -308,7 +308,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl ReadControl for Part<'_, '_> {
+impl ReadControl for RemoteRead<'_, '_> {
     fn should_stop(&self) -> bool {
         self.tracker.should_stop()
     }

@@ -118,10 +118,10 @@ fn read_piece(target: &Target<'_>, reads: &dyn Reads, piece: Piece) {
         let Some(mut bite) = populated_bite(target, &current, window) else { return };
         let offset = FileOffset::new(piece.file_offset + current.done_bytes);
         if let Some(object) = source.object() {
-            let part = target.tracker.begin_part(bite.len());
-            match object.read(&mut bite, offset.raw(), &part) {
+            let read = target.tracker.begin_remote_read(bite.len());
+            match object.read(&mut bite, offset.raw(), &read) {
                 Ok(()) => {
-                    part.filled(bite.len());
+                    read.filled(bite.len());
                     flight = target.book(current, Ok(bite.len()));
                 }
                 Err(error) => return target.fail_object(&piece, error),
