@@ -336,14 +336,16 @@ fn write_cached(cache: &Path, content: &[u8]) {
 
 #[test]
 fn files_of_the_cache_are_compared_with_the_checksums_of_the_hub() {
-    if std::env::var_os("HF_HUB_CACHE").is_none() {
+    // The cache is that of the environment, and this test must not write into the cache of its user.
+    const OWN: &str = "LONGSHORE_TEST_HUB_CACHE";
+    let Some(cache) = std::env::var_os(OWN).map(PathBuf::from) else {
         let dir = tempfile::tempdir().unwrap();
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "files_of_the_cache_are_compared_with_the_checksums_of_the_hub"]);
-        assert!(command.env("HF_HUB_CACHE", dir.path()).status().unwrap().success());
+        command.env(OWN, dir.path()).env("HF_HUB_CACHE", dir.path()).env_remove("HF_HUB_OFFLINE");
+        assert!(command.status().unwrap().success());
         return;
-    }
-    let cache = PathBuf::from(std::env::var_os("HF_HUB_CACHE").unwrap());
+    };
     let (hub, _storage) = hub_of_sum(&sum_of_model());
     let source = format!("hf://org/name@{COMMIT}/unet/a/model.safetensors");
     let load = |remote: &Remote| {
@@ -365,20 +367,31 @@ fn files_of_the_cache_are_compared_with_the_checksums_of_the_hub() {
     let link = cache.with_extension("link");
     std::os::unix::fs::symlink(&cache, &link).unwrap();
     let snapshot = format!("models--org--name/snapshots/{COMMIT}/unet/a/model.safetensors");
-    for path in [link.join(&snapshot), cache.join("x/..").join(&snapshot)] {
-        fs::create_dir_all(cache.join("x")).unwrap();
-        let file = SourceFile::open(path).unwrap();
-        let manifest = remote(&hub).hub_manifest([&file]).unwrap();
-        let opened = longshore_load::open(&[file.path()], FormatChoice::Auto).unwrap();
-        let refused = Loader::new().manifest(&manifest).load(&opened.plan).unwrap_err();
-        assert!(matches!(refused, Error::Mismatch { .. }), "{refused}");
-    }
+    let file = SourceFile::open(link.join(&snapshot)).unwrap();
+    let manifest = remote(&hub).hub_manifest([&file]).unwrap();
+    let opened = longshore_load::open(&[file.path()], FormatChoice::Auto).unwrap();
+    let refused = Loader::new().manifest(&manifest).load(&opened.plan).unwrap_err();
+    assert!(matches!(refused, Error::Mismatch { .. }), "{refused}");
     fs::remove_file(link).unwrap();
-    // The names in a cache that the environment does not name are noted.
-    let other = cache.join("models--org--name/blobs").join(sum_of_file(&cache.join(&snapshot)));
-    let noted = remote(&hub);
-    noted.hub_manifest([&SourceFile::open(&other).unwrap()]).unwrap();
-    assert!(noted.notes()[0].contains("the path is not that of"), "{:?}", noted.notes());
+    // A link to another repository, or to the cache, does not change the name.
+    let name_of = |path: &Path| HubCache::at(&cache).name_of(path);
+    let linked = cache.join("models--org--other/snapshots");
+    fs::create_dir_all(&linked).unwrap();
+    for target in [cache.join("models--org--name/snapshots").join(COMMIT), cache.clone()] {
+        let link = linked.join(COMMIT);
+        std::os::unix::fs::symlink(target, &link).unwrap();
+        let file = link.join("unet/a/model.safetensors");
+        assert_eq!(name_of(&file).unwrap().repository, "org/other");
+        assert_eq!(name_of(&link.join(&snapshot)).unwrap().repository, "org/other");
+        fs::remove_file(link).unwrap();
+    }
+    // Other paths are noted.
+    let blob = cache.join("models--org--name/blobs").join(sum_of_file(&cache.join(&snapshot)));
+    for path in [blob, cache.join("models--org--name/..").join(&snapshot)] {
+        let noted = remote(&hub);
+        noted.hub_manifest([&SourceFile::open(&path).unwrap()]).unwrap();
+        assert!(noted.notes()[0].contains("the path is not that of"), "{:?}", noted.notes());
+    }
     write_cached(&cache, &model());
     let asked = remote(&hub);
     load(&asked).unwrap();

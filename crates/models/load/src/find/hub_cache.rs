@@ -70,12 +70,15 @@ impl HubCache {
         self.directory.join(format!("{prefix}--{}", repository.replace('/', "--")))
     }
 
-    /// Returns the name, at its commit, of the file that the cache has at `path`, whose directory is resolved. `None`
-    /// if it is no such path.
+    /// Returns the name, at its commit, of the file that the cache has at `path`, with any path of the cache in front.
+    /// `None` if it is no such path, or has a `..` behind the cache.
     pub fn name_of(&self, path: &Path) -> Option<HubName> {
-        // The last part is a link to a blob.
-        let path = path.parent()?.canonicalize().ok()?.join(path.file_name()?);
-        let inner = path.strip_prefix(self.directory.canonicalize().ok()?).ok()?;
+        let path = std::path::absolute(path).ok()?;
+        let directory = self.directory.canonicalize().ok()?;
+        // Links in the cache are not resolved, because another user could have made one that leads to another
+        // repository, or back to the cache.
+        let is_cache = |above: &&Path| above.canonicalize().is_ok_and(|it| it == directory);
+        let inner = path.strip_prefix(path.ancestors().filter(is_cache).last()?).ok()?;
         let mut parts = inner.to_str()?.splitn(4, '/');
         let [repository, snapshots, commit, file] = [(); 4].map(|()| parts.next().unwrap_or(""));
         let (kind, repository) = repository.split_once("--")?;
